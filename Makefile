@@ -1,0 +1,72 @@
+# make demo   installs into .venv, runs the demonstration, prints where its report is
+# make test   installs into .venv, runs every check
+#
+# Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
+# index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).
+# Written for GNU make 3.81 and newer.
+
+PYTHON = python3
+WORKERS = 2
+TORCH_INDEX =
+
+VENV = .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+CODE = src tests $(wildcard benchmarks experiments)
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+PIP_INSTALL = $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# One thread a process: the test processes share the cores, and results are pinned to one thread.
+PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# $(STAGE) NAME COMMAND...: says which stage runs, and how long it took.
+STAGE = @stage() { \
+	name=$$1; shift; start=$$(date +%s); printf '== %s\n' "$$name"; \
+	"$$@"; code=$$?; took=$$(( $$(date +%s) - start )); \
+	if [ $$code -eq 0 ]; then printf -- '-- %s: ok, %s s\n' "$$name" $$took; \
+	else printf -- '-- %s: FAILED, %s s\n' "$$name" $$took; fi; \
+	return $$code; }; stage
+
+.PHONY: help install demo test soak bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo 'make soak   the long tests;  make bench  the benchmarks;  make clean  removes caches'
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'unwalk needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(STAGE) 'environment' sh -c 'test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)'
+	@# Without a GPU nothing may bring CUDA packages: look at the torch that pip would choose.
+	@if [ "$$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && \
+		! command -v nvidia-smi >/dev/null && \
+		$(PIP_INSTALL) -q --dry-run --no-deps --ignore-installed --report - torch 2>/dev/null | \
+		grep -Eq '"(nvidia|cuda|triton)[-=<> ]'; then \
+		echo 'This machine has no GPU, but the torch that pip would install here brings CUDA' \
+		'packages. Name an index with the CPU wheels of PyTorch (see its installation page):' \
+		'make install TORCH_INDEX=ADDRESS' >&2; exit 1; fi
+	$(STAGE) 'build tools' $(PIP_INSTALL) -q setuptools
+	$(STAGE) 'packages' $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $(STAMP)
+
+demo: install
+	$(BIN)/unwalk run --task digits --method rrdu --out runs/demo --overwrite
+
+test: install
+	$(STAGE) 'format' $(BIN)/ruff format --check $(CODE)
+	$(STAGE) 'lint' $(BIN)/ruff check $(CODE)
+	$(STAGE) 'types' $(BIN)/mypy $(CODE)
+	$(STAGE) 'import direction' $(BIN)/lint-imports --no-logo
+	$(STAGE) 'tests, doctests, snippets' $(PYTEST)
+
+soak: install
+	$(STAGE) 'soak' $(PYTEST) -m soak --timeout 3600
+
+bench: install
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf src/*.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+"""Every error that unwalk raises on purpose.
+
+::
+
+    UnwalkError
+      InvalidInput      a value, a file or a key that cannot be used; the command line exits with 2
+      Diverged          a step produced NaN or infinity
+      Refused           an accountant or a certificate will not claim what it cannot prove
+      Corrupt           a file, transcript or token that is not what it says it is
+"""
+
+from __future__ import annotations
+
+
+class UnwalkError(Exception):
+    """Root of all errors raised on purpose; its text is one sentence for a person."""
+
+
+class InvalidInput(UnwalkError):
+    """A value, file or key that cannot be used: says which one, and what is allowed."""
+
+
+class Diverged(UnwalkError):
+    """A step produced a value that is not finite."""
+
+
+class Refused(UnwalkError):
+    """A guarantee that cannot be proved for the events that happened; names the event."""
+
+
+class Corrupt(UnwalkError):
+    """Bytes that do not match their digest, chain or declared shape."""

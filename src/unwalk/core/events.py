@@ -1,0 +1,117 @@
+"""What a visit did that matters for privacy, as frozen records.
+
+Accountants read events and nothing else: neither configuration nor code.  An event says what was
+done, in public quantities only: no loss, no norm, no count that depends on data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from unwalk.core.errors import Corrupt
+
+
+@dataclass(frozen=True)
+class GradientSteps:
+    """Optimizer steps on minibatches of one peer's records.
+
+    ``data`` is ``all``, ``retained``, ``forgotten`` or ``mixed``; ``touched`` says whether records
+    to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for descent, +1 for ascent.  ``noise`` is the
+    std of Gaussian noise added to every (clipped) gradient, 0 for none.
+    """
+
+    kind: ClassVar[str] = "gradient-steps"
+    steps: int
+    minibatches: int
+    batch: int
+    data: str
+    touched: bool
+    direction: int
+    scale: float
+    clip: float | None
+    clip_per_example: float | None
+    noise: float
+    origin: str | None
+    optimizer: str
+    step_size: float
+    momentum: float
+    weight_decay: float
+    state: str
+
+
+@dataclass(frozen=True)
+class GaussianNoise:
+    """Gaussian noise of std ``std`` added to every parameter.
+
+    ``sensitivity`` is the largest distance, in parameters, that the forgotten records can have
+    made *in this visit*; None when nothing bounds it.  ``origin`` is ``simulation`` or ``secret``.
+    """
+
+    kind: ClassVar[str] = "gaussian-noise"
+    std: float
+    sensitivity: float | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Projection of the parameters on the intersection of balls (centre name, radius)."""
+
+    kind: ClassVar[str] = "projection"
+    balls: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Wipe:
+    """State erased at a peer or in the token: ``optimizer``, ``local``, ``buffers``, ..."""
+
+    kind: ClassVar[str] = "wipe"
+    what: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """A phase began from ``start``: ``initial`` (public) or ``token`` (whatever was handed over).
+
+    ``carries_forgotten`` says whether the starting token was trained on the forgotten records and
+    left un-noised since.  ``travels`` names what the token carries besides parameters.
+    """
+
+    kind: ClassVar[str] = "start"
+    phase: str
+    start: str
+    carries_forgotten: bool
+    travels: tuple[str, ...]
+
+
+Event = GradientSteps | GaussianNoise | Projection | Wipe | Start
+_KINDS: dict[str, type[Event]] = {
+    cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start)
+}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """A plain dictionary, ``kind`` first."""
+    return {"kind": event.kind, **asdict(event)}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+
+
+def from_json(record: dict[str, Any]) -> Event:
+    """The event that :func:`to_json` wrote; unknown kinds and fields are refused.
+
+    >>> from_json(to_json(Wipe("local")))
+    Wipe(what='local')
+    """
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise Corrupt(f"event kind {kind!r} is not known; known: {', '.join(sorted(_KINDS))}.")
+    cls = _KINDS[kind]
+    names = {f.name for f in fields(cls)}
+    given = {k: _frozen(v) for k, v in record.items() if k != "kind"}
+    if set(given) != names:
+        raise Corrupt(f"event {kind!r} has fields {sorted(given)}; expected {sorted(names)}.")
+    return cls(**given)

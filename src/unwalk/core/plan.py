@@ -1,0 +1,198 @@
+"""A plan says everything about a walk before it starts; an engine carries it out.
+
+``Task``, ``Graph``, ``Route`` and ``Method`` are protocols: rooms further right implement them
+(``Graph``, ``Move`` and ``Route`` live in :mod:`unwalk.core.walking`, which needs no torch).
+Settings that change *what* is computed stand in the plan and its methods; settings that may only
+change how fast it is computed stand in :class:`Performance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from unwalk.core.data import Shard
+from unwalk.core.noise import NoiseSource
+from unwalk.core.program import Program, Records, Visit
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.token import Token
+from unwalk.core.transcript import Transcript
+from unwalk.core.walking import Graph as Graph
+from unwalk.core.walking import Move as Move
+from unwalk.core.walking import Route as Route
+from unwalk.core.workspace import Workspace
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Method(Protocol):
+    """What one visit does to the token: a pure function from a visit to a program."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """Names of the moment vectors that travel in the token."""
+
+    def visit(self, visit: Visit) -> Program: ...
+
+
+class Task(Protocol):
+    """Data, shards and model."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def peers(self) -> int: ...
+    @property
+    def loss(self) -> Loss | None:
+        """Per-example loss of (output, label); None for cross-entropy."""
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model, drawn from torch's global generator."""
+
+    def records(self, peer: int) -> Records: ...
+    def shard(self, peer: int) -> Shard: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """``hops`` visits of one method along one route.
+
+    ``start`` is ``token`` (go on with what is there) or ``initial`` (a new model).  ``keep``
+    chooses the iterate that is the phase's result: ``last``, ``average`` or ``random``.
+    ``carries_forgotten`` says whether the starting token was trained on the forgotten records.
+    """
+
+    name: str
+    method: Method
+    route: Route
+    hops: int
+    keep: str = "last"
+    reset_optimizer: bool = False
+    carries_forgotten: bool = False
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Settings that may change speed and rounding, never the mechanism."""
+
+    threads: int = 1
+    device: str = "cpu"
+    digests: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One walk, from the first hop to the last."""
+
+    run: str
+    task: Task
+    graph: Graph
+    phases: tuple[Phase, ...]
+    seeds: PublicSeeds
+    noise: NoiseSource
+    unlearner: int = -1
+    public: Mapping[str, Any] = field(default_factory=dict)
+    performance: Performance = field(default_factory=Performance)
+
+    @property
+    def hops(self) -> int:
+        return sum(p.hops for p in self.phases)
+
+    def phase_of(self, hop: int) -> tuple[int, int]:
+        """Phase number and 1-based hop within it, of the 1-based hop ``hop``."""
+        for number, phase in enumerate(self.phases):
+            if hop <= phase.hops:
+                return number, hop
+            hop -= phase.hops
+        raise IndexError(hop)
+
+    def header(self) -> dict[str, Any]:
+        """What was public before the first hop."""
+        return {
+            "run": self.run,
+            "task": self.task.name,
+            "peers": self.graph.peers,
+            "graph": self.graph.kind,
+            "unlearner": self.unlearner,
+            "noise": self.noise.origin,
+            "phases": [
+                {"name": p.name, "method": p.method.name, "hops": p.hops} for p in self.phases
+            ],
+            **self.public,
+        }
+
+
+@dataclass(eq=False)
+class Local:
+    """What one peer keeps between visits."""
+
+    visits: int = 0
+    moments: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer_steps: int = 0
+
+
+@dataclass(eq=False)
+class Progress:
+    """All that is needed to go on with a walk after any hop."""
+
+    token: Token
+    locals: dict[int, Local]
+    anchors: dict[str, torch.Tensor]
+    transcript: Transcript
+
+    def fork(self, header: dict[str, Any]) -> Progress:
+        """A copy under another header: several walks may go on from the same hop."""
+        transcript = Transcript(header)
+        for hop in self.transcript.hops:
+            transcript.add(hop)
+        copies = {
+            peer: Local(
+                local.visits,
+                {k: v.clone() for k, v in local.moments.items()},
+                local.optimizer_steps,
+            )
+            for peer, local in self.locals.items()
+        }
+        anchors = {k: v.clone() for k, v in self.anchors.items()}
+        return Progress(self.token.clone(), copies, anchors, transcript)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What an engine hands back for a plan."""
+
+    plan: Plan
+    progress: Progress
+    workspace: Workspace
+
+    @property
+    def token(self) -> Token:
+        return self.progress.token
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.progress.transcript
+
+
+class Sink(Protocol):
+    """Watches walks: measures, saves, shows progress.  It must not change anything."""
+
+    def after(self, index: int, work: Workspace, progress: Progress) -> None:
+        """Called after every hop of plan ``index`` with live (borrowed) state."""
+
+
+class Engine(Protocol):
+    """Who carries the token.  Every engine passes ``tests/engines/test_contract.py``."""
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        sink: Sink | None = None,
+        resume: Mapping[int, Progress] | None = None,
+    ) -> Iterator[Outcome]: ...

@@ -1,0 +1,154 @@
+"""What one visit does to the token, as data: a short list of operations.
+
+A method does not touch tensors.  It looks at a :class:`Visit` and answers with a *program*: a
+tuple of the operations below, with every batch spelled out as row numbers.  Executors run
+programs: one walk at a time (:mod:`unwalk.engines.execute`), or many walks in one batch.  The
+same method object therefore runs on every engine, and what a visit did can be read, logged and
+replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+Rows = npt.NDArray[np.int64]
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+OPTIMIZER_STATES = ("carried", "local", "fresh")
+
+
+@dataclass(frozen=True)
+class StepRule:
+    r"""How a gradient becomes a step.
+
+    ``sgd``: :math:`\theta \leftarrow \theta - \eta g`; ``momentum``: heavy ball with factor
+    ``momentum``; ``adam``: Kingma and Ba's rule with ``betas`` and ``damping``.  ``weight_decay``
+    adds :math:`\lambda\theta` to the gradient.  ``state`` says where moments live: they travel
+    in the token (``carried``), stay at each peer (``local``) or start anew at each visit
+    (``fresh``).
+    """
+
+    optimizer: str = "sgd"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    damping: float = 1e-8
+    weight_decay: float = 0.0
+    state: str = "carried"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the moment vectors this rule keeps."""
+        return {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "square")}[self.optimizer]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    r"""Optimizer steps.  ``batches`` has shape (steps, minibatches, size) and holds row numbers.
+
+    A step's gradient is the mean over its minibatches of their mean gradients, or, with
+    ``weights`` (same shape), the weighted sum :math:`\sum_i w_i \nabla\ell_i`.  A minibatch
+    shorter than ``size`` is padded with -1 and then needs weights.  The gradient is multiplied
+    by ``scale``, clipped to norm ``clip``, given Gaussian noise of std ``noise`` per coordinate,
+    and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
+    example's gradient before averaging.
+    """
+
+    batches: Rows
+    data: str
+    rule: StepRule
+    step_size: float
+    direction: int = -1
+    scale: float = 1.0
+    clip: float | None = None
+    clip_per_example: float | None = None
+    noise: float = 0.0
+    weights: npt.NDArray[np.float64] | None = None
+
+    @property
+    def touched(self) -> bool:
+        """Whether records to be forgotten, if this peer has any, may take part."""
+        return self.data != "retained"
+
+    @cached_property
+    def gradients(self) -> int:
+        """Number of per-example gradient evaluations."""
+        return int((self.batches >= 0).sum()) if self.weights is not None else self.batches.size
+
+
+@dataclass(frozen=True)
+class AddNoise:
+    """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`."""
+
+    std: float
+    sensitivity: float | None = None
+
+
+@dataclass(frozen=True)
+class Ball:
+    """A Euclidean ball round a named anchor: ``origin``, ``initial`` or ``start``.
+
+    ``initial`` is the public initial model, ``start`` the model with which the phase began.
+    """
+
+    centre: str
+    radius: float
+
+
+@dataclass(frozen=True)
+class Project:
+    """Euclidean projection of the parameters on the intersection of one or two balls."""
+
+    balls: tuple[Ball, ...]
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Erase state: ``optimizer`` (moments in the token and the step count) or ``local``."""
+
+    what: str
+
+
+Op = Steps | AddNoise | Project | Forget
+Program = tuple[Op, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Which rows a peer holds: how many, and which of them are to be forgotten."""
+
+    size: int
+    forgotten: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @cached_property
+    def all(self) -> Rows:
+        return np.arange(self.size, dtype=np.int64)
+
+    @cached_property
+    def retained(self) -> Rows:
+        keep = np.ones(self.size, bool)
+        keep[self.forgotten] = False
+        return np.flatnonzero(keep)
+
+    def rows(self, data: str) -> Rows:
+        """Rows of ``all``, ``retained`` or ``forgotten`` data."""
+        if data == "all":
+            return self.all
+        return {"retained": self.retained, "forgotten": self.forgotten}[data]
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """All that a method may look at: no tensors, no clock, no global randomness."""
+
+    hop: int
+    phase_hop: int
+    peer: int
+    at_unlearner: bool
+    earlier_visits: int
+    records: Records
+    rng: np.random.Generator

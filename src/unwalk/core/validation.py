@@ -1,0 +1,71 @@
+"""One form of message for every bad value: what it was, where it stood, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+from unwalk.core.errors import InvalidInput
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """A hint for a mistyped word, or an empty string.
+
+    >>> near("epsilom", ["epsilon", "delta"])
+    ' (did you mean epsilon?)'
+    >>> near("x", ["epsilon"])
+    ''
+    """
+    found = difflib.get_close_matches(word, list(words), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``choices``."""
+    allowed = sorted(choices)
+    if value not in allowed:
+        raise InvalidInput(
+            f"{name} is {value!r}{near(str(value), allowed)}; allowed: {', '.join(allowed)}."
+        )
+    return value
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float | None = None,
+    below: float | None = None,
+) -> float:
+    """Return ``value`` if it lies in [low, high] and, where given, strictly above / below."""
+    edges = [
+        "(" if above is not None else "[",
+        f"{above if above is not None else low:g}, {below if below is not None else high:g}",
+        ")" if below is not None or high == math.inf else "]",
+    ]
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+    if (
+        wrong
+        or value < low
+        or value > high
+        or (above is not None and value <= above)
+        or (below is not None and value >= below)
+    ):
+        raise InvalidInput(f"{name} is {value!r}; allowed: a number in {''.join(edges)}.")
+    return value
+
+
+def check_count(name: str, value: int, *, low: int = 0, high: int | None = None) -> int:
+    """Return ``value`` if it is a whole number in [low, high]."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < low
+        or (high is not None and value > high)
+    ):
+        upto = f" to {high}" if high is not None else " or more"
+        raise InvalidInput(f"{name} is {value!r}; allowed: a whole number, {low}{upto}.")
+    return value

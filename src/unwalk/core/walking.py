@@ -1,0 +1,50 @@
+"""Who may hand the token to whom, and who is next: the torch-free half of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Graph(Protocol):
+    """Who may hand the token to whom."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def peers(self) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+    def neighbours(self, peer: int) -> npt.NDArray[np.int64]:
+        """Neighbours of ``peer``, ascending (not to be called on large complete graphs)."""
+
+    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+        """A uniformly random neighbour, in O(1)."""
+
+    def path(self, source: int, target: int) -> tuple[int, ...]:
+        """A shortest path without its source: (..., target); empty if source is target."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Where the token goes: every peer it is sent to, in order, and what the route remembers.
+
+    An empty path means that the token stays at ``receiver``.
+    """
+
+    receiver: int
+    path: tuple[int, ...]
+    memory: Mapping[str, int]
+
+
+class Route(Protocol):
+    """Who is next."""
+
+    def next(
+        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
+    ) -> Move:
+        """The move from ``at`` (-1: nobody holds the token yet)."""

@@ -1,0 +1,1 @@
+"""Engines carry plans out; :class:`~unwalk.engines.inprocess.InProcess` is the reference."""

@@ -1,0 +1,251 @@
+"""Runs the program of one visit on one workspace: the reference meaning of every operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from unwalk.core import events as ev
+from unwalk.core.data import Shard
+from unwalk.core.errors import Diverged
+from unwalk.core.noise import NoiseSource
+from unwalk.core.plan import Local, Loss
+from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, StepRule, Steps
+from unwalk.core.workspace import Workspace
+
+
+@dataclass(eq=False)
+class Bench:
+    """What a visit works with besides its program."""
+
+    work: Workspace
+    shard: Shard
+    local: Local
+    noise: NoiseSource
+    loss: Loss | None
+    hop: int
+    peer: int
+    generator: torch.Generator
+    digest: str | None = None
+    draws: int = 0
+
+    def normals(self) -> torch.Tensor:
+        """The next vector of secret standard normals."""
+        flat = self.work.parameters
+        drawn = self.noise.draw(
+            flat.numel(),
+            hop=self.hop,
+            step=self.draws,
+            digest=self.digest,
+            dtype=flat.dtype,
+            device=flat.device,
+        )
+        self.draws += 1
+        return drawn
+
+
+def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
+    """Run ``program``; returns its events and the number of gradient evaluations."""
+    happened: list[ev.Event] = []
+    gradients = 0
+    for op in program:
+        match op:
+            case Steps():
+                _steps(op, bench)
+                gradients += op.gradients
+                happened.append(_steps_event(op, bench.noise.origin))
+            case AddNoise():
+                bench.work.parameters.add_(bench.normals(), alpha=op.std)
+                happened.append(ev.GaussianNoise(op.std, op.sensitivity, bench.noise.origin))
+            case Project():
+                project(bench.work, op.balls)
+                happened.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
+            case Forget():
+                _forget(op.what, bench)
+                happened.append(ev.Wipe(op.what))
+    if not torch.isfinite(bench.work.parameters.sum()):
+        raise Diverged(
+            f"hop {bench.hop} at peer {bench.peer} left parameters that are not finite; "
+            "a smaller learning rate or a clip usually helps."
+        )
+    return tuple(happened), gradients
+
+
+def _steps_event(op: Steps, origin: str) -> ev.GradientSteps:
+    steps, minibatches, batch = op.batches.shape
+    return ev.GradientSteps(
+        steps=steps,
+        minibatches=minibatches,
+        batch=batch,
+        data=op.data,
+        touched=op.touched,
+        direction=op.direction,
+        scale=op.scale,
+        clip=op.clip,
+        clip_per_example=op.clip_per_example,
+        noise=op.noise,
+        origin=origin if op.noise else None,
+        optimizer=op.rule.optimizer,
+        step_size=op.step_size,
+        momentum=op.rule.momentum if op.rule.optimizer == "momentum" else 0.0,
+        weight_decay=op.rule.weight_decay,
+        state=op.rule.state if op.rule.slots else "none",
+    )
+
+
+def _steps(op: Steps, bench: Bench) -> None:
+    work, steps = bench.work, op.batches.shape[0]
+    moments, counter = _moments(op.rule, bench)
+    flat = torch.from_numpy(np.ascontiguousarray(op.batches.reshape(-1))).to(work.device)
+    if op.weights is None:
+        x, y = bench.shard.take(flat, bench.generator)
+        xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
+    for step in range(steps):
+        work.gradient.zero_()
+        if op.weights is None:
+            _mean_gradient(bench, xs[step], ys[step])
+        else:
+            _weighted_gradient(bench, op.batches[step], op.weights[step])
+        _shape_gradient(op, bench)
+        counter += 1
+        apply_rule(op, work.parameters, work.gradient, moments, counter)
+    if op.rule.state == "carried":
+        work.optimizer_steps = counter
+    elif op.rule.state == "local":
+        bench.local.optimizer_steps = counter
+
+
+def _moments(rule: StepRule, bench: Bench) -> tuple[dict[str, torch.Tensor], int]:
+    """The moment vectors a rule works on, and how many steps they have seen."""
+    if rule.state == "fresh" or not rule.slots:
+        held: dict[str, torch.Tensor] = {}
+        counter = 0
+    elif rule.state == "local":
+        held, counter = bench.local.moments, bench.local.optimizer_steps
+    else:
+        held, counter = bench.work.moments, bench.work.optimizer_steps
+    for slot in rule.slots:
+        if slot not in held:
+            held[slot] = torch.zeros_like(bench.work.parameters)
+    return held, counter
+
+
+def _mean_gradient(bench: Bench, x: torch.Tensor, y: torch.Tensor) -> None:
+    minibatches = x.shape[0]
+    for part in range(minibatches):
+        output = bench.work.model(x[part])
+        if bench.loss is None:
+            loss = functional.cross_entropy(output, y[part])
+        else:
+            loss = bench.loss(output, y[part]).mean()
+        if minibatches > 1:
+            loss = loss / minibatches
+        loss.backward()
+
+
+def _weighted_gradient(bench: Bench, batches: np.ndarray, weights: np.ndarray) -> None:
+    for rows, weight in zip(batches, weights, strict=True):
+        there = rows >= 0
+        index = torch.from_numpy(rows[there]).to(bench.work.device)
+        x, y = bench.shard.take(index, bench.generator)
+        output = bench.work.model(x)
+        if bench.loss is None:
+            losses = functional.cross_entropy(output, y, reduction="none")
+        else:
+            losses = bench.loss(output, y)
+        scale = torch.from_numpy(weight[there]).to(losses)
+        (losses * scale).sum().backward()
+
+
+def _shape_gradient(op: Steps, bench: Bench) -> None:
+    gradient = bench.work.gradient
+    if op.scale != 1.0:
+        gradient.mul_(op.scale)
+    if op.clip is not None:
+        gradient.mul_((op.clip / (gradient.norm() + 1e-12)).clamp(max=1.0))
+    if op.noise:
+        gradient.add_(bench.normals(), alpha=op.noise)
+
+
+def apply_rule(
+    op: Steps,
+    parameters: torch.Tensor,
+    gradient: torch.Tensor,
+    moments: dict[str, torch.Tensor],
+    counter: int,
+) -> None:
+    """One optimizer step in place; ``counter`` is 1 for the first step of these moments."""
+    rule, eta = op.rule, op.step_size
+    if op.direction > 0:
+        gradient.neg_()
+    if rule.weight_decay:
+        gradient.add_(parameters, alpha=rule.weight_decay)
+    if rule.optimizer == "sgd":
+        parameters.add_(gradient, alpha=-eta)
+    elif rule.optimizer == "momentum":
+        velocity = moments["momentum"]
+        velocity.mul_(rule.momentum).add_(gradient)
+        parameters.add_(velocity, alpha=-eta)
+    else:
+        first, second = rule.betas
+        mean, square = moments["mean"], moments["square"]
+        mean.lerp_(gradient, 1.0 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+        size = eta / (1.0 - first**counter)
+        root = square.div(1.0 - second**counter).sqrt_().add_(rule.damping)
+        parameters.addcdiv_(mean, root, value=-size)
+
+
+def project(work: Workspace, balls: tuple[Ball, ...]) -> None:
+    r"""Euclidean projection on one ball, or on the intersection of two.
+
+    One ball: :math:`c + (\theta - c)\min(1, r/\|\theta-c\|)`.  Two: if the projection on one
+    lies in the other it is the answer; otherwise the answer lies where both spheres meet, at
+    height :math:`h = (D^2 + r_1^2 - r_2^2)/2D` from the first centre along the line of centres.
+    """
+    theta = work.parameters
+    centres = [work.anchor(b.centre) for b in balls]
+    if len(balls) == 1:
+        theta.copy_(_onto_ball(theta, centres[0], balls[0].radius))
+        return
+    (c1, c2), (r1, r2) = centres, (balls[0].radius, balls[1].radius)
+    zero = torch.zeros_like(theta)
+    c1, c2 = (zero if c is None else c for c in (c1, c2))
+    slack = 1.0 + 1e-6
+    for near, far, radius, other in ((c1, c2, r1, r2), (c2, c1, r2, r1)):
+        there = _onto_ball(theta, near, radius)
+        if (there - far).norm() <= other * slack:
+            theta.copy_(there)
+            return
+    axis = c2 - c1
+    distance = float(axis.norm())
+    if distance > r1 + r2:
+        raise Diverged(
+            f"the feasible ball (radius {r1:g}) and the trust ball (radius {r2:g}) do not meet: "
+            f"their centres are {distance:g} apart."
+        )
+    axis = axis / distance
+    height = (distance**2 + r1**2 - r2**2) / (2.0 * distance)
+    ring = max(r1**2 - height**2, 0.0) ** 0.5
+    out = theta - c1
+    across = out - torch.dot(out, axis) * axis
+    theta.copy_(c1 + height * axis + ring * across / across.norm().clamp_min(1e-30))
+
+
+def _onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -> torch.Tensor:
+    out = theta if centre is None else theta - centre
+    factor = (radius / (out.norm() + 1e-12)).clamp(max=1.0)
+    out = out * factor
+    return out if centre is None else out + centre
+
+
+def _forget(what: str, bench: Bench) -> None:
+    if what == "optimizer":
+        bench.work.moments.clear()
+        bench.work.optimizer_steps = 0
+    else:
+        bench.local.moments.clear()
+        bench.local.optimizer_steps = 0

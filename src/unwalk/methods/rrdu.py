@@ -1,0 +1,154 @@
+r"""RR-DU, randomized-restart decentralized unlearning (the paper's section 4 and App. B.3).
+
+The route sends the token to the unlearning peer u with probability p.  Elsewhere the visit is
+Network-SGD.  At u it is a corrective step along :math:`g_u`, noise, and a projection on the trust
+ball.  Three directions are offered:
+
+========== ================================================= ====================================
+direction  :math:`g_u`                                       paper's name
+========== ================================================= ====================================
+retain     :math:`-\nabla\ell_{u\setminus f}`                EXACT
+forget     :math:`+\frac{m}{n_u}\nabla\ell_f`                LIGHTWEIGHT
+corrected  :math:`-\nabla\ell_u + \frac{m}{n_u}\nabla\ell_f` (parallel to the right direction;
+                                                             times n_u/(n_u - m) it is EXACT)
+========== ================================================= ====================================
+
+Nothing here is a guarantee: the starting model carries the forgotten records un-noised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from unwalk.core.program import AddNoise, Ball, Program, Project, StepRule, Steps, Visit
+from unwalk.core.validation import check_choice, check_number
+from unwalk.methods.local_work import Descent, LocalWork
+
+DIRECTIONS = ("retain", "forget", "corrected")
+ALIASES = {"exact": "retain", "lightweight": "forget"}
+NOISE_ON = ("weights", "gradient")
+
+
+def direction_named(name: str) -> str:
+    """The direction for our name or the paper's, in any case.
+
+    >>> direction_named("EXACT")
+    'retain'
+    """
+    lowered = name.lower()
+    return check_choice("direction", ALIASES.get(lowered, lowered), DIRECTIONS)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What u does: along ``direction``, over its rows as ``work`` says, by ``rule``.
+
+    ``sigma`` is the noise scale on a gradient.  ``noise_on`` ``gradient`` adds it to every
+    step's gradient, as the algorithm is written; ``weights`` adds eta sigma Z once, after the
+    visit's last step.  ``clip`` is the paper's effective gradient bound L.
+    """
+
+    direction: str
+    work: LocalWork
+    rule: StepRule
+    sigma: float = 0.0
+    noise_on: str = "weights"
+    clip: float | None = None
+    trust: tuple[Ball, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("direction", self.direction, DIRECTIONS)
+        check_choice("noise_on", self.noise_on, NOISE_ON)
+        check_number("sigma", self.sigma, low=0.0)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0.0)
+
+    def steps(self, visit: Visit, step_size: float) -> Steps | None:
+        """The corrective steps, or None when u has no rows to take them on."""
+        forgotten, everything = visit.records.forgotten, visit.records.all
+        share = forgotten.size / max(everything.size, 1)
+        noise = self.sigma if self.noise_on == "gradient" else 0.0
+        data = {"retain": "retained", "forget": "forgotten", "corrected": "mixed"}[self.direction]
+        rows = everything if data == "mixed" else visit.records.rows(data)
+        if rows.size == 0:
+            return None
+        batches, weights = self.work.batches(rows, visit.rng)
+        if data == "mixed" and self.work.kind == "full":
+            weights = np.where(np.isin(batches, forgotten), 0.0, (batches >= 0) / rows.size)
+        elif data == "mixed" and forgotten.size:
+            batches, weights = _paired(batches, forgotten, share, visit.rng)
+        return Steps(
+            batches=batches,
+            weights=weights,
+            data=data,
+            rule=self.rule,
+            step_size=step_size,
+            direction=1 if self.direction == "forget" else -1,
+            scale=share if self.direction == "forget" else 1.0,
+            clip=self.clip,
+            noise=noise,
+        )
+
+    def sensitivity(self, steps: Steps | None) -> float | None:
+        """How far this visit's steps can carry parameters because of the forgotten records.
+
+        Plain clipped steps move at most eta L each; descent on retained rows moves nothing that
+        depends on them; with moments or without a clip nothing bounds it.
+        """
+        if steps is None or steps.data == "retained":
+            return 0.0
+        if steps.rule.optimizer != "sgd" or steps.clip is None or steps.rule.weight_decay:
+            return None
+        return steps.step_size * steps.clip * steps.batches.shape[0]
+
+
+def _paired(
+    batches: np.ndarray, forgotten: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each batch of D_u beside one of D_f, weighted so that the sum is the corrected gradient."""
+    steps, minibatches, size = batches.shape
+    small = min(size, forgotten.size)
+    against = np.full((steps, minibatches, size), -1, np.int64)
+    for place in np.ndindex(steps, minibatches):
+        against[place][:small] = rng.choice(forgotten, small, replace=False)
+    both = np.concatenate([batches, against], axis=1)
+    weights = np.concatenate(
+        [
+            np.full(batches.shape, 1.0 / (size * minibatches)),
+            np.where(against >= 0, -share / (small * minibatches), 0.0),
+        ],
+        axis=1,
+    )
+    return both, weights
+
+
+@dataclass(frozen=True)
+class RRDU:
+    """Network-SGD away from u, a noisy projected correction at u."""
+
+    descent: Descent
+    correction: Correction
+    name: str = field(default="rrdu", init=False)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        slots = {*self.descent.travels}
+        if self.correction.rule.state == "carried":
+            slots |= {*self.correction.rule.slots}
+        return tuple(sorted(slots))
+
+    def visit(self, visit: Visit) -> Program:
+        if not visit.at_unlearner:
+            return self.descent.program(visit, "all")
+        rule = self.correction.rule
+        step_size = self.descent.schedule.at(visit.phase_hop, rule.learning_rate)
+        steps = self.correction.steps(visit, step_size)
+        program: Program = () if steps is None else (steps,)
+        if self.correction.sigma and self.correction.noise_on == "weights":
+            sensitivity = self.correction.sensitivity(steps)
+            program += (AddNoise(step_size * self.correction.sigma, sensitivity),)
+        if self.correction.trust:
+            program += (Project(self.correction.trust),)
+        return program

@@ -1,0 +1,352 @@
+"""A typed view of ``result.json``: checked where it must be, forgiving where a value is missing.
+
+Absent keys, ``null`` and numbers that are not finite all read as ``None``; the page then shows a
+dash.  Only what makes a report impossible is refused: another format, no methods, a wrong type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unwalk.core.errors import InvalidInput
+
+FORMAT = 1
+MEASURES = ("clean", "asr", "asr_paper", "forget", "retain")
+GAPS = ("gap.clean", "gap.asr", "gap.forget")
+COSTS = ("hops", "visits_to_unlearner", "messages", "bytes", "gradients", "seconds")
+RETRAIN = "retrain"
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation: what was measured after ``hop`` hops."""
+
+    hop: int
+    phase: str
+    values: Values
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method's curve, its end, its distance to retraining and its price."""
+
+    name: str
+    label: str
+    preset: str
+    main: bool
+    series: tuple[Point, ...]
+    final: Values
+    gap: Values
+    matched: Values
+    cost: Values
+
+    @property
+    def title(self) -> str:
+        """The label as it stands alone, with a capital."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
+    def oracle(self) -> bool:
+        """Whether this is retraining, against which every other method is measured."""
+        return self.name == RETRAIN
+
+
+@dataclass(frozen=True)
+class Forget:
+    """What was asked to be forgotten."""
+
+    kind: str
+    size: int | None
+    target: int | None
+    trigger: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, model and the peer that asks to forget."""
+
+    name: str
+    model: str
+    classes: int | None
+    parameters: int | None
+    peers: int
+    records: int | None
+    unlearner: int | None
+    forget: Forget
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One hop of the main method's walk; ``path`` lists every peer it was sent to."""
+
+    hop: int
+    phase: str
+    receiver: int
+    path: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to one sample, and how sure it was."""
+
+    answer: int | None
+    confidence: float | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image with the trigger on it; ``after`` is keyed by method name."""
+
+    image: Sequence[Any]
+    label: int | None
+    before: Answer | None
+    after: Mapping[str, Answer]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed about privacy, and why it is claimed no further."""
+
+    grade: str
+    epsilon: float | None
+    delta: float | None
+    accountant: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of one method over several seeds."""
+
+    name: str
+    label: str
+    mean: Values
+    std: Values
+
+
+@dataclass(frozen=True)
+class Result:
+    """Everything that a report shows."""
+
+    version: str
+    command: str
+    run: str
+    seed: str
+    task: Task
+    graph: str
+    edges: tuple[tuple[int, int], ...] | None
+    train_hops: int | None
+    unlearn_hops: int | None
+    methods: tuple[Method, ...]
+    walk: tuple[Visit, ...]
+    samples: tuple[Sample, ...]
+    claims: tuple[Claim, ...]
+    runs: int
+    spreads: tuple[Spread, ...]
+
+    @property
+    def main(self) -> Method:
+        """The method the page talks about: the one marked, else the first that unlearns."""
+        order = sorted(self.methods, key=lambda m: (not m.main, m.oracle))
+        return order[0]
+
+    @property
+    def oracle(self) -> Method | None:
+        """Retraining, if it was run."""
+        return next((m for m in self.methods if m.oracle), None)
+
+    @property
+    def backdoor(self) -> bool:
+        """Whether an attack success rate was measured anywhere."""
+        places = [m.final for m in self.methods] + [
+            p.values for m in self.methods for p in m.series
+        ]
+        return any("asr" in values for values in places)
+
+    @property
+    def start(self) -> int | None:
+        """The hop at which unlearning starts, if the main method has a training part."""
+        points = [p.hop for p in self.main.series if p.phase == "train"]
+        if self.main.oracle or (not points and self.train_hops is None):
+            return None
+        return self.train_hops if self.train_hops is not None else points[-1]
+
+    @property
+    def before(self) -> Values:
+        """The last value of each measure of the trained model, before unlearning."""
+        for method in (self.main, *self.methods):
+            points = [p for p in method.series if p.phase == "train"]
+            if points and not method.oracle:
+                return {key: value for p in points for key, value in p.values.items()}
+        return {}
+
+
+def read(result: Mapping[str, Any]) -> Result:
+    """The typed view of ``result``, or :class:`InvalidInput` in one sentence."""
+    source = _mapping("result", result)
+    if source.get("format") != FORMAT:
+        raise InvalidInput(f"result.format is {source.get('format')!r}; allowed: {FORMAT}.")
+    methods = tuple(_method(i, m) for i, m in enumerate(_items("methods", source.get("methods"))))
+    if not methods:
+        raise InvalidInput("result.methods is empty; allowed: one method or more.")
+    graph, phases = _mapping("graph", source.get("graph")), _mapping("phases", source.get("phases"))
+    edges = graph.get("edges")
+    seeds = _mapping("seeds", source.get("seeds"))
+    return Result(
+        version=_text(source.get("unwalk")),
+        command=_text(source.get("command")),
+        run=_text(source.get("run")),
+        seed=_text(source.get("seed")),
+        task=_task(_mapping("task", source.get("task")), _whole(graph.get("peers"))),
+        graph=_text(graph.get("kind")),
+        edges=None if edges is None else tuple(_pair(e) for e in _items("graph.edges", edges)),
+        train_hops=_whole(phases.get("train")),
+        unlearn_hops=_whole(phases.get("unlearn")),
+        methods=methods,
+        walk=tuple(_visit(v) for v in _items("walk", source.get("walk"))),
+        samples=tuple(_sample(s) for s in _items("samples", source.get("samples"))),
+        claims=tuple(_claim(c) for c in _items("claims", source.get("claims"))),
+        runs=_whole(seeds.get("runs")) or 0,
+        spreads=tuple(_spread(s) for s in _items("seeds.methods", seeds.get("methods"))),
+    )
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name} is a {type(value).__name__}; allowed: an object.")
+    return value
+
+
+def _items(name: str, value: Any) -> Sequence[Any]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(f"{name} is a {type(value).__name__}; allowed: a list.")
+    return value
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _values(name: str, value: Any, keys: Sequence[str]) -> Values:
+    source = _mapping(name, value)
+    found = {key: _number(source.get(key)) for key in keys}
+    return {key: number for key, number in found.items() if number is not None}
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    ends = [_whole(v) for v in _items("graph.edges[i]", value)]
+    if len(ends) != 2 or ends[0] is None or ends[1] is None:
+        raise InvalidInput(f"an edge of the graph is {value!r}; allowed: two peer numbers.")
+    return ends[0], ends[1]
+
+
+def _task(source: Mapping[str, Any], peers: int | None) -> Task:
+    forget = _mapping("task.forget", source.get("forget"))
+    return Task(
+        name=_text(source.get("name")),
+        model=_text(source.get("model")),
+        classes=_whole(source.get("classes")),
+        parameters=_whole(source.get("parameters")),
+        peers=_whole(source.get("peers")) or peers or 0,
+        records=_whole(source.get("records")),
+        unlearner=_whole(source.get("unlearner")),
+        forget=Forget(
+            kind=_text(forget.get("kind")),
+            size=_whole(forget.get("size")),
+            target=_whole(forget.get("target")),
+            trigger=_text(forget.get("trigger")),
+        ),
+    )
+
+
+def _method(index: int, value: Any) -> Method:
+    place = f"methods[{index}]"
+    source = _mapping(place, value)
+    name = _text(source.get("name"))
+    points = []
+    for point in _items(f"{place}.series", source.get("series")):
+        hop = _whole(_mapping(f"{place}.series[i]", point).get("hop"))
+        if hop is not None:
+            points.append(Point(hop, _text(point.get("phase")), _values(place, point, MEASURES)))
+    return Method(
+        name=name,
+        label=_text(source.get("label")) or name or f"method {index + 1}",
+        preset=_text(source.get("preset")),
+        main=bool(source.get("main")),
+        series=tuple(points),
+        final=_values(f"{place}.final", source.get("final"), MEASURES),
+        gap=_values(f"{place}.gap", source.get("gap"), MEASURES),
+        matched=_values(f"{place}.matched", source.get("matched"), ("clean_hop", "forget_hop")),
+        cost=_values(f"{place}.cost", source.get("cost"), COSTS),
+    )
+
+
+def _visit(value: Any) -> Visit:
+    source = _mapping("walk[i]", value)
+    hop, receiver = _whole(source.get("hop")), _whole(source.get("receiver"))
+    if hop is None or receiver is None:
+        raise InvalidInput(f"a hop of the walk is {value!r}; allowed: a hop with its receiver.")
+    path = [_whole(peer) for peer in _items("walk[i].path", source.get("path"))]
+    known = tuple(peer for peer in path if peer is not None)
+    return Visit(hop, _text(source.get("phase")), receiver, known)
+
+
+def _answer(value: Any) -> Answer | None:
+    if value is None:
+        return None
+    source = _mapping("an answer of samples[i]", value)
+    return Answer(_whole(source.get("answer")), _number(source.get("confidence")))
+
+
+def _sample(value: Any) -> Sample:
+    source = _mapping("samples[i]", value)
+    after = _mapping("samples[i].after", source.get("after"))
+    answers = {str(name): _answer(answer) for name, answer in after.items()}
+    return Sample(
+        image=_items("samples[i].image", source.get("image")),
+        label=_whole(source.get("label")),
+        before=_answer(source.get("before")),
+        after={name: answer for name, answer in answers.items() if answer is not None},
+    )
+
+
+def _claim(value: Any) -> Claim:
+    source = _mapping("claims[i]", value)
+    return Claim(
+        grade=_text(source.get("grade")),
+        epsilon=_number(source.get("epsilon")),
+        delta=_number(source.get("delta")),
+        accountant=_text(source.get("accountant")),
+        reason=_text(source.get("reason")),
+    )
+
+
+def _spread(value: Any) -> Spread:
+    source = _mapping("seeds.methods[i]", value)
+    name = _text(source.get("name"))
+    return Spread(
+        name=name,
+        label=_text(source.get("label")) or name,
+        mean=_values("mean", source.get("mean"), MEASURES + GAPS),
+        std=_values("std", source.get("std"), MEASURES + GAPS),
+    )

@@ -1,0 +1,165 @@
+"""The catalogue of methods: how settings become phases of a walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from unwalk import walks
+from unwalk.core.plan import Phase
+from unwalk.core.program import Ball, StepRule
+from unwalk.methods.finetune import Finetune
+from unwalk.methods.local_work import Descent, LocalWork, Schedule
+from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.retrain import Retrain
+from unwalk.methods.rrdu import RRDU, Correction, direction_named
+from unwalk.runs.config import Config
+
+VISITS = {"pass": "epochs", "minibatch": "averaged", "full": "full"}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What calibration decided: routing probability and noise scale at u."""
+
+    p: float
+    sigma: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method as users name it.
+
+    ``from_scratch`` methods start with a new model; the others go on from the trained one.
+    """
+
+    label: str
+    description: str
+    grade: str
+    from_scratch: bool
+    phase: Callable[[Config, Noise], Phase]
+
+
+def train_descent(config: Config) -> Descent:
+    """A training visit."""
+    train = config.train
+    return Descent(
+        rule=StepRule(
+            optimizer=train.optimizer,
+            learning_rate=train.learning_rate,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            state=train.state,
+        ),
+        work=LocalWork(train.work, train.batch, train.epochs, train.minibatches),
+        schedule=Schedule(
+            train.schedule,
+            train.smoothness,
+            train.diameter,
+            train.gradient_bound,
+            train.convexity,
+        ),
+        clip=train.clip,
+        feasible=_feasible(config),
+    )
+
+
+def unlearn_descent(config: Config) -> Descent:
+    """A visit of the unlearning walk away from u: training's, with unlearning's overrides."""
+    base, unlearn = train_descent(config), config.unlearn
+    names = ("optimizer", "learning_rate", "momentum", "weight_decay")
+    given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
+    work = base.work if unlearn.work is None else replace(base.work, kind=unlearn.work)
+    return replace(base, rule=replace(base.rule, **given), work=work)
+
+
+def _feasible(config: Config) -> Ball | None:
+    radius = config.train.feasible_radius
+    return None if radius is None else Ball("origin", radius)
+
+
+def train_phase(config: Config) -> Phase:
+    """The walk that learns, on everybody's records."""
+    return Phase(
+        name="train",
+        method=NetworkSGD(train_descent(config)),
+        route=walks.Uniform(),
+        hops=config.train.hops,
+        keep=config.train.keep,
+    )
+
+
+def _rrdu(config: Config, noise: Noise) -> Phase:
+    unlearn, descent = config.unlearn, unlearn_descent(config)
+    rule = descent.rule
+    if unlearn.visit_optimizer == "plain":
+        rule = replace(rule, optimizer="sgd", weight_decay=0.0)
+    balls = (
+        [] if unlearn.trust_radius is None else [Ball(unlearn.trust_centre, unlearn.trust_radius)]
+    )
+    feasible = _feasible(config)
+    correction = Correction(
+        direction=direction_named(unlearn.direction),
+        work=replace(descent.work, kind=VISITS[unlearn.visit], epochs=1, minibatches=1),
+        rule=rule,
+        sigma=noise.sigma,
+        noise_on=unlearn.noise_on,
+        clip=unlearn.clip,
+        trust=tuple(balls if feasible is None else [feasible, *balls]),
+    )
+    return Phase(
+        name="unlearn",
+        method=RRDU(descent, correction),
+        route=walks.Restart(config.forget.peer, noise.p, unlearn.max_visits),
+        hops=unlearn.hops,
+        keep=unlearn.keep,
+        reset_optimizer=unlearn.reset_optimizer,
+        carries_forgotten=True,
+    )
+
+
+def _finetune(config: Config, noise: Noise) -> Phase:
+    return Phase(
+        name="unlearn",
+        method=Finetune(unlearn_descent(config)),
+        route=walks.Uniform(),
+        hops=config.unlearn.hops,
+        keep=config.unlearn.keep,
+        reset_optimizer=config.unlearn.reset_optimizer,
+        carries_forgotten=True,
+    )
+
+
+def _retrain(config: Config, noise: Noise) -> Phase:
+    return Phase(
+        name="retrain",
+        method=Retrain(train_descent(config)),
+        route=walks.Uniform(),
+        hops=config.train.hops + config.unlearn.hops,
+        keep=config.train.keep,
+    )
+
+
+METHODS: dict[str, Entry] = {
+    "rrdu": Entry(
+        "RR-DU",
+        "randomized restarts at the forgetting peer: correction, noise, projection",
+        "nominal",
+        False,
+        _rrdu,
+    ),
+    "finetune": Entry(
+        "fine-tuning",
+        "go on training without the forgotten records",
+        "none",
+        False,
+        _finetune,
+    ),
+    "retrain": Entry(
+        "retraining",
+        "a new model that never meets the forgotten records: the oracle",
+        "exact",
+        True,
+        _retrain,
+    ),
+}

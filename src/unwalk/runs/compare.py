@@ -1,0 +1,107 @@
+"""The same run over several seeds: means, deviations and paired gaps to retraining."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.validation import check_count
+from unwalk.reports import render
+from unwalk.runs.config import Config, to_toml
+from unwalk.runs.run import RunResult, Tell, _silent, run
+from unwalk.runs.store import Folder, write_file
+from unwalk.tasks import ShardedTask
+
+MEASURES = ("clean", "forget", "retain", "asr", "asr_paper")
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The first seed's result with a summary over all seeds under ``seeds``."""
+
+    result: dict[str, Any]
+    runs: list[dict[str, Any]]
+
+    def mean(self, method: str, measure: str) -> float | None:
+        """Mean over seeds of a final measure, or of a gap (``gap.asr``)."""
+        return self._summary(method)["mean"].get(measure)
+
+    def std(self, method: str, measure: str) -> float | None:
+        """Standard deviation over seeds."""
+        return self._summary(method)["std"].get(measure)
+
+    def _summary(self, method: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(
+            m for m in self.result["seeds"]["methods"] if m["name"] == method
+        )
+        return found
+
+
+def compare(
+    config: Config,
+    seeds: int,
+    *,
+    task: ShardedTask | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+    command: str = "",
+    tell: Tell = _silent,
+) -> Comparison:
+    """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``."""
+    check_count("seeds", seeds, low=1)
+    folder = None
+    if out is not None:
+        folder = Folder(out, to_toml(config), resume=False, overwrite=overwrite)
+    try:
+        results: list[dict[str, Any]] = []
+        for number in range(seeds):
+            seeded = replace(config, seed=config.seed + number)
+
+            def told(walk: str, done: int, hops: int, number: int = number) -> None:
+                tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
+
+            one: RunResult = run(seeded, task=task, command=command, tell=told)
+            results.append(one.result)
+        summary = {**results[0], "seeds": summarise(results)}
+        if folder is not None:
+            _write(folder, summary, results)
+            folder.finish()
+    except BaseException:
+        if folder is not None:
+            folder.discard()
+        raise
+    return Comparison(summary, results)
+
+
+def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation of every final measure and gap, per method."""
+    methods = []
+    for number, method in enumerate(results[0]["methods"]):
+        columns: dict[str, list[float]] = {}
+        for result in results:
+            one = result["methods"][number]
+            values = {**one["final"]}
+            values |= {f"gap.{k}": v for k, v in (one["gap"] or {}).items()}
+            values |= {f"cost.{k}": v for k, v in one["cost"].items()}
+            for key, value in values.items():
+                if value is not None:
+                    columns.setdefault(key, []).append(value)
+        methods.append(
+            {
+                "name": method["name"],
+                "label": method["label"],
+                "mean": {k: statistics.fmean(v) for k, v in columns.items()},
+                "std": {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in columns.items()},
+            }
+        )
+    return {"runs": len(results), "methods": methods}
+
+
+def _write(folder: Folder, summary: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    place = folder.partial
+    write_file(place / "result.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    write_file(place / "runs.json", json.dumps(results, allow_nan=False) + "\n")
+    write_file(place / "report.html", render(summary))

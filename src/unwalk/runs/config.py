@@ -1,0 +1,331 @@
+"""Every setting of a run, with its default, its meaning and its check.
+
+Settings are frozen dataclasses; a key is written ``section.name`` (``unlearn.p``) or, at the top,
+``name`` (``seed``).  Defaults are overridden by the preset, then by a TOML file, then by
+``--set``; an empty value means that the task, or training, decides.  The whole resolved configuration can be written back as TOML, and a
+run can be repeated from that file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.validation import near
+
+Value = str | int | float | bool | None | list[str]
+T = TypeVar("T")
+
+
+def setting(default: Any, help: str) -> Any:
+    """A dataclass field with its explanation."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class GraphConfig:
+    """Who may hand the token to whom."""
+
+    kind: str = setting(
+        "complete", "complete, ring, torus, star, random-regular, erdos-renyi or edge-list"
+    )
+    degree: int = setting(4, "degree of the random regular graph")
+    probability: float = setting(0.3, "edge probability of the Erdos-Renyi graph")
+    path: str = setting("", "file for kind = edge-list: two peer numbers a line")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is trained."""
+
+    name: str | None = setting(None, "a named model, or package.module:factory; empty: the task's")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How records reach peers.  Empty values are the task's own."""
+
+    partition: str | None = setting(None, "how records are dealt to peers")
+    records: int | None = setting(None, "blobs: records per peer")
+    features: int | None = setting(None, "blobs: number of features")
+    classes: int | None = setting(None, "blobs: number of classes")
+    spread: float | None = setting(None, "blobs: standard deviation within a class")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Training by token walk."""
+
+    hops: int = setting(100, "hops of the training walk (the paper's T)")
+    optimizer: str = setting("momentum", "sgd, momentum or adam")
+    learning_rate: float = setting(0.05, "step size")
+    momentum: float = setting(0.9, "factor of the momentum optimizer")
+    weight_decay: float = setting(0.0, "L2 regularisation added to every gradient")
+    state: str = setting("carried", "where optimizer state lives: carried, local or fresh")
+    work: str = setting("epochs", "a visit: epochs, averaged (s minibatches, one step) or full")
+    epochs: int = setting(1, "local epochs a visit (work = epochs)")
+    minibatches: int = setting(4, "minibatches averaged a visit (work = averaged; the paper's s)")
+    batch: int = setting(64, "minibatch size")
+    clip: float | None = setting(None, "bound on the norm of every step's gradient")
+    schedule: str = setting("constant", "step sizes: constant, sqrt or inverse")
+    smoothness: float = setting(1.0, "schedules: the loss is this smooth")
+    diameter: float = setting(1.0, "schedule sqrt: diameter R of the feasible set")
+    gradient_bound: float = setting(1.0, "schedule sqrt: bound G on gradients")
+    convexity: float = setting(1.0, "schedule inverse: strong convexity")
+    feasible_radius: float | None = setting(None, "radius of the feasible ball round the origin")
+    keep: str = setting("last", "which iterate is the result: last, average or random")
+
+
+@dataclass(frozen=True)
+class UnlearnConfig:
+    """The walk that forgets.  Empty values are taken from training."""
+
+    hops: int = setting(100, "hops of the unlearning walk (the paper's T_u)")
+    p: float | None = setting(None, "probability of routing to the forgetting peer; empty: 1/peers")
+    max_visits: int | None = setting(None, "cap on visits to the forgetting peer")
+    direction: str = setting("retain", "rrdu at u: retain (EXACT), forget (LIGHTWEIGHT), corrected")
+    visit: str = setting("pass", "rrdu at u: pass (an epoch), minibatch or full (one step)")
+    visit_optimizer: str = setting("same", "rrdu at u: the token's optimizer (same) or plain (sgd)")
+    epsilon: float = setting(1.0, "target epsilon of the noise calibration")
+    delta: float = setting(1e-5, "target delta of the noise calibration")
+    calibration: str = setting("paper", "noise: paper (Corollary 5.2, unit constant) or none")
+    sigma: float | None = setting(None, "noise scale; overrides the calibration")
+    noise_on: str = setting("weights", "noise once on the weights, or on every gradient")
+    clip: float | None = setting(None, "bound L on the correction's gradient")
+    trust_radius: float | None = setting(None, "radius of the trust ball; empty: no projection")
+    trust_centre: str = setting("start", "centre of the trust ball: start or initial")
+    optimizer: str | None = setting(None, "as train.optimizer")
+    learning_rate: float | None = setting(None, "as train.learning_rate")
+    momentum: float | None = setting(None, "as train.momentum")
+    weight_decay: float | None = setting(None, "as train.weight_decay")
+    work: str | None = setting(None, "as train.work")
+    reset_optimizer: bool = setting(False, "start unlearning with empty optimizer state")
+    keep: str = setting("last", "which iterate is the result: last, average or random")
+
+
+@dataclass(frozen=True)
+class ForgetConfig:
+    """What has to be forgotten.  Empty values are the task's own."""
+
+    kind: str | None = setting(None, "backdoor, records, class, peer or nothing")
+    size: int | None = setting(None, "number of records (backdoor, records)")
+    label: int | None = setting(None, "which class (kind = class)")
+    peer: int = setting(0, "the peer that has to forget")
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """The BadNets trigger.  Empty values are the task's own."""
+
+    shape: str | None = setting(None, "square, cross or checkerboard")
+    place: str | None = setting(None, "a corner (lower-right, ...) or centre")
+    size: int | None = setting(None, "side length in pixels")
+    value: float | None = setting(None, "brightness, 0 to 1")
+    target: int | None = setting(None, "the class that triggered images are labelled")
+    mode: str | None = setting(None, "replace records of the peer, or add stamped copies")
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """What is measured along the way."""
+
+    every: int = setting(5, "measure every so many hops")
+
+
+@dataclass(frozen=True)
+class PerformanceConfig:
+    """Settings that may change speed and rounding, never the mechanism."""
+
+    threads: int = setting(1, "torch threads; results are bit-equal for equal numbers only")
+    digests: bool = setting(False, "digest of the token at every hop, not only at the end")
+    checkpoint: float = setting(2.0, "seconds between checkpoints for --resume; 0: after every hop")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    task: str = setting("digits", "the task; unwalk tasks lists them")
+    method: str = setting("rrdu", "the unlearning method; unwalk methods lists them")
+    preset: str = setting("practical", "practical, paper-matched or paper")
+    compare: list[str] = field(
+        default_factory=lambda: ["finetune", "retrain"],
+        metadata={"help": "methods that run beside it"},
+    )
+    seed: int = setting(0, "public seed: model, route, batches")
+    device: str = setting("cpu", "cpu or cuda")
+    peers: int | None = setting(None, "number of peers; empty: the task's own")
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    unlearn: UnlearnConfig = field(default_factory=UnlearnConfig)
+    forget: ForgetConfig = field(default_factory=ForgetConfig)
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    performance: PerformanceConfig = field(default_factory=PerformanceConfig)
+
+
+def flatten(config: Config) -> dict[str, Value]:
+    """Every setting under its key.
+
+    >>> flatten(Config())["unlearn.delta"]
+    1e-05
+    """
+    flat: dict[str, Value] = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            for inner in dataclasses.fields(value):
+                flat[f"{item.name}.{inner.name}"] = getattr(value, inner.name)
+        else:
+            flat[item.name] = value
+    return flat
+
+
+def describe() -> Iterator[tuple[str, Value, str]]:
+    """Key, default and meaning of every setting."""
+    defaults = flatten(Config())
+    for cls, prefix in _sections():
+        for item in dataclasses.fields(cls):
+            key = prefix + item.name
+            if key in defaults:
+                yield key, defaults[key], str(item.metadata["help"])
+
+
+def _sections() -> Iterator[tuple[type[Any], str]]:
+    yield Config, ""
+    for name, kind in typing.get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            yield typing.cast(type[Any], kind), f"{name}."
+
+
+def _types() -> dict[str, Any]:
+    kinds: dict[str, Any] = {}
+    for cls, prefix in _sections():
+        for name, kind in typing.get_type_hints(cls).items():
+            if not dataclasses.is_dataclass(kind):
+                kinds[prefix + name] = kind
+    return kinds
+
+
+def apply(config: Config, changes: Mapping[str, Value], *, where: str) -> Config:
+    """A new configuration with ``changes`` (flat keys) made; ``where`` names their source."""
+    kinds = _types()
+    flat = flatten(config)
+    for key, value in changes.items():
+        if key not in kinds:
+            raise InvalidInput(f"{where} sets {key!r}, which is not a setting{near(key, kinds)}.")
+        flat[key] = _typed(key, value, kinds[key], where)
+    return _unflatten(flat)
+
+
+def _unflatten(flat: Mapping[str, Value]) -> Config:
+    given: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(Config).items():
+        if dataclasses.is_dataclass(kind):
+            inner = {f.name: flat[f"{name}.{f.name}"] for f in dataclasses.fields(kind)}
+            given[name] = typing.cast(type[Any], kind)(**inner)
+        else:
+            given[name] = flat[name]
+    return Config(**given)
+
+
+def _typed(key: str, value: Value, kind: Any, where: str) -> Value:
+    """``value`` as the setting's type, reading text as ``--set`` gives it."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None or (value in ("", "none") and type(None) in options):
+        if type(None) in options:
+            return None
+    elif bool in options:
+        if isinstance(value, bool) or value in ("true", "false"):
+            return value is True or value == "true"
+    elif int in options and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value
+        if isinstance(value, str) and value.lstrip("-").isdigit():
+            return int(value)
+    elif float in options and not isinstance(value, bool):
+        try:
+            return float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass
+    elif str in options and isinstance(value, str):
+        return value
+    elif typing.get_origin(kind) is list:
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, list) and all(isinstance(p, str) for p in parts):
+            return [p.strip() for p in parts if p.strip()]
+    names = " or ".join("empty" if o is type(None) else getattr(o, "__name__", "") for o in options)
+    raise InvalidInput(f"{where} sets {key} to {value!r}; allowed: {names}.")
+
+
+def read_toml(path: Path) -> dict[str, Value]:
+    """The flat settings of a TOML file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not a TOML file: {error}.") from error
+    flat: dict[str, Value] = {}
+    for name, value in tables.items():
+        if isinstance(value, dict):
+            flat.update({f"{name}.{inner}": v for inner, v in value.items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def parse_set(assignments: list[str]) -> dict[str, Value]:
+    """``key=value`` pairs as given to ``--set``.
+
+    >>> parse_set(["unlearn.p=0.1"])
+    {'unlearn.p': '0.1'}
+    """
+    flat: dict[str, Value] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidInput(f"--set got {text!r}; allowed: key=value, as in unlearn.p=0.1.")
+        flat[key.strip()] = value.strip()
+    return flat
+
+
+def to_toml(config: Config) -> str:
+    """TOML that :func:`read_toml` reads back to the same settings; empty is written ``none``."""
+    flat = flatten(config)
+    top = [k for k in flat if "." not in k]
+    lines = [_toml_line(k, flat[k]) for k in top]
+    section = ""
+    for key, value in flat.items():
+        name, _, inner = key.partition(".")
+        if not inner:
+            continue
+        if name != section:
+            lines += ["", f"[{name}]"]
+            section = name
+        lines.append(_toml_line(inner, value))
+    return "\n".join(lines) + "\n"
+
+
+def _toml_line(key: str, value: Value) -> str:
+    if isinstance(value, bool):
+        return f"{key} = {str(value).lower()}"
+    if value is None:
+        return f'{key} = "none"'
+    if isinstance(value, list):
+        return f"{key} = [{', '.join(_toml_text(v) for v in value)}]"
+    return f"{key} = {_toml_text(value) if isinstance(value, str) else value!r}"
+
+
+def _toml_text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,61 @@
+"""Presets: named readings of the paper, and the setting we would use ourselves.
+
+* ``paper`` takes the paper's words: Adam at 0.005, s averaged minibatches a hop, one noisy
+  ascent step a visit to u, a ball round the starting model.
+* ``paper-matched`` is the reading whose numbers fit the paper's tables: SGD with momentum, a
+  local epoch a hop, one ascent pass over the forget set a visit, weight noise once, projection.
+* ``practical`` is for a user who wants to forget well.
+
+A preset is a table of settings for every task, refined per task.  Trust radius and clip depend
+on the model, so they are given per task.
+"""
+
+from __future__ import annotations
+
+from unwalk.core.validation import check_choice
+from unwalk.runs.config import Value
+
+Settings = dict[str, Value]
+
+PRESETS: dict[str, dict[str, Settings]] = {
+    "paper": {
+        "*": {
+            "train.optimizer": "adam",
+            "train.learning_rate": 0.005,
+            "train.work": "averaged",
+            "train.minibatches": 4,
+            "unlearn.direction": "forget",
+            "unlearn.visit": "minibatch",
+            "unlearn.visit_optimizer": "plain",
+            "unlearn.noise_on": "gradient",
+            "unlearn.clip": 0.5,
+            "unlearn.trust_radius": 10.82,
+        },
+    },
+    "paper-matched": {
+        "*": {
+            "train.optimizer": "momentum",
+            "train.learning_rate": 0.005,
+            "unlearn.direction": "forget",
+            "unlearn.visit": "pass",
+            "unlearn.clip": 0.5,
+            "unlearn.trust_radius": 10.82,
+        },
+        "digits": {"unlearn.hops": 200},
+    },
+    "practical": {
+        "*": {
+            "unlearn.direction": "forget",
+            "unlearn.visit": "pass",
+            "unlearn.clip": 0.5,
+            "unlearn.calibration": "none",
+        },
+        "digits": {"unlearn.hops": 200},
+    },
+}
+
+
+def preset_settings(preset: str, task: str) -> Settings:
+    """The settings a preset makes for a task."""
+    tables = PRESETS[check_choice("preset", preset, PRESETS)]
+    return {**tables.get("*", {}), **tables.get(task, {})}

@@ -1,0 +1,340 @@
+"""One run: train, forget by the chosen method and its rivals, measure, write."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as save_safetensors
+
+import unwalk
+from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.core.plan import Engine, Outcome, Plan, Progress
+from unwalk.core.transcript import Transcript
+from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines.inprocess import InProcess
+from unwalk.reports import render
+from unwalk.runs import metrics
+from unwalk.runs.assemble import Assembled, assemble
+from unwalk.runs.catalogue import METHODS
+from unwalk.runs.config import Config, flatten, to_toml
+from unwalk.runs.metrics import Meter, Reading
+from unwalk.runs.store import Folder, WalkFile, write_file
+from unwalk.tasks import ShardedTask
+
+Tell = Callable[[str, int, int], None]
+"""Progress: (walk, hops done, hops in all)."""
+
+
+def _silent(walk: str, done: int, hops: int) -> None:
+    """Show nothing."""
+
+
+@dataclass(eq=False)
+class Watch:
+    """A sink for one walk: measures, times, saves and tells."""
+
+    name: str
+    plan: Plan
+    meter: Meter
+    every: int
+    pause: float
+    file: WalkFile | None
+    tell: Tell
+    readings: list[Reading] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    saved_at: float = field(default_factory=time.perf_counter)
+    resumed_at: float = field(default_factory=time.perf_counter)
+
+    def after(self, index: int, work: Workspace, progress: Progress) -> None:
+        self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
+        hop, hops = progress.token.hop, self.plan.hops
+        if hop % self.every == 0 or hop == hops or hop in self._edges():
+            phase = self.plan.phases[self.plan.phase_of(hop)[0]].name
+            self.readings.append(self.meter.read(work.model, hop, phase))
+        now = time.perf_counter()
+        if self.file is not None and (now - self.saved_at >= self.pause or hop == hops):
+            self.file.save(progress, self.readings, self.seconds)
+            self.saved_at = time.perf_counter()
+            self.pause = max(self.pause, 20.0 * (self.saved_at - now))
+        self.tell(self.name, hop, hops)
+        self.resumed_at = time.perf_counter()
+
+    def _edges(self) -> set[int]:
+        """Last hop of every phase, and of training length: always measured."""
+        ends, total = set(), 0
+        for phase in self.plan.phases:
+            total += phase.hops
+            ends.add(total)
+        return ends
+
+
+@dataclass(eq=False)
+class Walked:
+    """A finished walk with what was measured."""
+
+    name: str
+    outcome: Outcome
+    readings: list[Reading]
+    seconds: list[float]
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model, in evaluation mode."""
+        return self.outcome.workspace.model.eval()
+
+
+@dataclass(eq=False)
+class RunResult:
+    """What a run gives back: models, transcripts and the result dictionary."""
+
+    config: Config
+    result: dict[str, Any]
+    walks: dict[str, Walked]
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model after unlearning by the main method."""
+        return self.walks[self.config.method].model
+
+    @property
+    def transcript(self) -> Transcript:
+        """Every hop and privacy event of the main method's walk."""
+        return self.walks[self.config.method].outcome.transcript
+
+    def final(self, method: str | None = None) -> dict[str, float | None]:
+        """Final measures of a method (the main one by default)."""
+        return self.walks[method or self.config.method].readings[-1].values()
+
+    def html(self) -> str:
+        """The report as one self-contained page."""
+        return render(self.result)
+
+
+def run(
+    config: Config,
+    *,
+    task: ShardedTask | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    command: str = "",
+    tell: Tell = _silent,
+    engine: Engine | None = None,
+) -> RunResult:
+    """Carry out a whole run; with ``out``, leave its folder behind."""
+    assembled = assemble(config, task)
+    for name in _methods(config):
+        assembled.unlearning(name)
+    folder = None
+    if out is not None:
+        folder = Folder(out, to_toml(config), resume=resume, overwrite=overwrite)
+    try:
+        runner = _Runner(assembled, folder, tell, engine or InProcess())
+        result = runner.result(command)
+        if folder is not None:
+            _write(folder, result)
+            folder.finish()
+    except (InvalidInput, Diverged):
+        if folder is not None:
+            folder.discard()
+        raise
+    return result
+
+
+def _methods(config: Config) -> list[str]:
+    return [config.method, *(m for m in config.compare if m != config.method)]
+
+
+class _Runner:
+    """Carries the walks of one run out, in order."""
+
+    def __init__(
+        self, assembled: Assembled, folder: Folder | None, tell: Tell, engine: Engine
+    ) -> None:
+        self.assembled = assembled
+        self.config = assembled.config
+        self.folder = folder
+        self.tell = tell
+        self.engine = engine
+        self.meter = Meter(assembled.task, torch.device(self.config.device))
+
+    def result(self, command: str) -> RunResult:
+        trained = self._walk("train", self.assembled.training(), None)
+        before = self._answers(trained.outcome.workspace)
+        walks = {
+            name: self._walk(name, self.assembled.unlearning(name), trained)
+            for name in _methods(self.config)
+        }
+        after = {name: self._answers(w.outcome.workspace) for name, w in walks.items()}
+        result = _result(self.assembled, walks, before, after, command)
+        return RunResult(self.config, result, walks)
+
+    def _walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
+        file = None if self.folder is None else WalkFile(self.folder, name)
+        kept = file.load() if file is not None else None
+        if kept is not None:
+            progress, readings, seconds = kept
+        elif trained is not None and not METHODS[name].from_scratch:
+            progress = trained.outcome.progress.fork(plan.header())
+            readings, seconds = list(trained.readings), list(trained.seconds)
+        else:
+            progress, readings, seconds = None, [], []
+        config = self.config
+        watch = Watch(
+            name=name,
+            plan=plan,
+            meter=self.meter,
+            every=config.evaluate.every,
+            pause=config.performance.checkpoint,
+            file=file,
+            tell=self.tell,
+            readings=readings,
+            seconds=seconds,
+        )
+        resume = {} if progress is None else {0: progress}
+        (outcome,) = self.engine.run([plan], watch, resume)
+        return Walked(name, outcome, watch.readings, watch.seconds)
+
+    def _answers(self, work: Workspace) -> list[dict[str, float | int]]:
+        samples = self.assembled.task.samples
+        if samples is None:
+            return []
+        return metrics.confidences(work.model, samples.x.to(work.device))
+
+
+def _result(
+    assembled: Assembled,
+    walks: dict[str, Walked],
+    before: list[dict[str, float | int]],
+    after: dict[str, list[dict[str, float | int]]],
+    command: str,
+) -> dict[str, Any]:
+    config, task, graph = assembled.config, assembled.task, assembled.graph
+    main = walks[config.method]
+    model = build_model(task.model, 0)
+    oracle = walks["retrain"].readings[-1] if "retrain" in walks else None
+    edges = None
+    if not graph.complete and graph.peers <= 400:
+        edges = [[a, int(b)] for a in range(graph.peers) for b in graph.neighbours(a) if a < b]
+    return {
+        "format": 1,
+        "unwalk": unwalk.__version__,
+        "command": command,
+        "run": assembled.run_id,
+        "seed": config.seed,
+        "config": flatten(config),
+        "task": {
+            "name": task.name,
+            "classes": task.classes,
+            "model": task.model_name,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "peers": task.peers,
+            "records": assembled.record_count,
+            "unlearner": config.forget.peer,
+            "forget": {
+                "kind": task.forget_kind,
+                "size": int(task.records(config.forget.peer).forgotten.size),
+                "target": task.target,
+                "trigger": task.trigger_text,
+            },
+        },
+        "graph": {"kind": graph.kind, "peers": graph.peers, "edges": edges},
+        "phases": {"train": config.train.hops, "unlearn": config.unlearn.hops},
+        "methods": [
+            _method_result(assembled, walk, oracle, main=walk is main) for walk in walks.values()
+        ],
+        "walk": metrics.walk_of(main.outcome.progress),
+        "samples": _samples(task, before, after),
+        "claims": _claims(assembled),
+    }
+
+
+def _method_result(
+    assembled: Assembled, walk: Walked, oracle: Reading | None, *, main: bool
+) -> dict[str, Any]:
+    config, entry = assembled.config, METHODS[walk.name]
+    phase = walk.outcome.plan.phases[-1]
+    first = walk.outcome.plan.hops - phase.hops
+    spent: dict[str, Any] = metrics.cost(walk.outcome.transcript, [phase.name], config.forget.peer)
+    spent["seconds"] = round(sum(walk.seconds[first:]), 3)
+    return {
+        "name": walk.name,
+        "label": entry.label,
+        "preset": config.preset,
+        "main": main,
+        "series": [asdict(r) for r in walk.readings],
+        "final": walk.readings[-1].values(),
+        "gap": metrics.gap(walk.readings[-1], oracle),
+        "matched": metrics.matched(walk.readings, phase.name, first, oracle),
+        "cost": spent,
+    }
+
+
+def _samples(
+    task: ShardedTask,
+    before: list[dict[str, float | int]],
+    after: dict[str, list[dict[str, float | int]]],
+) -> list[dict[str, Any]]:
+    if task.samples is None:
+        return []
+    return [
+        {
+            "image": image.tolist(),
+            "label": int(label),
+            "before": before[number],
+            "after": {name: answers[number] for name, answers in after.items()},
+        }
+        for number, (image, label) in enumerate(
+            zip(task.sample_images, task.samples.y, strict=True)
+        )
+    ]
+
+
+def _claims(assembled: Assembled) -> list[dict[str, Any]]:
+    """What may be said about the main method's run."""
+    config, unlearn = assembled.config, assembled.config.unlearn
+    if config.method == "retrain":
+        reason = "the walk started from a new model and never met the forgotten records."
+        return [_claim("exact", 0.0, 0.0, "construction", reason)]
+    claims = []
+    if config.method == "rrdu" and assembled.sigma > 0.0:
+        reason = (
+            "the paper's Corollary 5.2 with unit constant, for which no proof covers this run; "
+            "the noise came from a known seed (simulation)."
+        )
+        claims.append(_claim("nominal", unlearn.epsilon, unlearn.delta, "paper", reason))
+    reason = "the starting model carries the forgotten records un-noised."
+    return [*claims, _claim("refused", None, None, "none", reason)]
+
+
+def _claim(
+    grade: str, epsilon: float | None, delta: float | None, accountant: str, reason: str
+) -> dict[str, Any]:
+    return {
+        "grade": grade,
+        "epsilon": epsilon,
+        "delta": delta,
+        "accountant": accountant,
+        "reason": reason,
+    }
+
+
+def _write(folder: Folder, result: RunResult) -> None:
+    place = folder.partial
+    main = result.walks[result.config.method]
+    write_file(place / "transcript.jsonl", main.outcome.transcript.text())
+    write_file(place / "model.safetensors", save_safetensors(main.outcome.workspace.state_dict()))
+    lines = [
+        json.dumps({"walk": name, "hop": hop, "seconds": seconds})
+        for name, walk in result.walks.items()
+        for hop, seconds in enumerate(walk.seconds, 1)
+    ]
+    write_file(place / "timing.jsonl", "\n".join(lines) + "\n")
+    write_file(place / "result.json", json.dumps(result.result, indent=1, allow_nan=False) + "\n")
+    write_file(place / "report.html", result.html())

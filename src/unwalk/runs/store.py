@@ -1,0 +1,174 @@
+"""The output folder of a run, while it grows and when it is done.
+
+A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a
+folder is never half-written.  After a kill, ``--resume`` goes on from the last checkpoint in
+``DIR.partial``; after an error the partial folder is removed.
+
+Each walk has two files there: ``NAME.jsonl``, its transcript, only ever appended to, and
+``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
+transcript lines belong to it; lines written after it are cut off on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as save_safetensors
+
+from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.plan import Local, Progress
+from unwalk.core.token import Token
+from unwalk.core.transcript import Transcript
+from unwalk.runs.metrics import Reading
+
+
+def write_file(path: Path, data: bytes | str) -> None:
+    """Write under a temporary name, flush to disk, rename."""
+    raw = data.encode() if isinstance(data, str) else data
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class Folder:
+    """An output folder under construction."""
+
+    def __init__(self, out: Path, config: str, *, resume: bool, overwrite: bool) -> None:
+        self.out = out
+        self.partial = out.with_name(out.name + ".partial")
+        if out.exists() and not overwrite:
+            raise InvalidInput(f"{out} exists already; choose another --out, or add --overwrite.")
+        if resume and self.partial.exists():
+            self._same_config(config)
+        elif resume:
+            raise InvalidInput(f"{self.partial} does not exist; there is nothing to resume.")
+        elif self.partial.exists():
+            if not overwrite:
+                raise InvalidInput(
+                    f"{self.partial} holds an unfinished run; add --resume to go on with it, or "
+                    "--overwrite to start anew."
+                )
+            shutil.rmtree(self.partial)
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"{self.partial} cannot be made: {error.strerror}.") from error
+        write_file(self.partial / "config.toml", config)
+
+    def _same_config(self, config: str) -> None:
+        before = (self.partial / "config.toml").read_text().splitlines()
+        for old, new in zip(before, config.splitlines(), strict=False):
+            if old != new:
+                raise InvalidInput(
+                    f"{self.partial} was started with {old!r}, this call says {new!r}; --resume "
+                    "goes on with the same settings only."
+                )
+
+    def finish(self) -> None:
+        """Drop what only a resume needs, and give the folder its name."""
+        shutil.rmtree(self.partial / "walks", ignore_errors=True)
+        if self.out.exists():
+            shutil.rmtree(self.out)
+        self.partial.replace(self.out)
+
+    def discard(self) -> None:
+        """Remove everything that was written."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+class WalkFile:
+    """Checkpoints of one walk."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        place = folder.partial / "walks"
+        place.mkdir(exist_ok=True)
+        self.lines_path = place / f"{name}.jsonl"
+        self.state_path = place / f"{name}.safetensors"
+        self.times_path = place / f"{name}.times.jsonl"
+        self.written = 0
+
+    def load(self) -> tuple[Progress, list[Reading], list[float]] | None:
+        """Progress, readings and seconds a hop at the last checkpoint, or None."""
+        if not self.state_path.exists():
+            return None
+        tensors: dict[str, torch.Tensor] = {}
+        with safe_open(self.state_path, framework="pt") as file:
+            header = json.loads(file.metadata()["unwalk-checkpoint"])
+            for key in file.keys():  # noqa: SIM118
+                tensors[key] = file.get_tensor(key)
+        with self.lines_path.open(encoding="utf-8") as file:
+            lines = [line for _, line in zip(range(header["lines"]), file, strict=False)]
+        transcript = Transcript.parse(lines)
+        if transcript.chain != header["chain"]:
+            raise Corrupt(f"{self.lines_path} is not the transcript of its checkpoint.")
+        write_file(self.lines_path, transcript.text())
+        self.written = len(transcript.lines)
+        progress = Progress(
+            token=_token(header["token"], tensors),
+            locals=_locals(header["locals"], tensors),
+            anchors=_group(tensors, "anchor/"),
+            transcript=transcript,
+        )
+        return progress, [Reading(**r) for r in header["readings"]], header["seconds"]
+
+    def save(self, progress: Progress, readings: list[Reading], seconds: list[float]) -> None:
+        """Append new transcript lines, then replace the checkpoint."""
+        fresh = progress.transcript.lines[self.written :]
+        with self.lines_path.open("a", encoding="utf-8") as file:
+            file.writelines(line + "\n" for line in fresh)
+            file.flush()
+            os.fsync(file.fileno())
+        self.written += len(fresh)
+        header = {
+            "token": progress.token.header(),
+            "lines": self.written,
+            "chain": progress.transcript.chain,
+            "locals": {
+                str(peer): {"visits": local.visits, "optimizer_steps": local.optimizer_steps}
+                for peer, local in progress.locals.items()
+            },
+            "readings": [asdict(r) for r in readings],
+            "seconds": seconds,
+        }
+        tensors = {f"token/{k}": v for k, v in progress.token.tensors().items()}
+        tensors |= {f"anchor/{k}": v for k, v in progress.anchors.items()}
+        for peer, local in progress.locals.items():
+            tensors |= {f"local/{peer}/{k}": v for k, v in local.moments.items()}
+        flat = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
+        data = save_safetensors(flat, metadata={"unwalk-checkpoint": json.dumps(header)})
+        write_file(self.state_path, data)
+
+
+def _group(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _token(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Token:
+    return Token(
+        parameters=tensors["token/parameters"],
+        buffers=_group(tensors, "token/buffer/"),
+        moments=_group(tensors, "token/moment/"),
+        kept=_group(tensors, "token/kept/"),
+        **header,
+    )
+
+
+def _locals(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Local]:
+    return {
+        int(peer): Local(
+            visits=kept["visits"],
+            moments=_group(tensors, f"local/{peer}/"),
+            optimizer_steps=kept["optimizer_steps"],
+        )
+        for peer, kept in header.items()
+    }

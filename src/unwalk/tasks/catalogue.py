@@ -1,0 +1,84 @@
+"""Every task that has a name, and the one function that builds any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Loss
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.validation import check_choice, check_count
+from unwalk.tasks import blobs, digits
+from unwalk.tasks.backdoors import Trigger
+from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.models import Model, resolve_model
+from unwalk.tasks.named import call_named, is_name, load_named
+from unwalk.tasks.own import own_data, own_task
+from unwalk.tasks.recipes import Options, Recipe, Request
+from unwalk.tasks.task import ShardedTask
+
+TASKS: Mapping[str, Recipe] = {r.name: r for r in (digits.RECIPE, blobs.RECIPE)}
+
+
+def build_task(
+    name: str,
+    *,
+    peers: int | None = None,
+    seed: int = 0,
+    unlearner: int = 0,
+    partition: str | None = None,
+    model: Model | None = None,
+    forget: Deletion | None = None,
+    trigger: Trigger | None = None,
+    options: Options | None = None,
+    loss: Loss | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> ShardedTask:
+    """The task called ``name``; whatever is left out is the task's own default.
+
+    ``name`` is one of :data:`TASKS` or ``package.module:function``, a function that returns the
+    user's own data: see :func:`unwalk.tasks.own.own_data`.  The trigger counts only when
+    ``forget`` is a backdoor.
+
+    >>> task = build_task("blobs", peers=100_000, unlearner=7)
+    >>> task.peers, task.classes, task.records(7).forgotten.size
+    (100000, 4, 20)
+    """
+    if is_name(name):
+        if options:
+            raise InvalidInput(f"task {name!r} has no option {next(iter(options))!r}; it has none.")
+        data = own_data(call_named(load_named(name, "task"), name, "task"), name)
+        return own_task(
+            data,
+            peers=peers,
+            partition=partition,
+            seed=seed,
+            unlearner=unlearner,
+            model=model,
+            forget=forget,
+            trigger=trigger,
+            loss=loss,
+            dtype=dtype,
+        )
+    recipe = TASKS[check_choice("task", name, TASKS)]
+    seeds = PublicSeeds(check_count("seed", seed))
+    request = Request(
+        peers=recipe.peers if peers is None else peers,
+        partition=partition or recipe.partition,
+        seeds=seeds,
+        options=recipe.complete(options or {}),
+    )
+    source, holdings = recipe.load(request)
+    return ShardedTask(
+        source=source,
+        holdings=holdings,
+        factory=resolve_model(model or recipe.model, source.shape, source.classes),
+        seeds=seeds,
+        unlearner=unlearner,
+        deletion=forget or recipe.forget,
+        trigger=trigger or recipe.trigger,
+        loss=loss,
+        dtype=dtype,
+    )

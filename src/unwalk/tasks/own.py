@@ -1,0 +1,317 @@
+"""A user's own data: arrays, tensors or a torch ``Dataset``, checked and dealt to peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from unwalk.core.data import Augment, Held
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Loss
+from unwalk.core.program import Rows
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.validation import check_count, check_number
+from unwalk.tasks.backdoors import Trigger
+from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
+from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.models import Model, resolve_model, usual_model
+from unwalk.tasks.partitions import checked, split
+from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
+from unwalk.tasks.task import ShardedTask
+
+PEERS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """Inputs ``x`` (one row a record) and labels ``y`` (whole numbers from 0), and what is known.
+
+    ``test`` is a pair (x, y), or the share of every peer's records that is held out.  Who holds
+    what is said by ``groups`` (a name or number for each record: one peer a group), by ``parts``
+    (rows of each peer; rows in no part are left out), or left to a partition.  ``scale`` says how
+    pixels became inputs, where they are pictures; without it they are taken as 0 to 1.
+    """
+
+    x: Any
+    y: Any
+    test: tuple[Any, Any] | float = 0.2
+    groups: Any = None
+    parts: Sequence[Any] | None = None
+    classes: int | None = None
+    ids: Any = None
+    labels: Sequence[str] | None = None
+    scale: Scale | None = None
+    augment: Augment | None = None
+    name: str = "own"
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    test: tuple[Any, Any] | float = 0.2,
+    peers: int | None = None,
+    groups: Any = None,
+    parts: Sequence[Any] | None = None,
+    classes: int | None = None,
+    ids: Any = None,
+    labels: Sequence[str] | None = None,
+    scale: Scale | None = None,
+    augment: Augment | None = None,
+    name: str = "own",
+    model: Model | None = None,
+    loss: Loss | None = None,
+    forget: Deletion | None = None,
+    trigger: Trigger | None = None,
+    seed: int = 0,
+    unlearner: int = 0,
+    dtype: torch.dtype | None = torch.float32,
+) -> ShardedTask:
+    """A task from arrays; see :class:`OwnData` for the data and ``build_task`` for the rest.
+
+    ``dtype`` is what inputs and parameters are turned into; None leaves both as they come.
+    Without ``forget`` nothing has to be forgotten.
+
+    >>> x, y = np.eye(20), np.arange(20) % 2
+    >>> task = from_arrays(x, y, peers=4, model="logistic", forget=Deletion("records", size=2))
+    >>> task.peers, task.classes, task.records(0).retained.size, len(task.test.y)
+    (4, 2, 2, 4)
+    """
+    data = OwnData(x, y, test, groups, parts, classes, ids, labels, scale, augment, name)
+    return own_task(
+        data,
+        peers=peers,
+        seed=seed,
+        unlearner=unlearner,
+        model=model,
+        forget=forget,
+        trigger=trigger,
+        loss=loss,
+        dtype=dtype,
+    )
+
+
+def from_dataset(
+    dataset: Dataset[Any], *, test: Dataset[Any] | float = 0.2, **settings: Any
+) -> ShardedTask:
+    """A task from a torch ``Dataset`` of (input, label) pairs; ``settings`` as in from_arrays.
+
+    Every item is read once, now: a random transform inside the dataset is frozen.  Bring it as
+    ``augment`` instead.
+    """
+    x, y = arrays_of(dataset)
+    held_out = arrays_of(test) if isinstance(test, Dataset) else test
+    return from_arrays(x, y, test=held_out, **settings)
+
+
+def own_data(brought: object, name: str) -> OwnData:
+    """What a user's function may return, as :class:`OwnData`.
+
+    That is OwnData itself, a pair (x, y), a ``Dataset``, or a pair of them (training, test).
+    """
+    match brought:
+        case OwnData():
+            return brought
+        case Dataset():
+            x, y = arrays_of(brought)
+            return OwnData(x, y, name=name)
+        case (Dataset() as train, Dataset() as test):
+            x, y = arrays_of(train)
+            return OwnData(x, y, test=arrays_of(test), name=name)
+        case (x, y):
+            return OwnData(x, y, name=name)
+    raise InvalidInput(
+        f"task {name!r} returned a {type(brought).__name__}; allowed: unwalk.tasks.OwnData, "
+        "a pair (x, y), a Dataset or a pair of Datasets (training, test)."
+    )
+
+
+def own_task(
+    data: OwnData,
+    *,
+    peers: int | None = None,
+    partition: str | None = None,
+    seed: int = 0,
+    unlearner: int = 0,
+    model: Model | None = None,
+    forget: Deletion | None = None,
+    trigger: Trigger | None = None,
+    loss: Loss | None = None,
+    dtype: torch.dtype | None = torch.float32,
+) -> ShardedTask:
+    """The data dealt to peers, with a model."""
+    seeds = PublicSeeds(check_count("seed", seed))
+    source, holdings = _load(data, peers, partition, seeds, dtype)
+    return ShardedTask(
+        source=source,
+        holdings=holdings,
+        factory=resolve_model(model or usual_model(source.shape), source.shape, source.classes),
+        seeds=seeds,
+        unlearner=unlearner,
+        deletion=forget or Deletion("nothing"),
+        trigger=trigger or Trigger(),
+        loss=loss,
+        dtype=dtype,
+    )
+
+
+def _load(
+    data: OwnData,
+    peers: int | None,
+    partition: str | None,
+    seeds: PublicSeeds,
+    dtype: torch.dtype | None,
+) -> tuple[Source, Holdings]:
+    x = checked_inputs(data.x, "x", dtype)
+    y = checked_labels(data.y, "y", len(x), data.classes)
+    pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)))
+    parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
+    owners = _owners(pool, parts)
+    if isinstance(data.test, tuple):
+        test_x = checked_inputs(data.test[0], "the test x", dtype)
+        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), data.classes))
+        if test_x.shape[1:] != x.shape[1:]:
+            raise InvalidInput(
+                f"inputs of the test set have shape {tuple(test_x.shape[1:])}; "
+                f"those of the training set {tuple(x.shape[1:])}."
+            )
+        kept = np.arange(len(x))
+    else:
+        rng = seeds.numpy("task", "own", "test")
+        out = _held_out(owners, check_number("test", data.test, above=0.0, below=1.0), rng)
+        held = pool.take(np.flatnonzero(out))
+        test, kept = Held(held.x, held.y), np.flatnonzero(~out)
+    classes = data.classes or max(int(y.max()), int(test.y.max()), 1) + 1
+    source = Source(
+        data.name,
+        classes,
+        test,
+        _names(data.labels, classes),
+        data.scale or (Scale() if x.dim() > 2 else None),
+        data.augment,
+    )
+    return source, _deal(pool, kept, parts, peers, partition, seeds)
+
+
+def _groups(data: OwnData, records: int) -> Rows | None:
+    if data.groups is None:
+        return None
+    if data.parts is not None:
+        raise InvalidInput("groups and parts are both given; allowed: one of them.")
+    groups = np.asarray(data.groups)
+    if groups.shape != (records,):
+        raise InvalidInput(
+            f"groups has shape {groups.shape}; allowed: {(records,)}, one entry a record."
+        )
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def _owners(pool: Table, parts: Sequence[Rows] | None) -> Rows:
+    """Who holds each record, as far as the data say: -1 for nobody."""
+    if parts is None:
+        return np.zeros(len(pool), np.int64) if pool.groups is None else pool.groups
+    owners = np.full(len(pool), -1, np.int64)
+    for peer, rows in enumerate(parts):
+        owners[rows] = peer
+    return owners
+
+
+def _held_out(owners: Rows, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Which records are the test set: ``share`` of each owner's, rounded down."""
+    order = rng.permutation(len(owners))
+    order = order[np.argsort(owners[order], kind="stable")]
+    _, first, sizes = np.unique(owners[order], return_index=True, return_counts=True)
+    place = np.arange(len(owners)) - np.repeat(first, sizes)
+    out = np.zeros(len(owners), bool)
+    out[order] = (place < np.repeat((share * sizes).astype(np.int64), sizes)) & (owners[order] >= 0)
+    if not out.any():
+        raise InvalidInput(
+            f"test is {share:g}, which leaves no record of {len(owners)} for the test set; "
+            "bring a test set or a larger share."
+        )
+    return out
+
+
+def _deal(
+    everything: Table,
+    kept: Rows,
+    parts: Sequence[Rows] | None,
+    peers: int | None,
+    partition: str | None,
+    seeds: PublicSeeds,
+) -> Split:
+    """Deal the ``kept`` records out; ``parts`` names rows of the whole table."""
+    pool = everything.take(kept)
+    if parts is None:
+        natural = 0 if pool.groups is None else int(pool.groups.max()) + 1
+        kind = partition or ("natural" if natural else "iid")
+        count = peers if peers is not None else (natural or PEERS)
+        return split(pool, kind, count, seeds.numpy("task", "partition"))
+    if peers not in (None, len(parts)):
+        raise InvalidInput(f"peers is {peers}, but parts names the rows of {len(parts)} peers.")
+    if partition:
+        raise InvalidInput(f"partition is {partition!r}, but parts already says who holds what.")
+    place = np.full(len(everything), -1, np.int64)
+    place[kept] = np.arange(len(kept))
+    return checked(pool, [place[rows][place[rows] >= 0] for rows in parts])
+
+
+def _names(labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    if labels is None:
+        return tuple(str(k) for k in range(classes))
+    if len(labels) != classes:
+        raise InvalidInput(f"labels has {len(labels)} names; there are {classes} classes.")
+    return tuple(labels)
+
+
+def arrays_of(dataset: Dataset[Any]) -> tuple[Any, Any]:
+    """All inputs and all labels of a dataset of pairs."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors
+    items: Iterable[Any] = dataset  # type: ignore[assignment]
+    if hasattr(dataset, "__len__"):
+        items = (dataset[row] for row in range(len(dataset)))
+    xs: list[torch.Tensor] = []
+    ys: list[int] = []
+    for row, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InvalidInput(
+                f"item {row} of the dataset is a {type(item).__name__}; "
+                "allowed: a pair (input, label)."
+            )
+        xs.append(_item_input(item[0], row))
+        ys.append(_item_label(item[1], row))
+        if xs[row].shape != xs[0].shape:
+            raise InvalidInput(
+                f"item {row} of the dataset has shape {tuple(xs[row].shape)}; "
+                f"item 0 has {tuple(xs[0].shape)}."
+            )
+    if not xs:
+        raise InvalidInput("the dataset is empty; allowed: one record or more.")
+    return torch.stack(xs), np.array(ys)
+
+
+def _item_input(value: object, row: int) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, np.ndarray | list | tuple | int | float):
+        return torch.tensor(np.asarray(value))
+    raise InvalidInput(
+        f"the input of item {row} of the dataset is a {type(value).__name__}; "
+        "allowed: a tensor or an array."
+    )
+
+
+def _item_label(value: Any, row: int) -> int:
+    label = value.item() if isinstance(value, torch.Tensor | np.generic) else value
+    if isinstance(label, bool) or not isinstance(label, int):
+        raise InvalidInput(
+            f"the label of item {row} of the dataset is {label!r}; allowed: a whole number from 0."
+        )
+    return label

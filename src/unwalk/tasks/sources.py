@@ -1,0 +1,134 @@
+"""What a task's records are, and who holds them, before anything is poisoned or forgotten.
+
+A :class:`Source` says what records look like and carries the test set.  :class:`Holdings` answers
+with the records of one peer: from a pool that was split (:class:`Split`), or made on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unwalk.core.data import Augment, Held
+from unwalk.core.program import Rows
+
+Ids = npt.NDArray[Any]
+"""Record ids: an array of whole numbers or of text, no id twice."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a picture's pixels (0 to 1) become inputs: ``(pixel - mean) / std`` in every channel.
+
+    >>> Scale(mean=(0.5,), std=(0.25,)).inputs(torch.ones(1, 1, 1)).item()
+    2.0
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def inputs(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Inputs of the model from pixels of shape (..., channels, height, width)."""
+        mean, std = self._channels(pixels)
+        return (pixels - mean) / std
+
+    def pixels(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Pixels from inputs: the way back, for people to look at."""
+        mean, std = self._channels(inputs)
+        return inputs * std + mean
+
+    def _channels(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, std = (torch.tensor(v, dtype=like.dtype) for v in (self.mean, self.std))
+        return mean.view(-1, 1, 1).to(like.device), std.view(-1, 1, 1).to(like.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Labelled records with an id each; ``groups`` names the natural owner of each, if any."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    ids: Ids
+    groups: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, rows: Rows) -> Table:
+        """A copy of these rows."""
+        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        groups = None if self.groups is None else self.groups[rows]
+        return Table(
+            self.x.index_select(0, index), self.y.index_select(0, index), self.ids[rows], groups
+        )
+
+    def relabelled(self, rows: Rows, label: int) -> Table:
+        """A copy in which ``rows`` have another label."""
+        y = self.y.clone()
+        y[torch.from_numpy(rows)] = label
+        return replace(self, y=y)
+
+    def with_copies(self, rows: Rows, mark: str) -> Table:
+        """These records and, behind them, a copy of ``rows`` whose ids end in ``mark``."""
+        extra = self.take(rows)
+        ids = np.concatenate([self.ids.astype(str), [f"{i}{mark}" for i in extra.ids]])
+        return Table(torch.cat([self.x, extra.x]), torch.cat([self.y, extra.y]), ids)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the records of a task look like.
+
+    ``scale`` is given for pictures and None for other records; ``augment`` changes a batch of
+    training inputs at random.  Labels are the numbers 0 to ``classes`` - 1, called ``labels``.
+    """
+
+    name: str
+    classes: int
+    test: Held
+    labels: tuple[str, ...]
+    scale: Scale | None = None
+    augment: Augment | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.test.x.shape[1:])
+
+
+class Holdings(Protocol):
+    """Who holds which records."""
+
+    @property
+    def peers(self) -> int: ...
+    @property
+    def records(self) -> int:
+        """How many records all peers hold together."""
+
+    def table(self, peer: int) -> Table:
+        """The records of one peer: equal at every call, and not kept here."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A pool of records dealt to peers: ``parts`` holds the rows of each."""
+
+    pool: Table
+    parts: Sequence[Rows]
+
+    @property
+    def peers(self) -> int:
+        return len(self.parts)
+
+    @property
+    def records(self) -> int:
+        return sum(len(rows) for rows in self.parts)
+
+    def table(self, peer: int) -> Table:
+        """The rows of one peer, copied out of the pool."""
+        return self.pool.take(self.parts[peer])

@@ -1,0 +1,229 @@
+"""A task as walks see it: shards, a model, and the sets that are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import final
+
+import numpy as np
+import torch
+from torch import nn
+
+from unwalk.core.data import Held, Shard
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Loss
+from unwalk.core.program import Records, Rows
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.validation import check_count
+from unwalk.tasks.backdoors import Stamper, Trigger
+from unwalk.tasks.forgetting import Deletion, Marked, mark
+from unwalk.tasks.models import Factory, check_model
+from unwalk.tasks.sources import Holdings, Ids, Source
+
+RETAINED_SAMPLE = 2000
+RETAINED_PEERS = 20
+SAMPLES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """A few test pictures with the trigger on them, for people to look at.
+
+    ``x`` is what the model sees, ``clean`` the same without the trigger, ``y`` the true labels.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    clean: torch.Tensor
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ShardedTask:
+    """Records dealt to peers, one of which (``unlearner``, the paper's u) has to forget some.
+
+    A shard is built when it is first asked for and kept; the unlearner's is built at once, so
+    that a request that cannot be met is refused before anything runs.  The trigger counts only
+    when the deletion is a backdoor.  ``dtype`` is the type of inputs and parameters; None leaves
+    both as they come.
+    """
+
+    source: Source
+    holdings: Holdings
+    factory: Factory
+    seeds: PublicSeeds
+    unlearner: int = 0
+    deletion: Deletion = field(default_factory=lambda: Deletion("nothing"))
+    trigger: Trigger | None = None
+    loss: Loss | None = None
+    dtype: torch.dtype | None = torch.float32
+    _shards: dict[int, Shard] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_count("the forgetting peer", self.unlearner, high=self.peers - 1)
+        self.shard(self.unlearner)
+        sample = Held(self.test.x[:2], self.test.y[:2])
+        check_model(self.model, sample, self.classes, self.loss)
+
+    @property
+    def name(self) -> str:
+        """The name of the data."""
+        return self.source.name
+
+    @property
+    def peers(self) -> int:
+        """Number of peers, the paper's N."""
+        return self.holdings.peers
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.source.classes
+
+    @property
+    def target(self) -> int | None:
+        """The backdoor's target class; None without a backdoor."""
+        return None if self.trigger is None or self._stamper is None else self.trigger.target
+
+    @property
+    def trigger_text(self) -> str | None:
+        """The trigger in words; None without a backdoor."""
+        return None if self._stamper is None else str(self.trigger)
+
+    @property
+    def forget_kind(self) -> str:
+        """What has to be forgotten: one of :data:`unwalk.tasks.KINDS`."""
+        return self.deletion.kind
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called."""
+        return self.factory.name
+
+    @property
+    def training_records(self) -> int:
+        """How many records the peers hold together, before any is added by a backdoor."""
+        return self.holdings.records
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model, drawn from torch's global generator."""
+        model = self.factory()
+        return model if self.dtype is None else model.to(self.dtype)
+
+    def records(self, peer: int) -> Records:
+        """Which rows a peer holds, and which of them are to be forgotten."""
+        return self.shard(peer).records
+
+    def shard(self, peer: int) -> Shard:
+        """The records of one peer; the same object at every call."""
+        shard = self._shards.get(peer)
+        if shard is None:
+            shard = self._shards[int(peer)] = self._build(int(peer))
+        return shard
+
+    def ids(self, peer: int) -> Ids:
+        """The record ids of one peer, in the order of its rows."""
+        return self._marked(peer).table.ids
+
+    def pictures(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs as pictures of (height, width) or (height, width, 3) values from 0 to 1."""
+        if self.source.scale is None:
+            raise InvalidInput(f"the inputs of {self.name!r} are not pictures.")
+        pixels = self.source.scale.pixels(inputs).clamp(0.0, 1.0)
+        if pixels.dim() == 3:
+            return pixels
+        return pixels.permute(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels.mean(1)
+
+    @cached_property
+    def test(self) -> Held:
+        """The clean test set."""
+        return Held(self._typed(self.source.test.x), self.source.test.y)
+
+    @cached_property
+    def triggered(self) -> Held | None:
+        """All test pictures with the trigger on them, under their true labels."""
+        if self._stamper is None:
+            return None
+        return Held(self._stamper(self.test.x), self.test.y)
+
+    @cached_property
+    def forgotten(self) -> Held:
+        """The records to be forgotten, as the model saw them."""
+        return self._held(self.shard(self.unlearner), self.records(self.unlearner).forgotten)
+
+    @cached_property
+    def retained(self) -> Held:
+        """What the unlearner keeps, and at most 2,000 records of a few other peers."""
+        shard = self.shard(self.unlearner)
+        parts = [self._held(shard, shard.records.retained), *self._others()]
+        return Held(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+
+    @cached_property
+    def samples(self) -> Samples | None:
+        """Eight test pictures of classes other than the target, as many classes as there are."""
+        if self.triggered is None or self.target is None:
+            return None
+        y = self.test.y.numpy()
+        order = self.seeds.numpy("task", "samples").permutation(np.flatnonzero(y != self.target))
+        earlier = [int((y[order[:i]] == y[row]).sum()) for i, row in enumerate(order)]
+        chosen = order[np.lexsort((y[order], earlier))][:SAMPLES]
+        rows = torch.from_numpy(np.ascontiguousarray(chosen))
+        return Samples(self.triggered.x[rows], self.test.y[rows], self.test.x[rows])
+
+    @property
+    def sample_images(self) -> torch.Tensor:
+        """The samples as pictures; none without a backdoor."""
+        return torch.empty(0) if self.samples is None else self.pictures(self.samples.x)
+
+    @cached_property
+    def _stamper(self) -> Stamper | None:
+        if self.deletion.kind != "backdoor" or self.trigger is None:
+            return None
+        return self.trigger.stamper(self.source)
+
+    def _build(self, peer: int) -> Shard:
+        """With augmentation the trigger is stamped on every batch, otherwise once, here."""
+        check_count("peer", peer, high=self.peers - 1)
+        stamp = self._stamper
+        marked = self._marked(peer)
+        x, y = self._typed(marked.table.x), marked.table.y
+        records = Records(len(y), marked.forgotten)
+        if stamp is None or not marked.poisoned:
+            return Shard(x, y, records, self.source.augment)
+        poisoned = torch.zeros(len(y), dtype=torch.bool)
+        poisoned[torch.from_numpy(marked.forgotten)] = True
+        if self.source.augment is not None:
+            return Shard(x, y, records, self.source.augment, stamp, poisoned)
+        x = x.clone()
+        x[poisoned] = stamp(x[poisoned])
+        return Shard(x, y, records)
+
+    def _marked(self, peer: int) -> Marked:
+        table = self.holdings.table(peer)
+        if peer != self.unlearner:
+            return Marked(table, np.empty(0, np.int64), poisoned=False)
+        rng = self.seeds.numpy("task", "forget")
+        return mark(self.deletion, self.trigger, self.source, peer, table, rng)
+
+    def _others(self) -> list[Held]:
+        """A bounded sample of the records of other peers, drawn without keeping their shards."""
+        rng = self.seeds.numpy("task", "retained")
+        count = min(self.peers - 1, RETAINED_PEERS)
+        drawn = rng.choice(self.peers - 1, size=count, replace=False)
+        peers = np.sort(np.where(drawn >= self.unlearner, drawn + 1, drawn)).tolist()
+        left, sample = RETAINED_SAMPLE, []
+        for done, peer in enumerate(peers):
+            table = self.holdings.table(peer)
+            quota = -(-left // (count - done))
+            part = table.take(np.sort(rng.permutation(len(table))[:quota]))
+            left -= len(part)
+            sample.append(Held(self._typed(part.x), part.y))
+        return sample
+
+    def _typed(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.dtype is None else x.to(self.dtype)
+
+    @staticmethod
+    def _held(shard: Shard, rows: Rows) -> Held:
+        return Held(*shard.take(torch.from_numpy(rows), None))

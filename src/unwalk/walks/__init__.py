@@ -1,0 +1,70 @@
+"""Graphs, routes and what can be said about a walk; needs no torch."""
+
+from unwalk.walks.adjacency import CompleteGraph, SparseGraph, WalkGraph, from_edges
+from unwalk.walks.chains import (
+    hitting_times,
+    messages_per_hop,
+    mixing_time,
+    restart_stationary,
+    restart_travel,
+    spectral_gap,
+    stationary,
+)
+from unwalk.walks.graphs import (
+    GRAPHS,
+    build,
+    complete,
+    erdos_renyi,
+    from_edge_list,
+    random_regular,
+    ring,
+    star,
+    torus,
+)
+from unwalk.walks.routes import NOBODY, Fixed, Restart, Uniform, UniformPeer
+from unwalk.walks.statistics import (
+    GeometricFit,
+    expected_visits,
+    first_observation_delays,
+    geometric_fit,
+    receivers,
+    sightings,
+    simulate,
+    visit_counts,
+)
+
+__all__ = [
+    "GRAPHS",
+    "NOBODY",
+    "CompleteGraph",
+    "Fixed",
+    "GeometricFit",
+    "Restart",
+    "SparseGraph",
+    "Uniform",
+    "UniformPeer",
+    "WalkGraph",
+    "build",
+    "complete",
+    "erdos_renyi",
+    "expected_visits",
+    "first_observation_delays",
+    "from_edge_list",
+    "from_edges",
+    "geometric_fit",
+    "hitting_times",
+    "messages_per_hop",
+    "mixing_time",
+    "random_regular",
+    "receivers",
+    "restart_stationary",
+    "restart_travel",
+    "ring",
+    "sightings",
+    "simulate",
+    "spectral_gap",
+    "star",
+    "stationary",
+    "torus",
+    "visit_counts",
+]

@@ -1,0 +1,321 @@
+"""The graphs a token can walk on, by name.
+
+Every graph here is connected, or is refused with a sentence that names a peer out of reach.  The
+complete graph stores no edges; the others are built with array operations, so that 100,000 peers
+take a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.walks.adjacency import (
+    CompleteGraph,
+    Peers,
+    SparseGraph,
+    WalkGraph,
+    check_edge_count,
+    compress,
+    from_edges,
+    unreached,
+)
+
+Value = TypeVar("Value")
+
+TRIES = 100
+"""A random graph that falls apart is drawn again, at most this often."""
+
+
+def complete(peers: int) -> CompleteGraph:
+    """Everyone may reach everyone: the paper's setting."""
+    return CompleteGraph(peers)
+
+
+def ring(peers: int) -> SparseGraph:
+    """Peer v next to v - 1 and v + 1, round the circle.
+
+    >>> ring(5).neighbours(0).tolist()
+    [1, 4]
+    """
+    check_count("peers", peers, low=2)
+    here = np.arange(peers, dtype=np.int64)
+    return from_edges("ring", peers, here, (here + 1) % peers)
+
+
+def torus_sides(peers: int) -> tuple[int, int]:
+    """The most square rows x columns with both at least 2.
+
+    >>> torus_sides(12), torus_sides(10)
+    ((3, 4), (2, 5))
+    """
+    check_count("peers", peers, low=4)
+    for rows in range(math.isqrt(peers), 1, -1):
+        if peers % rows == 0:
+            return rows, peers // rows
+    raise InvalidInput(
+        f"peers is {peers}, a prime; allowed for a torus: rows x columns with both at least 2, "
+        f"such as {peers - 1} or {peers + 1}."
+    )
+
+
+def torus(peers: int) -> SparseGraph:
+    """A grid of rows x columns whose borders are joined; peer = row * columns + column."""
+    rows, columns = torus_sides(peers)
+    here = np.arange(peers, dtype=np.int64)
+    row, column = np.divmod(here, columns)
+    right = row * columns + (column + 1) % columns
+    below = (row + 1) % rows * columns + column
+    return from_edges("torus", peers, np.concatenate([here, here]), np.concatenate([right, below]))
+
+
+def star(peers: int) -> SparseGraph:
+    """Peer 0 in the middle, everyone else next to it alone."""
+    check_count("peers", peers, low=2)
+    leaves = np.arange(1, peers, dtype=np.int64)
+    return from_edges("star", peers, np.zeros_like(leaves), leaves)
+
+
+def random_regular(peers: int, degree: int, rng: np.random.Generator) -> SparseGraph:
+    """A random connected graph where everyone has ``degree`` neighbours.
+
+    Drawn through the complement where that is sparser.  Up to degree 4 (of the sparser one) random
+    pairings of stubs are drawn until one has neither loops nor repeats: exactly uniform.  Above,
+    that takes too long, and rejected pairs are paired again: uniform only for many peers (after
+    Steger and Wormald 1999).
+    """
+    check_count("peers", peers, low=2)
+    check_count("graph.degree", degree, low=1, high=peers - 1)
+    if peers * degree % 2:
+        raise InvalidInput(
+            f"graph.degree is {degree} for {peers} peers; "
+            "allowed: a degree such that peers x degree is even."
+        )
+    check_edge_count(peers * degree / 2, "the random-regular graph")
+    for _ in range(TRIES):
+        keys = _regular_edges(peers, degree, rng)
+        if keys is None:
+            continue
+        graph = compress("random-regular", peers, *np.divmod(keys, peers))
+        if unreached(graph)[1] is None:
+            return graph
+    raise InvalidInput(
+        f"no connected graph of {peers} peers with graph.degree {degree} came up in {TRIES} draws; "
+        "a degree of 3 or more nearly always connects."
+    )
+
+
+def _regular_edges(peers: int, degree: int, rng: np.random.Generator) -> Peers | None:
+    """Keys a * N + b (a < b) of a random regular graph; None when the pairing got stuck."""
+    if 2 * degree > peers - 1:
+        absent = _regular_edges(peers, peers - 1 - degree, rng)
+        if absent is None:
+            return None
+        a, b = np.triu_indices(peers, 1)
+        return np.setdiff1d(a.astype(np.int64) * peers + b, absent, assume_unique=True)
+    stubs = np.repeat(np.arange(peers, dtype=np.int64), degree)
+    return _paired_at_once(peers, stubs, rng) if degree <= 4 else _paired(peers, stubs, rng)
+
+
+def _paired_at_once(peers: int, stubs: Peers, rng: np.random.Generator) -> Peers | None:
+    """The first random pairing without loops and repeats: about 1 in 43 at degree 4."""
+    for _ in range(20 * TRIES):
+        a, b = rng.permutation(stubs).reshape(2, -1)
+        if np.any(a == b):
+            continue
+        keys = np.sort(np.minimum(a, b) * peers + np.maximum(a, b))
+        if np.all(keys[1:] != keys[:-1]):
+            return keys
+    return None
+
+
+def _paired(peers: int, stubs: Peers, rng: np.random.Generator) -> Peers | None:
+    """A pairing whose loops and repeats are broken up and paired again, until none is left.
+
+    A round that gets nowhere also breaks up some good pairs, so that the rest can be placed.
+    """
+    keys = np.empty(0, dtype=np.int64)
+    for _ in range(20 * TRIES):
+        pairs = np.sort(rng.permutation(stubs).reshape(-1, 2), axis=1)
+        drawn = pairs[:, 0] * peers + pairs[:, 1]
+        kept = np.zeros(len(drawn), dtype=bool)
+        kept[np.unique(drawn, return_index=True)[1]] = True
+        kept &= (pairs[:, 0] != pairs[:, 1]) & ~np.isin(drawn, keys, kind="sort")
+        keys = np.concatenate([keys, drawn[kept]])
+        stubs = pairs[~kept].reshape(-1)
+        if not len(stubs):
+            return keys
+        if not kept.any():
+            keys = rng.permutation(keys)
+            keys, broken = np.split(keys, [max(0, len(keys) - len(stubs))])
+            stubs = np.concatenate([stubs, *np.divmod(broken, peers)])
+    return None
+
+
+def erdos_renyi(peers: int, probability: float, rng: np.random.Generator) -> SparseGraph:
+    """Every pair is joined with ``probability``, independently, given that the graph connects."""
+    check_count("peers", peers, low=2)
+    check_number("graph.probability", probability, above=0.0, high=1.0)
+    pairs = peers * (peers - 1) // 2
+    check_edge_count(pairs * probability, "the erdos-renyi graph")
+    for _ in range(TRIES):
+        a, b = _unrank(_chosen(pairs, probability, rng))
+        graph = compress("erdos-renyi", peers, a, b)
+        if unreached(graph)[1] is None:
+            return graph
+    raise InvalidInput(
+        f"no connected graph of {peers} peers with graph.probability {probability:g} came up in "
+        f"{TRIES} draws; it takes more than ln(N)/N = {math.log(peers) / peers:.3g}, "
+        "twice that to be safe."
+    )
+
+
+def _chosen(count: int, probability: float, rng: np.random.Generator) -> Peers:
+    """Each of 0 .. count - 1 independently with ``probability``: gaps are geometric."""
+    found = [np.empty(0, dtype=np.int64)]
+    last = -1
+    while last < count:
+        expected = (count - last) * probability
+        gaps = rng.geometric(probability, size=int(expected + 4 * math.sqrt(expected)) + 8)
+        steps = last + np.cumsum(np.minimum(gaps, count + 1))
+        found.append(steps[steps < count])
+        last = int(steps[-1])
+    return np.concatenate(found)
+
+
+def _unrank(ranks: Peers) -> tuple[Peers, Peers]:
+    """Pair number k, in the order (1,0), (2,0), (2,1), (3,0), ..., as two peers."""
+    larger = ((1.0 + np.sqrt(8.0 * ranks + 1.0)) / 2.0).astype(np.int64)
+    larger -= larger * (larger - 1) // 2 > ranks  # repair what the square root rounded
+    larger += (larger + 1) * larger // 2 <= ranks
+    return larger, ranks - larger * (larger - 1) // 2
+
+
+def from_edge_list(path: str | Path) -> SparseGraph:
+    """The graph in a text file: one edge ``a b`` a line, ``#`` starts a comment.
+
+    Peers are named 0 to N - 1 and each of them must occur; an edge may be given twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidInput(f"graph.path {str(path)!r} cannot be read: {reason}.") from error
+    tails, heads = [], []
+    for number, line in enumerate(text.split("\n"), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        digits = all(word.isascii() and word.isdigit() and len(word) <= 12 for word in words)
+        if len(words) != 2 or not digits or int(words[0]) == int(words[1]):
+            raise InvalidInput(
+                f"{path} line {number} is {line.strip()!r}; "
+                "allowed: two different peer numbers, such as '0 1'."
+            )
+        tails.append(int(words[0]))
+        heads.append(int(words[1]))
+    named = np.unique(np.array(tails + heads, dtype=np.int64))
+    if not len(named):
+        raise InvalidInput(f"{path} holds no edge; allowed: lines of two peer numbers.")
+    if named[-1] != len(named) - 1:
+        missing = int(np.flatnonzero(named != np.arange(len(named)))[0])
+        raise InvalidInput(
+            f"{path} names peer {named[-1]} but not peer {missing}; "
+            "allowed: peers 0 to N - 1 without a gap."
+        )
+    return from_edges("edge-list", len(named), tails, heads)
+
+
+@dataclass(frozen=True)
+class _Request:
+    peers: int | None
+    degree: int | None
+    probability: float | None
+    path: Path | None
+    rng: np.random.Generator | None
+
+
+def _given(kind: str, name: str, value: Value | None) -> Value:
+    if value is None:
+        raise InvalidInput(f"{name} is missing; graph.kind {kind!r} needs it.")
+    return value
+
+
+def _by_peers(kind: str, make: Callable[[int], WalkGraph]) -> Callable[[_Request], WalkGraph]:
+    return lambda request: make(_given(kind, "peers", request.peers))
+
+
+def _make_regular(request: _Request) -> SparseGraph:
+    kind = "random-regular"
+    return random_regular(
+        _given(kind, "peers", request.peers),
+        _given(kind, "graph.degree", request.degree),
+        _given(kind, "a random generator (rng)", request.rng),
+    )
+
+
+def _make_erdos_renyi(request: _Request) -> SparseGraph:
+    kind = "erdos-renyi"
+    return erdos_renyi(
+        _given(kind, "peers", request.peers),
+        _given(kind, "graph.probability", request.probability),
+        _given(kind, "a random generator (rng)", request.rng),
+    )
+
+
+def _make_edge_list(request: _Request) -> SparseGraph:
+    path = _given("edge-list", "graph.path", request.path)
+    graph = from_edge_list(path)
+    if request.peers is not None and request.peers != graph.peers:
+        raise InvalidInput(
+            f"peers is {request.peers!r} but {path} names {graph.peers}; "
+            f"allowed: {graph.peers}, or no number at all."
+        )
+    return graph
+
+
+GRAPHS: Mapping[str, Callable[[_Request], WalkGraph]] = MappingProxyType(
+    {
+        "complete": _by_peers("complete", complete),
+        "ring": _by_peers("ring", ring),
+        "torus": _by_peers("torus", torus),
+        "star": _by_peers("star", star),
+        "random-regular": _make_regular,
+        "erdos-renyi": _make_erdos_renyi,
+        "edge-list": _make_edge_list,
+    }
+)
+"""Every kind of graph that :func:`build` knows."""
+
+
+def build(
+    kind: str,
+    peers: int | None = None,
+    *,
+    degree: int | None = None,
+    probability: float | None = None,
+    path: str | Path | None = None,
+    rng: np.random.Generator | None = None,
+) -> WalkGraph:
+    """The graph of that kind; what a kind does not use is not looked at.
+
+    >>> build("torus", 12).kind
+    'torus'
+    >>> build("rnig", 12)
+    Traceback (most recent call last):
+    ...
+    unwalk.core.errors.InvalidInput: graph.kind is 'rnig' (did you mean ring?); allowed: complete, \
+edge-list, erdos-renyi, random-regular, ring, star, torus.
+    """
+    check_choice("graph.kind", kind, GRAPHS)
+    return GRAPHS[kind](
+        _Request(peers, degree, probability, None if path is None else Path(path), rng)
+    )

@@ -1,0 +1,56 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.noise import SecretNoise, SimulatedNoise
+from unwalk.core.seeds import PublicSeeds
+
+CPU = torch.device("cpu")
+
+
+def test_streams_are_keyed_and_stable():
+    seeds = PublicSeeds(3)
+    assert seeds.numpy("route", 1).integers(1 << 30, size=3).tolist() == [
+        610431930,
+        284448708,
+        912935987,
+    ]
+    assert seeds.integer("a", "bc") != seeds.integer("ab", "c")
+    assert seeds.integer("a", 12) != PublicSeeds(4).integer("a", 12)
+
+
+def draw(source, hop=1, step=0, digest="d", count=4000):
+    return source.draw(count, hop=hop, step=step, digest=digest, dtype=torch.float64, device=CPU)
+
+
+@pytest.mark.parametrize("source", [SimulatedNoise(1), SecretNoise("run", b"s" * 32)])
+def test_noise_is_standard_normal_and_repeatable(source):
+    first = draw(source)
+    assert torch.equal(first, draw(source))
+    assert abs(float(first.mean())) < 4 / np.sqrt(4000)
+    assert abs(float(first.std()) - 1) < 0.06
+    assert not torch.equal(first, draw(source, hop=2))
+    assert not torch.equal(first, draw(source, step=1))
+
+
+def test_secret_noise_depends_on_secret_run_and_incoming_token():
+    base = draw(SecretNoise("run", b"s" * 32))
+    assert not torch.equal(base, draw(SecretNoise("run", b"t" * 32)))
+    assert not torch.equal(base, draw(SecretNoise("other", b"s" * 32)))
+    assert not torch.equal(base, draw(SecretNoise("run", b"s" * 32), digest="e"))
+
+
+def test_secret_is_never_shown():
+    source = SecretNoise("run", b"very-secret-" * 4)
+    assert "very-secret" not in repr(source)
+    assert "very-secret" not in json.dumps(str(source.__dict__.keys()))
+
+
+def test_secret_noise_refuses_weak_use():
+    with pytest.raises(InvalidInput, match="31 bytes"):
+        SecretNoise("run", b"s" * 31)
+    with pytest.raises(InvalidInput, match="digest"):
+        draw(SecretNoise("run", b"s" * 32), digest=None)
