@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused, UnwalkError
     from unwalk.core.transcript import Transcript
     from unwalk.runs.run import RunResult
-    from unwalk.tasks import from_arrays, from_dataset
+    from unwalk.tasks import Deletion, Trigger, from_arrays, from_dataset
 
 _HOME = {
     "Corrupt": "unwalk.core.errors",
+    "Deletion": "unwalk.tasks",
     "Diverged": "unwalk.core.errors",
     "InvalidInput": "unwalk.core.errors",
     "Refused": "unwalk.core.errors",
     "RunResult": "unwalk.runs.run",
     "Transcript": "unwalk.core.transcript",
+    "Trigger": "unwalk.tasks",
     "UnwalkError": "unwalk.core.errors",
     "compare": "unwalk.api",
     "from_arrays": "unwalk.tasks",
@@ -33,11 +35,13 @@ _HOME = {
 
 __all__ = [
     "Corrupt",
+    "Deletion",
     "Diverged",
     "InvalidInput",
     "Refused",
     "RunResult",
     "Transcript",
+    "Trigger",
     "UnwalkError",
     "compare",
     "from_arrays",

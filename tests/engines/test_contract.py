@@ -1,10 +1,12 @@
 """What every engine must do.  A new engine is added to ``ENGINES`` and gets all of it."""
 
+import itertools
+
 import pytest
 import torch
-from tests.tiny import TinyTask, descent, plan
 from torch import nn
 
+from tests.tiny import TinyTask, descent, plan
 from unwalk import walks
 from unwalk.core import events as ev
 from unwalk.core.errors import Diverged
@@ -93,7 +95,7 @@ def test_the_transcript_tells_the_walk_and_its_chain_holds(engine):
     hops = outcome.transcript.hops
     assert [h.hop for h in hops] == list(range(1, 13))
     assert [h.phase for h in hops] == ["train"] * 6 + ["unlearn"] * 6
-    assert all(b.sender == a.receiver for a, b in zip(hops, hops[1:], strict=False))
+    assert all(b.sender == a.receiver for a, b in itertools.pairwise(hops))
     assert all(h.nbytes == 0 for h in hops if not h.path)
     assert all(h.nbytes > 0 for h in hops if h.path)
     parsed = Transcript.parse(outcome.transcript.text().splitlines(keepends=True))
@@ -142,9 +144,7 @@ def test_global_randomness_is_left_alone_and_without_influence(engine):
 
 
 def test_noise_source_decides_noise_and_nothing_else(engine):
-    made = [
-        plan(train(), unlearn(), noise=SecretNoise("test", bytes([k]) * 32)) for k in (1, 2)
-    ]
+    made = [plan(train(), unlearn(), noise=SecretNoise("test", bytes([k]) * 32)) for k in (1, 2)]
     first, second = engine.run(made)
     assert [h.receiver for h in first.transcript.hops] == [
         h.receiver for h in second.transcript.hops

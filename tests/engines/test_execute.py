@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import TinyTask, plan
 
+from tests.tiny import TinyTask, plan
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Local
 from unwalk.core.program import AddNoise, Ball, Forget, StepRule, Steps
@@ -25,9 +25,7 @@ REFERENCES = {
 
 def bench(peer=0, work=None):
     work = work or Workspace(build_model(TASK.model, 0))
-    return Bench(
-        work, TASK.shard(peer), Local(), plan().noise, None, 1, peer, torch.Generator()
-    )
+    return Bench(work, TASK.shard(peer), Local(), plan().noise, None, 1, peer, torch.Generator())
 
 
 @pytest.mark.parametrize("optimizer", sorted(REFERENCES))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from tests.tiny import TinyTask, descent, plan
 
+from tests.tiny import TinyTask, descent, plan
 from unwalk import walks
 from unwalk.core.plan import Local, Phase
 from unwalk.core.program import AddNoise, Ball, Project, StepRule, Visit
@@ -64,14 +64,12 @@ def rrdu(direction, work=FULL, **correction):
 
 
 def retained_gradient():
-    return (
-        sum(gradient(v, range(8)) for v in range(1, PEERS)) + gradient(U, range(M, 8))
-    ) / PEERS
+    return (sum(gradient(v, range(8)) for v in range(1, PEERS)) + gradient(U, range(M, 8))) / PEERS
 
 
 def test_exact_with_p_one_over_n_has_mean_update_minus_the_retrained_gradient():
     method, p = rrdu("retain"), 1 / PEERS
-    weights = {U: p} | {v: (1 - p) / (PEERS - 1) for v in range(1, PEERS)}
+    weights = {U: p} | dict.fromkeys(range(1, PEERS), (1 - p) / (PEERS - 1))
     mean = sum(w * update(method, v) for v, w in weights.items()) / ETA
     assert torch.allclose(mean, -retained_gradient(), rtol=0, atol=1e-9)
 

@@ -263,6 +263,12 @@ CASES: dict[str, Callable[[], Json]] = {
 
 
 @pytest.fixture
+def make_result() -> Callable[[str], Json]:
+    """A result by the name of its case."""
+    return lambda name: CASES[name]()
+
+
+@pytest.fixture
 def usual() -> Json:
     """One ordinary result."""
     return fake_result()

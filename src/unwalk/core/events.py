@@ -6,7 +6,7 @@ done, in public quantities only: no loss, no norm, no count that depends on data
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from unwalk.core.errors import Corrupt
@@ -17,8 +17,9 @@ class GradientSteps:
     """Optimizer steps on minibatches of one peer's records.
 
     ``data`` is ``all``, ``retained``, ``forgotten`` or ``mixed``; ``touched`` says whether records
-    to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for descent, +1 for ascent.  ``noise`` is the
-    std of Gaussian noise added to every (clipped) gradient, 0 for none.
+    to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for
+    descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
+    gradient, 0 for none.
     """
 
     kind: ClassVar[str] = "gradient-steps"
@@ -93,7 +94,7 @@ _KINDS: dict[str, type[Event]] = {
 
 def to_json(event: Event) -> dict[str, Any]:
     """A plain dictionary, ``kind`` first."""
-    return {"kind": event.kind, **asdict(event)}
+    return {"kind": event.kind, **vars(event)}
 
 
 def _frozen(value: Any) -> Any:

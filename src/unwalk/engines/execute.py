@@ -237,7 +237,7 @@ def project(work: Workspace, balls: tuple[Ball, ...]) -> None:
 
 def _onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -> torch.Tensor:
     out = theta if centre is None else theta - centre
-    factor = (radius / (out.norm() + 1e-12)).clamp(max=1.0)
+    factor: torch.Tensor = (radius / (out.norm() + 1e-12)).clamp(max=1.0)
     out = out * factor
     return out if centre is None else out + centre
 

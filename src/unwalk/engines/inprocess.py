@@ -89,9 +89,7 @@ class _Walk:
         )
         program = phase.method.visit(visit)
 
-        public = plan.seeds.integer(phase.name, "torch", phase_hop)
-        self.generator.manual_seed(public)
-        torch.manual_seed(public)
+        self._seed(plan.seeds.integer(phase.name, "torch", phase_hop))
         work.model.train()
         bench = Bench(
             work=work,
@@ -125,6 +123,17 @@ class _Walk:
                 digest=after.digest() if last else None,
             )
         )
+
+    def _seed(self, seed: int) -> None:
+        """Seed what a visit draws from: augmentation, and torch's global generators (dropout).
+
+        ``torch.manual_seed`` would also queue the seed, with a stack trace, for every kind of
+        device that is not in use: more time than all else that a hop costs besides its steps.
+        """
+        self.generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if self.work.device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
 
     def _begin(self, number: int, phase: Phase) -> tuple[ev.Event, ...]:
         """What happens before a phase's first visit."""

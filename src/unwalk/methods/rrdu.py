@@ -101,7 +101,8 @@ class Correction:
             return 0.0
         if steps.rule.optimizer != "sgd" or steps.clip is None or steps.rule.weight_decay:
             return None
-        return steps.step_size * steps.clip * steps.batches.shape[0]
+        count: int = steps.batches.shape[0]
+        return steps.step_size * steps.clip * count
 
 
 def _paired(

@@ -210,7 +210,7 @@ def _claims(result: Result) -> str:
         sign = words.GRADE_SIGNS.get(claim.grade, "?")
         kind = claim.grade if claim.grade in words.GRADES else ""
         badge = tag("span", escape(f"{sign} {claim.grade}"), class_=f"badge {kind}".strip())
-        facts = [words.bound(claim), claim.accountant and f"accountant: {claim.accountant}"]
+        facts = [words.bound(claim), words.accountant(claim)]
         line = "; ".join(f for f in facts if f)
         boxes.append(
             tag(

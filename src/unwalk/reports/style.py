@@ -1,6 +1,8 @@
 """The page's look: two palettes and one style sheet, for screens light and dark and for paper.
 
 Every colour that carries text keeps a contrast of at least 4.5 to both backgrounds of its palette.
+The training line, the main method, retraining and the first other method stay apart for the three
+kinds of colour blindness; shapes and labels tell lines apart as well.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ LIGHT = {
     "soft": "#566070",
     "line": "#dde1e8",
     "node": "#8a94a6",
-    "main": "#0b5fa5",
-    "oracle": "#08705a",
-    "other-1": "#b04a00",
-    "other-2": "#6a4fb3",
-    "other-3": "#806000",
-    "other-4": "#9c2f5f",
-    "other-5": "#44606e",
+    "main": "#235cf0",
+    "oracle": "#12502d",
+    "other-1": "#a45d17",
+    "other-2": "#65187e",
+    "other-3": "#d6057a",
+    "other-4": "#0410a1",
+    "other-5": "#566070",
     "unlearner": "#a8246f",
     "right": "#08705a",
     "wrong": "#a83208",
@@ -30,13 +32,13 @@ DARK = {
     "soft": "#a3adbc",
     "line": "#2f3641",
     "node": "#6f7a8c",
-    "main": "#6bb5f2",
-    "oracle": "#4fc9a8",
-    "other-1": "#f2994f",
-    "other-2": "#b8a3f5",
-    "other-3": "#dcc04a",
-    "other-4": "#f08fb5",
-    "other-5": "#a9c2cf",
+    "main": "#5f93e0",
+    "oracle": "#6cf5a6",
+    "other-1": "#ea6d25",
+    "other-2": "#e28197",
+    "other-3": "#9ef110",
+    "other-4": "#f2b8fe",
+    "other-5": "#e1af5d",
     "unlearner": "#f47fbf",
     "right": "#4fc9a8",
     "wrong": "#ff9d70",
@@ -176,7 +178,8 @@ th,td{padding:7px 8px}
 html{color-scheme:light}
 body{font-size:10.5pt;background:none;-webkit-print-color-adjust:exact;print-color-adjust:exact}
 main,header,footer{max-width:none;padding:0}
-h2{break-after:avoid;margin-top:22px}
+h2,.note,.legend{break-after:avoid}
+h2{margin-top:22px}
 .card,.tiles div{border-radius:4px;break-inside:avoid}
 .pair{grid-template-columns:minmax(0,1fr) minmax(0,1fr)}
 .tiles{grid-auto-flow:column;grid-template-columns:none;gap:8px}

@@ -13,6 +13,9 @@ GRADES = {
     "exact": "The model is distributed as if the forgotten records had never been there.",
     "refused": "No claim is made, because it cannot be proved.",
 }
+LEVEL = 0.05
+"""How far from retraining in forgetting still counts as level."""
+
 GRADE_SIGNS = {"nominal": "~", "certified": "✓", "exact": "=", "refused": "✗"}
 
 
@@ -80,12 +83,14 @@ def headline(result: Result) -> str:
     """The page's title."""
     if nothing(result.task.forget):
         return f"{peer(result)} has nothing to forget"
-    return f"{peer(result)} forgets {asked(result.task.forget)}"
+    return f"{peer(result)} asks to forget {asked(result.task.forget)}"
 
 
 def story(result: Result) -> str:
     """What happened and how it ended, in three or four sentences."""
-    return " ".join(s for s in (_trained(result), _request(result), _ended(result)) if s)
+    return " ".join(
+        s for s in (_trained(result), _request(result), _ended(result), verdict(result)) if s
+    )
 
 
 def _trained(result: Result) -> str:
@@ -126,6 +131,20 @@ def _ended(result: Result) -> str:
     if not ends:
         return ""
     return f"{_after(result)} {' '.join(ends)}."
+
+
+def verdict(result: Result) -> str:
+    """Whether the main method ended level with retraining, which is the aim."""
+    main, key = result.main, "asr" if result.backdoor else "forget"
+    gap = main.gap.get(key)
+    if main.oracle or gap is None:
+        return ""
+    if abs(gap) <= LEVEL:
+        return "In forgetting it is level with retraining, within 5 points."
+    if gap < 0:
+        return "That is below retraining: it forgot more than it was asked to."
+    left = "The backdoor is still there" if key == "asr" else "The records are still known"
+    return f"{left}: {numbers.fixed(100 * gap)} points above retraining."
 
 
 def _after(result: Result) -> str:
@@ -210,6 +229,12 @@ def price(result: Result) -> str:
 def grade_meaning(claim: Claim) -> str:
     """What a grade means, in plain words."""
     return GRADES.get(claim.grade, "A grade that this version does not know.")
+
+
+def accountant(claim: Claim) -> str:
+    """Who counted, if anybody did."""
+    none = claim.accountant in ("", "none")
+    return "" if none else f"accountant: {claim.accountant}"
 
 
 def bound(claim: Claim) -> str:

@@ -119,13 +119,6 @@ class Assembled:
         inside = self.p * unlearn.hops * math.log(1 / unlearn.delta) * math.log(peers) / peers
         return bound / unlearn.epsilon * math.sqrt(inside)
 
-    @property
-    def record_count(self) -> int | None:
-        """Training records of all peers; None where counting would mean making them."""
-        if self.task.peers > 1000:
-            return None
-        return sum(self.task.records(v).size for v in range(self.task.peers))
-
     def plan(self, *phases: Phase, method: str) -> Plan:
         """A plan of these phases on this task and graph."""
         performance = self.config.performance
@@ -198,4 +191,4 @@ def _task(config: Config) -> ShardedTask:
 def _over(base: T, given: object, *leave: str) -> T:
     """``base`` with every field that ``given`` (a section) sets."""
     names = [f.name for f in fields(given) if f.name not in leave]  # type: ignore[arg-type]
-    return replace(base, **{n: v for n in names if (v := getattr(given, n)) is not None})  # type: ignore[type-var]
+    return replace(base, **{n: v for n in names if (v := getattr(given, n)) is not None})

@@ -26,17 +26,16 @@ class Comparison:
     runs: list[dict[str, Any]]
 
     def mean(self, method: str, measure: str) -> float | None:
-        """Mean over seeds of a final measure, or of a gap (``gap.asr``)."""
-        return self._summary(method)["mean"].get(measure)
+        """Mean over seeds of a final measure, a gap (``gap.asr``) or a cost (``cost.bytes``)."""
+        return self._summary(method, "mean").get(measure)
 
     def std(self, method: str, measure: str) -> float | None:
         """Standard deviation over seeds."""
-        return self._summary(method)["std"].get(measure)
+        return self._summary(method, "std").get(measure)
 
-    def _summary(self, method: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(
-            m for m in self.result["seeds"]["methods"] if m["name"] == method
-        )
+    def _summary(self, method: str, kind: str) -> dict[str, float]:
+        methods = self.result["seeds"]["methods"]
+        found: dict[str, float] = next(m[kind] for m in methods if m["name"] == method)
         return found
 
 

@@ -2,8 +2,8 @@
 
 Settings are frozen dataclasses; a key is written ``section.name`` (``unlearn.p``) or, at the top,
 ``name`` (``seed``).  Defaults are overridden by the preset, then by a TOML file, then by
-``--set``; an empty value means that the task, or training, decides.  The whole resolved configuration can be written back as TOML, and a
-run can be repeated from that file.
+``--set``; an empty value means that the task, or training, decides.  The whole resolved
+configuration can be written back as TOML, and a run can be repeated from that file.
 """
 
 from __future__ import annotations

@@ -49,20 +49,22 @@ class Reading:
 class Meter:
     """Measures a model on a task's sets, which stay on the device."""
 
+    target: int
+
     def __init__(self, task: ShardedTask, device: torch.device) -> None:
         self.test = task.test.to(device)
         self.forgotten = None if len(task.forgotten.y) == 0 else task.forgotten.to(device)
         self.retained = None if len(task.retained.y) == 0 else task.retained.to(device)
         self.triggered = None if task.triggered is None else task.triggered.to(device)
-        self.target = task.target
+        self.target = -1 if task.target is None else task.target
 
     def read(self, model: nn.Module, hop: int, phase: str) -> Reading:
         """Measure; the model is left in evaluation mode."""
         model.eval()
         asr = asr_paper = None
         if self.triggered is not None:
-            hit = answers(model, self.triggered.x) == self.target
-            others = self.triggered.y != self.target
+            hit = answers(model, self.triggered.x).eq(self.target)
+            others = self.triggered.y.ne(self.target)
             asr, asr_paper = _share(hit[others]), _share(hit)
         return Reading(
             hop=hop,

@@ -235,7 +235,7 @@ def _result(
             "model": task.model_name,
             "parameters": sum(p.numel() for p in model.parameters()),
             "peers": task.peers,
-            "records": assembled.record_count,
+            "records": task.training_records,
             "unlearner": config.forget.peer,
             "forget": {
                 "kind": task.forget_kind,
