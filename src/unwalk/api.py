@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from unwalk.core.errors import InvalidInput
 from unwalk.runs import compare as comparing
 from unwalk.runs.assemble import resolve
 from unwalk.runs.config import Config, Value
@@ -12,21 +13,25 @@ from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
 from unwalk.tasks import ShardedTask
 
+SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")
+"""Settings that a task that is brought along has settled already."""
+
 
 def _configure(
-    task: str | ShardedTask,
-    method: str,
-    preset: str,
-    seed: int,
-    settings: Mapping[str, Value] | None,
+    task: str | ShardedTask, given: dict[str, Value], settings: Mapping[str, Value] | None
 ) -> tuple[Config, ShardedTask | None]:
-    changes: dict[str, Value] = {"method": method, "preset": preset, "seed": seed}
-    own = None if isinstance(task, str) else task
-    if own is None:
-        changes["task"] = str(task)
-    else:
-        changes |= {"task": own.name, "peers": own.peers, "forget.peer": own.unlearner}
-    return resolve({**changes, **(settings or {})}), own
+    changes = {**given, **(settings or {})}
+    where = "the call"
+    if isinstance(task, str):
+        return resolve({"task": task, **changes}, where=where), None
+    for key in settings or {}:
+        if key.startswith(SETTLED):
+            raise InvalidInput(
+                f"settings names {key!r}, but a task that is brought along has settled that; "
+                "say it where the task is made."
+            )
+    own: dict[str, Value] = {"task": task.name, "peers": task.peers, "forget.peer": task.unlearner}
+    return resolve({**own, **changes}, where=where), task
 
 
 def run(
@@ -37,16 +42,19 @@ def run(
     seed: int = 0,
     settings: Mapping[str, Value] | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     overwrite: bool = False,
 ) -> RunResult:
     """Train by token walk, forget, and measure.
 
     ``task`` is a name or a task of your own (:func:`unwalk.from_arrays`); ``settings`` holds any
-    key that ``unwalk settings`` lists, such as ``{"train.hops": 50, "unlearn.p": 0.2}``.
+    key that ``unwalk settings`` lists, such as ``{"train.hops": 50, "unlearn.p": 0.2}``.  With
+    ``out``, a folder of results is left there; ``resume`` goes on with one that was stopped.
     """
-    config, own = _configure(task, method, preset, seed, settings)
+    given: dict[str, Value] = {"method": method, "preset": preset, "seed": seed}
+    config, own = _configure(task, given, settings)
     place = None if out is None else Path(out)
-    return run_config(config, task=own, out=place, overwrite=overwrite)
+    return run_config(config, task=own, out=place, resume=resume, overwrite=overwrite)
 
 
 def compare(
@@ -55,10 +63,18 @@ def compare(
     methods: Sequence[str] = ("rrdu", "finetune", "retrain"),
     preset: str = "practical",
     seeds: int = 5,
+    seed: int = 0,
     settings: Mapping[str, Value] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
 ) -> comparing.Comparison:
-    """Run several methods over several seeds; the result holds means and deviations."""
-    main, *others = methods
-    given: dict[str, Value] = {**(settings or {}), "compare": list(others)}
-    config, own = _configure(task, main, preset, 0, given)
-    return comparing.compare(config, seeds, task=own)
+    """Run several methods over ``seeds`` seeds, the first being ``seed``.
+
+    The result holds means and deviations; the other arguments are those of :func:`run`.
+    """
+    main, *others = methods or [""]
+    given: dict[str, Value] = {"method": main, "preset": preset, "seed": seed, "compare": others}
+    config, own = _configure(task, given, settings)
+    place = None if out is None else Path(out)
+    return comparing.compare(config, seeds, task=own, out=place, resume=resume, overwrite=overwrite)

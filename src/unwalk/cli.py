@@ -4,28 +4,47 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import unwalk
 from unwalk.core.errors import UnwalkError
+from unwalk.runs import partial_of
+
+if TYPE_CHECKING:
+    from unwalk.runs.config import Config
+
+FIRST_STEPS = (
+    "Start with: unwalk run --out runs/first\n\n"
+    "That trains on handwritten digits while one peer is poisoned, forgets the poison in three "
+    "ways, prints a table and writes runs/first/report.html, in less than a minute."
+)
+MEANINGS = {
+    "clean": "clean: accuracy on the test set",
+    "forget": "forget: accuracy on the records that had to be forgotten",
+    "asr": "ASR: attack success, the share of triggered pictures answered with the target class",
+}
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train one model by passing it from peer to peer, and make it forget again.",
+    epilog=FIRST_STEPS,
 )
 out_console = Console()
 err_console = Console(stderr=True)
 
-File = Annotated[Path | None, typer.Argument(help="Settings as TOML.", metavar="[FILE.toml]")]
+File = Annotated[Path | None, typer.Argument(help="Settings as TOML.", metavar="FILE.toml")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting; unwalk settings lists them."),
@@ -37,8 +56,13 @@ SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-OverwriteOption = Annotated[bool, typer.Option(help="Replace an existing output folder.")]
 
 
 def _changes(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
@@ -54,26 +78,75 @@ def _command() -> str:
     return shlex.join(["unwalk", *sys.argv[1:]])
 
 
-class _Bar:
-    """A progress bar on the terminal's error stream, one line a walk."""
+def _config(file: Path | None, changes: dict[str, Any]) -> Config:
+    from unwalk.runs.assemble import resolve
+    from unwalk.runs.config import read_toml
+
+    if file is None:
+        return resolve(changes)
+    return resolve(changes, read_toml(file), file_name=str(file))
+
+
+class _Bars:
+    """Progress on the terminal's error stream: a line for each of the last few walks."""
+
+    SHOWN = 5
 
     def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("hops"),
+            TextColumn("{task.fields[count]}"),
             TimeRemainingColumn(),
             console=err_console,
             transient=True,
             disable=not err_console.is_terminal,
         )
-        self.tasks: dict[str, Any] = {}
+        self.lines: dict[str, TaskID] = {}
+        self.loading = self.progress.add_task("loading", total=None, count="")
 
     def tell(self, walk: str, done: int, hops: int) -> None:
-        if walk not in self.tasks:
-            self.tasks[walk] = self.progress.add_task(walk, total=hops)
-        self.progress.update(self.tasks[walk], completed=done)
+        """Show how far a walk got."""
+        if walk not in self.lines:
+            self.progress.update(self.loading, visible=False)
+            self.lines[walk] = self.progress.add_task(walk, total=hops, count="")
+            for old in list(self.lines.values())[: -self.SHOWN]:
+                self.progress.update(old, visible=False)
+        self.progress.update(self.lines[walk], completed=done, count=f"{done}/{hops} hops")
+
+
+@contextmanager
+def _loading() -> Generator[None]:
+    """Put an interrupt off to the end: an import that is cut short leaves broken modules."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _progress(out: Path | None) -> Generator[_Bars]:
+    """Bars while something runs; when it is stopped, one line that says how to go on."""
+    bars = _Bars()
+    try:
+        with bars.progress:
+            yield bars
+    except KeyboardInterrupt:
+        if out is not None and partial_of(out).exists():
+            words = [a for a in sys.argv[1:] if a != "--resume"]
+            text = f"go on with: {shlex.join(['unwalk', *words, '--resume'])}"
+        else:
+            text = "nothing was kept"
+        _say(f"unwalk: stopped; {text}")
+        raise typer.Exit(130) from None
+
+
+def _say(text: str) -> None:
+    err_console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -87,45 +160,72 @@ def run(
     device: DeviceOption = None,
     model: ModelOption = None,
     out: OutOption = None,
-    resume: Annotated[bool, typer.Option(help="Go on with a run that was stopped.")] = False,
+    resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Train by token walk, forget, and measure; with --out, leave a report behind."""
-    from unwalk.reports import summary_table
-    from unwalk.runs.assemble import resolve
-    from unwalk.runs.config import read_toml
-    from unwalk.runs.run import run as run_config
+    with _progress(out) as bars:
+        with _loading():
+            from unwalk.runs.run import run as run_config
 
-    changes = _changes(
-        set_, task=task, method=method, preset=preset, seed=seed, device=device, model=model
-    )
-    config = resolve(changes, None if file is None else read_toml(file))
-    bar = _Bar()
-    with bar.progress:
+        changes = _changes(
+            set_, task=task, method=method, preset=preset, seed=seed, device=device, model=model
+        )
         result = run_config(
-            config,
+            _config(file, changes),
             out=out,
             resume=resume,
             overwrite=overwrite,
             command=_command(),
-            tell=bar.tell,
-        )
+            tell=bars.tell,
+        ).result
     if json_:
-        print(json.dumps(result.result, allow_nan=False))
+        print(json.dumps(result, allow_nan=False))
         return
-    out_console.print(summary_table(result.result))
-    _print_claims(result.result)
-    if out is not None:
-        out_console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    _print_start(result)
+    _print_end(result, out)
 
 
-def _print_claims(result: dict[str, Any]) -> None:
+def _print_start(result: dict[str, Any]) -> None:
+    """One line on the model before anything was forgotten."""
+    from unwalk.reports.numbers import percent
+
+    hops = result["phases"]["train"]
+    readings = (r for m in result["methods"] for r in m["series"])
+    start = next((r for r in readings if r["phase"] == "train" and r["hop"] == hops), None)
+    if start is not None:
+        ends = [f"{MEANINGS[k].partition(':')[0]} {percent(start[k])}" for k in _shown(result)]
+        _print(f"before unlearning, after {hops} hops: {', '.join(ends)}\n")
+
+
+def _print_end(result: dict[str, Any], out: Path | None) -> None:
+    """The table, what is claimed, and where the rest is."""
+    from unwalk.reports import summary_table
+
+    out_console.print(summary_table(result))
+    for key in _shown(result):
+        _print(MEANINGS[key])
+    _print()
     for claim in result["claims"]:
         numbers = ""
         if claim["epsilon"] is not None:
-            numbers = f" epsilon {claim['epsilon']:g}, delta {claim['delta']:g}:"
-        out_console.print(f"{claim['grade']}:{numbers} {claim['reason']}", highlight=False)
+            numbers = f" (epsilon {claim['epsilon']:g}, delta {claim['delta']:g})"
+        _print(f"guarantee {claim['grade']}{numbers}: {claim['reason']}")
+    kept = "add --out DIR to keep the model, the transcript and a report"
+    _print(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _shown(result: dict[str, Any]) -> list[str]:
+    """The measures that the table shows."""
+    final = result["methods"][0]["final"]
+    return [
+        k for k in ("clean", "forget" if final["asr"] is None else "asr") if final[k] is not None
+    ]
+
+
+def _print(text: str = "", *, soft_wrap: bool = False) -> None:
+    out_console.print(text, markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
 @app.command()
@@ -142,30 +242,30 @@ def compare(
     device: DeviceOption = None,
     model: ModelOption = None,
     out: OutOption = None,
+    resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Run several methods over several seeds and print means and deviations."""
-    from unwalk.reports import summary_table
-    from unwalk.runs.assemble import resolve
-    from unwalk.runs.compare import compare as compare_config
-    from unwalk.runs.config import read_toml
+    with _progress(out) as bars:
+        with _loading():
+            from unwalk.runs.compare import compare as compare_config
 
-    main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
-    changes = _changes(set_, task=task, preset=preset, seed=seed, device=device, model=model)
-    changes = {**changes, "method": main, "compare": others}
-    config = resolve(changes, None if file is None else read_toml(file))
-    bar = _Bar()
-    with bar.progress:
-        comparison = compare_config(
-            config, seeds, out=out, overwrite=overwrite, command=_command(), tell=bar.tell
-        )
+        main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
+        changes = _changes(set_, task=task, preset=preset, seed=seed, device=device, model=model)
+        result = compare_config(
+            _config(file, {**changes, "method": main, "compare": others}),
+            seeds,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=_command(),
+            tell=bars.tell,
+        ).result
     if json_:
-        print(json.dumps(comparison.result, allow_nan=False))
+        print(json.dumps(result, allow_nan=False))
         return
-    out_console.print(summary_table(comparison.result))
-    if out is not None:
-        out_console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    _print_end(result, out)
 
 
 @app.command()
@@ -174,7 +274,7 @@ def methods(json_: JsonOption = False) -> None:
     from unwalk.runs.catalogue import METHODS
 
     rows = [
-        {"method": name, "grade": entry.grade, "description": entry.description}
+        {"method": name, "guarantee": entry.grade, "description": entry.description}
         for name, entry in METHODS.items()
     ]
     _listing(rows, json_)
@@ -186,17 +286,21 @@ def tasks(json_: JsonOption = False) -> None:
     from unwalk.tasks import TASKS
 
     rows = [{"task": name, "description": entry.about} for name, entry in TASKS.items()]
-    _listing(rows, json_)
+    own = "your own: a function without arguments that returns inputs and labels"
+    _listing([*rows, {"task": "package.module:function", "description": own}], json_)
 
 
 @app.command()
-def settings(json_: JsonOption = False) -> None:
-    """List every setting with its default."""
-    from unwalk.runs.config import describe
+def settings(
+    task: TaskOption = None, preset: PresetOption = None, json_: JsonOption = False
+) -> None:
+    """List every setting, with its value where nothing else is said."""
+    from unwalk.runs.assemble import resolve
+    from unwalk.runs.config import describe, flatten
 
+    defaults = flatten(resolve(_changes(None, task=task, preset=preset)))
     rows = [
-        {"setting": key, "default": default, "meaning": meaning}
-        for key, default, meaning in describe()
+        {"setting": k, "default": defaults[k], "meaning": meaning} for k, _, meaning in describe()
     ]
     _listing(rows, json_)
 
@@ -207,10 +311,19 @@ def _listing(rows: list[dict[str, Any]], json_: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in rows[0]:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*("" if v is None else str(v) for v in row.values()))
+        table.add_row(*map(_cell, row.values()))
     out_console.print(table)
+
+
+def _cell(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(value)
+    return "" if value is None else str(value)
 
 
 def _version(value: bool) -> None:
@@ -233,5 +346,5 @@ def main() -> None:
     try:
         app()
     except UnwalkError as error:
-        err_console.print(f"unwalk: {error}", markup=False, highlight=False, soft_wrap=True)
+        _say(f"unwalk: {error}")
         raise SystemExit(2) from None

@@ -8,9 +8,11 @@ import math
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from unwalk.core.errors import InvalidInput
@@ -20,6 +22,7 @@ from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS
 VOID = {"meta", "link", "img"}
 LENGTHS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height"}
 Json = dict[str, Any]
+Array = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -375,10 +378,13 @@ def test_bad_results_are_refused_in_one_sentence(usual: Json, change: Json, said
         render(usual | change)
 
 
+def linear(colour: str) -> Array:
+    parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+
+
 def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return float(linear(colour) @ [0.2126, 0.7152, 0.0722])
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
@@ -388,3 +394,33 @@ def test_text_has_contrast(palette: dict[str, str]) -> None:
         for ground in ("page", "card"):
             light, dark = sorted((luminance(palette[name]), luminance(palette[ground])))[::-1]
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
+
+
+# How linear RGB looks with each kind of colour blindness (Machado, Oliveira, Fernandes 2009).
+SIGHT = {
+    "usual": np.eye(3),
+    "deuteranopia": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
+    "protanopia": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+    ),
+    "tritanopia": np.array(
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]
+    ),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(rgb: Array) -> Array:
+    xyz = TO_XYZ @ np.clip(rgb, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("palette", [LIGHT, DARK])
+@pytest.mark.parametrize("sight", SIGHT)
+def test_lines_differ_for_every_eye(palette: dict[str, str], sight: str) -> None:
+    seen = {n: lab(SIGHT[sight] @ linear(palette[n])) for n in ("ink", "main", "oracle", "other-1")}
+    for a, b in combinations(seen, 2):
+        assert np.linalg.norm(seen[a] - seen[b]) >= 20, (a, b)

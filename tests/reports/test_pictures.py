@@ -190,3 +190,16 @@ def test_grey_pixels_survive() -> None:
 def test_colour_pixels_survive() -> None:
     image = [[[1.0, 0.0, 0.0], [0.0, 0.2, 1.0]]]
     assert decode(png(image)) == (2, 1, 2, bytes([255, 0, 0, 0, 51, 255]))
+    red, blue = bytes([255, 0, 0]), bytes([0, 51, 255])
+    assert decode(png(image, 2)) == (4, 2, 2, 2 * (2 * red + 2 * blue))
+
+
+def test_lines_below_the_axis_are_cut_not_flattened(usual: Json) -> None:
+    text = charts.line_chart(read(usual), "clean")
+    lines = [
+        [float(pair.split(",")[1]) for pair in points.split()]
+        for points in re.findall(r'<polyline points="([^"]+)"', text)
+    ]
+    assert any(charts.BOTTOM in line for line in lines)
+    for line in lines:
+        assert not any(a == b == charts.BOTTOM for a, b in pairwise(line))

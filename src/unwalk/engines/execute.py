@@ -15,6 +15,7 @@ from unwalk.core.noise import NoiseSource
 from unwalk.core.plan import Local, Loss
 from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, StepRule, Steps
 from unwalk.core.workspace import Workspace
+from unwalk.engines.per_example import add_clipped
 
 
 @dataclass(eq=False)
@@ -105,10 +106,13 @@ def _steps(op: Steps, bench: Bench) -> None:
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
     for step in range(steps):
         work.gradient.zero_()
-        if op.weights is None:
-            _mean_gradient(bench, xs[step], ys[step])
+        if op.weights is not None:
+            _weighted_gradient(bench, op.batches[step], op.weights[step], op.clip_per_example)
+        elif op.clip_per_example is not None:
+            x, y = xs[step].flatten(0, 1), ys[step].flatten(0, 1)
+            add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss)
         else:
-            _weighted_gradient(bench, op.batches[step], op.weights[step])
+            _mean_gradient(bench, xs[step], ys[step])
         _shape_gradient(op, bench)
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
@@ -146,11 +150,17 @@ def _mean_gradient(bench: Bench, x: torch.Tensor, y: torch.Tensor) -> None:
         loss.backward()
 
 
-def _weighted_gradient(bench: Bench, batches: np.ndarray, weights: np.ndarray) -> None:
+def _weighted_gradient(
+    bench: Bench, batches: np.ndarray, weights: np.ndarray, bound: float | None
+) -> None:
     for rows, weight in zip(batches, weights, strict=True):
         there = rows >= 0
         index = torch.from_numpy(rows[there]).to(bench.work.device)
         x, y = bench.shard.take(index, bench.generator)
+        if bound is not None:
+            share = torch.from_numpy(weight[there]).to(x.device)
+            add_clipped(bench.work, x, y, bound=bound, loss=bench.loss, weights=share)
+            continue
         output = bench.work.model(x)
         if bench.loss is None:
             losses = functional.cross_entropy(output, y, reduction="none")

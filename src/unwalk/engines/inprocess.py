@@ -127,8 +127,8 @@ class _Walk:
     def _seed(self, seed: int) -> None:
         """Seed what a visit draws from: augmentation, and torch's global generators (dropout).
 
-        ``torch.manual_seed`` would also queue the seed, with a stack trace, for every kind of
-        device that is not in use: more time than all else that a hop costs besides its steps.
+        ``torch.manual_seed`` would do, but it writes a stack trace for every kind of device that
+        is not in use, which takes longer than all the rest of a hop's bookkeeping.
         """
         self.generator.manual_seed(seed)
         torch.default_generator.manual_seed(seed)

@@ -99,9 +99,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Descent:
-    """Noiseless projected descent on a peer's rows: the visit of Network-SGD.
+    """Projected descent on a peer's rows, noiseless by default: the visit of Network-SGD.
 
-    ``clip`` bounds the norm of every step's gradient; ``feasible`` is the paper's Theta.
+    ``clip`` bounds the norm of every step's gradient, ``clip_per_example`` that of every record's
+    before they are averaged; ``noise`` is the std of Gaussian noise on every step's gradient.
+    ``feasible`` is the paper's Theta.
     """
 
     rule: StepRule
@@ -109,6 +111,14 @@ class Descent:
     schedule: Schedule = Schedule()
     clip: float | None = None
     feasible: Ball | None = None
+    clip_per_example: float | None = None
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "clip_per_example"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above=0.0)
+        check_number("noise", self.noise, low=0.0)
 
     def program(self, visit: Visit, data: str) -> Program:
         """The operations of one visit; none when the peer has no such rows."""
@@ -123,6 +133,8 @@ class Descent:
             rule=self.rule,
             step_size=self.schedule.at(visit.phase_hop, self.rule.learning_rate),
             clip=self.clip,
+            clip_per_example=self.clip_per_example,
+            noise=self.noise,
         )
         return (steps,) if self.feasible is None else (steps, Project((self.feasible,)))
 

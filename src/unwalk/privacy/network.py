@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.validation import check_count, check_number
+from unwalk.privacy.renyi import rdp_epsilon
 
 Floats = npt.NDArray[np.float64]
 
@@ -133,12 +133,19 @@ def first_hits(
     return FirstHits(law[:, own], np.delete(law, own, axis=1).sum(axis=1))
 
 
+def _log_sum_exp(logs: Floats) -> float:
+    top = float(logs.max())
+    if top == -math.inf:
+        return top
+    return top + math.log(float(np.exp(logs - top).sum()))
+
+
 def _log_mean_exp(weights: Floats, exponents: Floats) -> float:
     """log of the mean of e^exponent, the missing weight counting as exponent 0."""
     missing = max(0.0, 1.0 - math.fsum(weights))
     with np.errstate(divide="ignore"):
         logs = np.append(np.log(weights) + exponents, math.log(missing) if missing else -math.inf)
-    return max(0.0, float(logsumexp(logs)))
+    return max(0.0, _log_sum_exp(logs))
 
 
 def contribution_rdp(alpha: float, ratio: float, hits: FirstHits) -> float:
@@ -207,6 +214,7 @@ def walk_rdp(
     hops: int,
     *,
     start: npt.ArrayLike | None = None,
+    released: bool = False,
 ) -> float:
     r"""The whole walk, its number of contributions random too:
 
@@ -214,58 +222,106 @@ def walk_rdp(
               (\alpha-1)\sum_{j}\frac{\alpha\Delta^2}{2\sigma^2 g_j}\Big)\Big],
 
     computed by recursion over the remaining hops, in log space.  ``start`` is the law of the
-    first holder (default uniform).  Statement and assumptions: :func:`contribution_rdp`; no cap
-    and no Chernoff bound on the number of visits is needed.
+    first holder (default uniform); with ``released`` the observers see the final token too.
+    Statement and assumptions: :func:`contribution_rdp`; no cap and no Chernoff bound on the
+    number of visits is needed.
 
     >>> chain = complete_graph_chain(10)
-    >>> start = [0.1, 0.1, 0.8]
-    >>> round(walk_rdp(2.0, 0.5, chain, 0, [1], 100, start=start), 4)
-    1.3006
+    >>> round(walk_rdp(2.0, 0.5, chain, 0, [1], 100, start=[0.1, 0.1, 0.8]), 4)
+    1.0941
     """
     check_number("alpha", alpha, above=1.0)
     check_number("ratio", ratio, low=0.0)
     check_count("hops", hops, low=1)
     matrix = check_chain(transition)
-    size = matrix.shape[0]
-    first = np.full(size, 1.0 / size) if start is None else np.asarray(start, np.float64)
-    if first.shape != (size,) or (first < 0).any() or not math.isclose(first.sum(), 1.0):
-        raise InvalidInput(f"start is {first!r}; allowed: {size} probabilities that add up to 1.")
-    wanted = sorted({contributor, *observers})
-    gap_law = first_hit_law(matrix, contributor, wanted, hops - 1)
-    own = wanted.index(contributor)
     first_hits(matrix, contributor, observers, 0)  # checks the roles
+    wanted = sorted({contributor, *observers})
+    own = wanted.index(contributor)
     kappa = 0.5 * alpha * (alpha - 1.0) * ratio * ratio
-    cost = kappa / np.arange(1, hops)
+    gap_law = first_hit_law(matrix, contributor, wanted, hops - 1)
     with np.errstate(divide="ignore"):
-        log_gap = np.log(gap_law) + cost[:, None]
-        back = {
-            peer: np.log(first_hit_law(matrix, peer, [contributor], hops - 1)[:, 0])
-            for peer in range(size)
-            if peer != contributor
-        }
-        log_missed = np.log(np.maximum(1.0 - np.append(0.0, gap_law.sum(axis=1).cumsum()), 0.0))
-        log_away = {
-            peer: np.log(np.maximum(1.0 - np.append(0.0, np.exp(law).cumsum()), 0.0))
-            for peer, law in back.items()
-        }
-    at_u = np.zeros(hops)  # index: hops left after the contribution
-    seen = {peer: np.zeros(hops) for peer in wanted if peer != contributor}
+        log_gap = np.log(gap_law) + (kappa / np.arange(1, hops))[:, None]
+    log_missed = _log_never(gap_law.sum(axis=1))
+    if released:
+        log_missed = log_missed + kappa / np.arange(1, hops + 1)
+    back = {
+        peer: _with_never(first_hit_law(matrix, peer, [contributor], hops - 1)[:, 0])
+        for peer in wanted
+        if peer != contributor
+    }
+    at_u = np.zeros(hops)  # log of the mean; index: hops left after the contribution
+    seen = {peer: np.zeros(hops) for peer in back}
+    at_u[0] = log_missed[0]
     for left in range(1, hops):
-        earlier = slice(left - 1, None, -1) if left > 0 else slice(0, 0)
-        for peer, values in seen.items():
-            values[left] = logsumexp(
-                np.append(back[peer][:left] + at_u[earlier], log_away[peer][left])
-            )
-        parts = [log_gap[:left, own] + at_u[earlier], [log_missed[left]]]
+        earlier = at_u[left - 1 :: -1]
+        parts = [log_gap[:left, own] + earlier, log_missed[left : left + 1]]
         for column, peer in enumerate(wanted):
             if peer != contributor:
-                parts.append(log_gap[:left, column] + seen[peer][earlier])
-        at_u[left] = logsumexp(np.concatenate(parts))
+                law, never = back[peer]
+                seen[peer][left] = _log_sum_exp(np.append(law[:left] + earlier, never[left]))
+                parts.append(log_gap[:left, column] + seen[peer][left - 1 :: -1])
+        at_u[left] = _log_sum_exp(np.concatenate(parts))
+    law, never = _with_never(_first_visit_law(matrix, start, contributor, hops))
+    total = _log_sum_exp(np.append(law + at_u[::-1], never[hops]))
+    return max(0.0, total) / (alpha - 1.0)
+
+
+def _log_never(law: Floats) -> Floats:
+    """log of the probability of not having been hit within 0, 1, ... hops."""
     with np.errstate(divide="ignore"):
-        log_first = np.log(first)
-    last = hops - 1
-    total = [log_first[contributor] + at_u[last]]
-    for peer, law in back.items():
-        onward = np.append(law + at_u[last - 1 :: -1] if last else law, log_away[peer][last])
-        total.append(log_first[peer] + logsumexp(onward))
-    return max(0.0, float(logsumexp(total))) / (alpha - 1.0)
+        return np.log(np.maximum(1.0 - np.append(0.0, law.cumsum()), 0.0))
+
+
+def _with_never(law: Floats) -> tuple[Floats, Floats]:
+    with np.errstate(divide="ignore"):
+        return np.log(law), _log_never(law)
+
+
+def _first_visit_law(matrix: Floats, start: npt.ArrayLike | None, peer: int, hops: int) -> Floats:
+    """Probability that ``peer`` is first visited at hop 1, 2, ..., the first holder's law given."""
+    size = matrix.shape[0]
+    alive = np.full(size, 1.0 / size) if start is None else np.array(start, np.float64)
+    if alive.shape != (size,) or (alive < 0).any() or not math.isclose(alive.sum(), 1.0):
+        raise InvalidInput(f"start is {alive!r}; allowed: {size} probabilities that add up to 1.")
+    law = np.empty(hops)
+    for hop in range(hops):
+        law[hop], alive[peer] = alive[peer], 0.0
+        alive = alive @ matrix
+    return law
+
+
+ORDERS = (
+    1.1,
+    1.25,
+    1.5,
+    1.75,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    8.0,
+    12.0,
+    16.0,
+    24.0,
+    32.0,
+    64.0,
+    128.0,
+)
+
+
+def complete_walk_epsilon(
+    delta: float, ratio: float, peers: int, hops: int, *, observers: int = 1
+) -> float:
+    r"""Epsilon of :func:`walk_rdp` on the complete graph, uniform routing over all peers.
+
+    Tabulated orders and the tight conversion; statement and assumptions: :func:`walk_rdp`.
+
+    >>> round(complete_walk_epsilon(1e-5, 0.1, 10, 100), 3)
+    1.055
+    """
+    check_count("peers", peers, low=2)
+    chain = complete_graph_chain(peers, observers=observers)
+    values = [walk_rdp(alpha, ratio, chain, 0, [1], hops, start=chain[0]) for alpha in ORDERS]
+    return rdp_epsilon(ORDERS, values, delta)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.validation import check_number
@@ -75,7 +76,7 @@ def visit_caps(
     check_number("step_size", step_size, low=0.0)
     check_number("clip", clip, low=0.0)
     times = [check_number(f"visit_times[{j}]", t, low=0.0) for j, t in enumerate(visit_times)]
-    if not times or any(b < a for a, b in zip(times, times[1:], strict=False)):
+    if not times or any(b < a for a, b in pairwise(times)):
         raise InvalidInput(
             f"visit_times is {list(visit_times)!r}; allowed: at least one, not decreasing."
         )
@@ -106,7 +107,7 @@ def shifted_zcdp(caps: Sequence[float], sigma: float) -> float:
     check_number("sigma", sigma, above=0.0)
     if not caps:
         raise InvalidInput("caps is empty; allowed: one ceiling per visit, at least 1.")
-    gaps = [caps[0], *(b - a for a, b in zip(caps, caps[1:], strict=False))]
+    gaps = [caps[0], *(b - a for a, b in pairwise(caps))]
     return 0.5 * hiding_cost(gaps, [sigma] * len(gaps))
 
 

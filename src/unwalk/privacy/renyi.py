@@ -91,7 +91,7 @@ def rdp_epsilon_at(alpha: float, value: float, delta: float) -> float:
 def mironov_epsilon_at(alpha: float, value: float, delta: float) -> float:
     r"""The older, looser conversion :math:`\varepsilon_\alpha + \ln(1/\delta)/(\alpha-1)`.
 
-    The paper uses it (Proposition A.4).  Source: Mironov 2017 (arXiv:1702.07476v3),
+    The paper uses it (Proposition A.8).  Source: Mironov 2017 (arXiv:1702.07476v3),
     Proposition 3.
 
     >>> mironov_epsilon_at(11.0, 1.0, math.exp(-10.0))

@@ -108,9 +108,7 @@ def _log_delta(epsilon: float, ratio: float, law: tuple[Floats, Floats, float]) 
     return min(0.0, top + math.log(float(np.exp(terms - top).sum()) + math.exp(left - top)))
 
 
-def _law_for(
-    delta: float, hops: int, p: float, cap: int | None
-) -> tuple[Floats, Floats, float]:
+def _law_for(delta: float, hops: int, p: float, cap: int | None) -> tuple[Floats, Floats, float]:
     check_number("delta", delta, above=0.0, below=1.0)
     return visit_law(hops, p, cap=cap, depth=60.0 - math.log(delta))
 

@@ -254,7 +254,8 @@ def _ends(
 ) -> list[str]:
     places = svg.spread([y(c.final) for c in found], LABEL_GAP, TOP, BOTTOM - 4)
     body = []
-    for curve, label, place in zip(found, labels, places, strict=True):
+    rows = sorted(zip(found, labels, places, strict=True), key=lambda row: row[0].look.shape == 0)
+    for curve, label, place in rows:
         end = (x(curve.end[0]), y(curve.end[1]))
         aim = y(curve.final)
         leader = [(end[0], aim), (right, aim), (right + 9, place)]

@@ -15,10 +15,12 @@ from unwalk.reports.result import Answer, Result, Sample
 from unwalk.reports.svg import tag
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SHOWN = 128
+"""Pixels a picture is written with at most, so that small ones stay crisp on paper too."""
 
 
-def png(image: Sequence[Any]) -> bytes:
-    """A PNG of rows of grey values or of (r, g, b), each in [0, 1].
+def png(image: Sequence[Any], scale: int = 1) -> bytes:
+    """A PNG of rows of grey values or of (r, g, b), each in [0, 1]; a pixel ``scale`` wide.
 
     >>> png([[0.0, 1.0]])[:8] == SIGNATURE
     True
@@ -28,8 +30,13 @@ def png(image: Sequence[Any]) -> bytes:
     width = len(rows[0]) // (3 if colour else 1) if rows else 0
     if not width or any(len(row) != len(rows[0]) for row in rows):
         raise InvalidInput("samples[i].image is empty or ragged; allowed: rows of equal length.")
-    header = struct.pack(">IIBBBBB", width, len(rows), 8, 2 if colour else 0, 0, 0, 0)
-    data = zlib.compress(b"".join(b"\x00" + row for row in rows), 9)
+    size = 3 if colour else 1
+    pixels = [[row[i : i + size] for i in range(0, len(row), size)] for row in rows]
+    lines = [b"\x00" + b"".join(pixel * scale for pixel in row) for row in pixels]
+    header = struct.pack(
+        ">IIBBBBB", width * scale, len(rows) * scale, 8, 2 if colour else 0, 0, 0, 0
+    )
+    data = zlib.compress(b"".join(line * scale for line in lines), 9)
     return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
 
 
@@ -77,7 +84,8 @@ def _pictures(samples: Sequence[Sample]) -> str:
         if not sample.image:
             cells.append(tag("td", numbers.DASH))
             continue
-        data = base64.b64encode(png(sample.image)).decode()
+        scale = max(1, SHOWN // len(sample.image))
+        data = base64.b64encode(png(sample.image, scale)).decode()
         said = f"sample {index}" if sample.label is None else f"sample of class {sample.label}"
         cells.append(
             tag(

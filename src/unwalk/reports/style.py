@@ -15,8 +15,8 @@ LIGHT = {
     "line": "#dde1e8",
     "node": "#8a94a6",
     "main": "#235cf0",
-    "oracle": "#12502d",
-    "other-1": "#a45d17",
+    "oracle": "#17683b",
+    "other-1": "#b5520a",
     "other-2": "#65187e",
     "other-3": "#d6057a",
     "other-4": "#0410a1",
@@ -121,7 +121,8 @@ thead .group{text-align:center;color:var(--soft);font-weight:400}
 thead .group+.group,thead td[colspan]+.group{border-left:1px solid var(--line)}
 .from{border-left:1px solid var(--line)}
 tr>:first-child{text-align:left;position:sticky;left:0;background:var(--card)}
-tbody th{font-weight:500;white-space:nowrap}
+tbody th,td{white-space:nowrap}
+tbody th{font-weight:500}
 tbody tr:last-child>*{border-bottom:0}
 tr.is-main>*{font-weight:680}
 th small,td small{display:block;font-weight:400;color:var(--soft);font-size:12.5px}
@@ -188,9 +189,9 @@ h2{margin-top:22px}
 .tiles .value{font-size:17pt}
 details{display:none}
 .scroll{overflow:visible;background:none}
-table{font-size:9pt}
-thead th{font-size:8.5pt}
-th,td{padding:4px 5px}
+table{font-size:8.5pt}
+thead th{font-size:8pt}
+th,td{padding:4px}
 .samples th,.samples td{min-width:0}
 .samples img{width:44px;height:44px}
 }

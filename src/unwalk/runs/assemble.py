@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,72 +18,107 @@ from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.program import OPTIMIZER_STATES, OPTIMIZERS
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count, check_number
-from unwalk.methods.rrdu import direction_named
-from unwalk.runs.catalogue import METHODS, VISITS, Noise, train_phase
-from unwalk.runs.config import Config, Value, apply, to_toml
+from unwalk.methods.local_work import SCHEDULES, WORK
+from unwalk.methods.rrdu import ALIASES, DIRECTIONS, NOISE_ON
+from unwalk.runs.catalogue import KEEPS, METHODS, VISITS, Noise, train_phase
+from unwalk.runs.config import Config, Value, apply, flatten, to_toml
 from unwalk.runs.presets import preset_settings
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
 
 T = TypeVar("T", Deletion, Trigger)
-KEEPS = ("last", "average", "random")
+
+CHOICES: dict[str, Collection[str]] = {
+    "method": METHODS,
+    "graph.kind": walks.GRAPHS,
+    "train.optimizer": OPTIMIZERS,
+    "train.state": OPTIMIZER_STATES,
+    "train.work": WORK,
+    "train.schedule": SCHEDULES,
+    "train.keep": KEEPS,
+    "unlearn.optimizer": OPTIMIZERS,
+    "unlearn.work": WORK,
+    "unlearn.keep": KEEPS,
+    "unlearn.visit": VISITS,
+    "unlearn.visit_optimizer": ("same", "plain"),
+    "unlearn.calibration": ("paper", "none"),
+    "unlearn.noise_on": NOISE_ON,
+    "unlearn.trust_centre": ("start", "initial"),
+}
+LEAST: dict[str, int] = {
+    "peers": 2,
+    "seed": 0,
+    "data.records": 1,
+    "data.features": 1,
+    "data.classes": 2,
+    "train.hops": 1,
+    "train.epochs": 1,
+    "train.minibatches": 1,
+    "train.batch": 1,
+    "unlearn.hops": 1,
+    "unlearn.max_visits": 0,
+    "forget.peer": 0,
+    "evaluate.every": 1,
+    "performance.threads": 1,
+}
+EDGES: dict[str, dict[str, float]] = {
+    **{f"train.{k}": {"above": 0.0} for k in ("learning_rate", "clip", "feasible_radius")},
+    **{f"train.{k}": {"above": 0.0} for k in ("smoothness", "diameter", "gradient_bound")},
+    **{f"unlearn.{k}": {"above": 0.0} for k in ("learning_rate", "clip", "trust_radius")},
+    **{k: {"above": 0.0} for k in ("train.convexity", "unlearn.epsilon")},
+    **{k: {"low": 0.0, "below": 1.0} for k in ("train.momentum", "unlearn.momentum")},
+    **{k: {"low": 0.0} for k in ("train.weight_decay", "unlearn.weight_decay")},
+    **{k: {"low": 0.0} for k in ("data.spread", "unlearn.sigma", "performance.checkpoint")},
+    "unlearn.p": {"low": 0.0, "high": 1.0},
+    "unlearn.delta": {"above": 0.0, "below": 1.0},
+}
 
 
-def resolve(changes: dict[str, Value], file: dict[str, Value] | None = None) -> Config:
-    """Defaults, then the preset's, then the file's, then ``changes``."""
-    file = file or {}
-    first = apply(apply(Config(), file, where="the file"), changes, where="the command line")
-    config = apply(Config(), preset_settings(first.preset, first.task), where="the preset")
-    config = apply(config, file, where="the file")
-    return check(apply(config, changes, where="the command line"))
+def resolve(
+    changes: Mapping[str, Value],
+    file: Mapping[str, Value] | None = None,
+    *,
+    where: str = "the command line",
+    file_name: str = "the file",
+) -> Config:
+    """Defaults, then the preset's, then the file's, then ``changes``, which come from ``where``."""
+
+    def put_on(config: Config) -> Config:
+        return apply(apply(config, file or {}, where=file_name), changes, where=where)
+
+    first = put_on(Config())
+    preset = preset_settings(first.preset, first.task)
+    return check(put_on(apply(Config(), preset, where=f"preset {first.preset}")))
 
 
 def check(config: Config) -> Config:
     """Refuse values that no run can use; what needs the data is checked when they are loaded."""
-    check_choice("method", config.method, METHODS)
+    given: dict[str, Any] = {k: v for k, v in flatten(config).items() if v is not None}
+    for key, choices in CHOICES.items():
+        if key in given:
+            check_choice(key, given[key], choices)
     for name in config.compare:
         check_choice("compare", name, METHODS)
-    if config.peers is not None:
-        check_count("peers", config.peers, low=2)
-    check_count("seed", config.seed)
-    check_count("train.hops", config.train.hops, low=1)
-    check_count("unlearn.hops", config.unlearn.hops, low=1)
-    check_count("evaluate.every", config.evaluate.every, low=1)
-    check_count("performance.threads", config.performance.threads, low=1)
-    check_count("forget.peer", config.forget.peer)
-    for section, name in ((config.train, "train"), (config.unlearn, "unlearn")):
-        check_choice(f"{name}.optimizer", section.optimizer or "sgd", OPTIMIZERS)
-        check_choice(f"{name}.keep", section.keep, KEEPS)
-        if section.learning_rate is not None:
-            check_number(f"{name}.learning_rate", section.learning_rate, above=0.0)
-        if section.momentum is not None:
-            check_number(f"{name}.momentum", section.momentum, low=0.0, below=1.0)
-        if section.weight_decay is not None:
-            check_number(f"{name}.weight_decay", section.weight_decay, low=0.0)
-        if section.clip is not None:
-            check_number(f"{name}.clip", section.clip, above=0.0)
-    check_choice("train.state", config.train.state, OPTIMIZER_STATES)
-    unlearn = config.unlearn
-    if unlearn.p is not None:
-        check_number("unlearn.p", unlearn.p, low=0.0, high=1.0)
-    if unlearn.max_visits is not None:
-        check_count("unlearn.max_visits", unlearn.max_visits)
-    check_number("unlearn.epsilon", unlearn.epsilon, above=0.0)
-    check_number("unlearn.delta", unlearn.delta, above=0.0, below=1.0)
-    check_choice("unlearn.visit", unlearn.visit, VISITS)
-    check_choice("unlearn.visit_optimizer", unlearn.visit_optimizer, ("same", "plain"))
-    check_choice("unlearn.calibration", unlearn.calibration, ("paper", "none"))
-    check_choice("unlearn.trust_centre", unlearn.trust_centre, ("start", "initial"))
-    for key, radius in (
-        ("train.feasible_radius", config.train.feasible_radius),
-        ("unlearn.trust_radius", unlearn.trust_radius),
-    ):
-        if radius is not None:
-            check_number(key, radius, above=0.0)
-    direction_named(unlearn.direction)
-    check_choice("device", config.device.split(":")[0], ("cpu", "cuda"))
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidInput(f"device is {config.device!r}, but this machine shows no CUDA device.")
+    direction = config.unlearn.direction.lower()
+    check_choice("unlearn.direction", ALIASES.get(direction, direction), DIRECTIONS)
+    for key, least in LEAST.items():
+        if key in given:
+            check_count(key, given[key], low=least)
+    for key, edges in EDGES.items():
+        if key in given:
+            check_number(key, given[key], **edges)
+    _check_device(config.device)
     return config
+
+
+def _check_device(device: str) -> None:
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
+        raise InvalidInput(f"device is {device!r}; allowed: cpu, cuda or cuda:NUMBER.")
+    there = torch.cuda.device_count() if device != "cpu" else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
+        raise InvalidInput(
+            f"device is {device!r}, but this machine shows {there or 'no'} CUDA "
+            f"device{'' if there == 1 else 's'}."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,33 +188,53 @@ class Assembled:
 
 
 def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
-    """Build task and graph; ``task`` may be brought along instead."""
-    task = task or _task(config)
-    if config.peers is not None and task.peers != config.peers:
-        raise InvalidInput(f"peers is {config.peers}; the task has {task.peers}.")
+    """Build graph and task; ``task`` may be brought along instead.
+
+    A graph from a file says how many peers there are; every other graph is as large as the task.
+    """
     seeds = PublicSeeds(config.seed)
-    graph = walks.build(
+    noise = SimulatedNoise(seeds.integer("simulated-noise"))
+    if config.graph.kind == "edge-list" and task is None:
+        graph = _graph(config, config.peers)
+        return Assembled(config, _task(config, graph.peers), graph, noise)
+    task = task or _task(config, config.peers)
+    for key, asked, there in (
+        ("peers", config.peers, task.peers),
+        ("forget.peer", config.forget.peer, task.unlearner),
+    ):
+        if asked not in (None, there):
+            raise InvalidInput(f"{key} is {asked}, but the task that was brought has {there}.")
+    return Assembled(config, task, _graph(config, task.peers), noise)
+
+
+def _graph(config: Config, peers: int | None) -> Graph:
+    return walks.build(
         config.graph.kind,
-        task.peers,
+        peers,
         degree=config.graph.degree,
         probability=config.graph.probability,
-        path=config.graph.path,
-        rng=seeds.numpy("graph"),
+        path=config.graph.path or None,
+        rng=PublicSeeds(config.seed).numpy("graph"),
     )
-    noise = SimulatedNoise(seeds.integer("simulated-noise"))
-    return Assembled(config, task, graph, noise)
 
 
-def _task(config: Config) -> ShardedTask:
+def _task(config: Config, peers: int | None) -> ShardedTask:
     """The named task, with what the settings say put over what suits it."""
     recipe = TASKS.get(config.task)
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
     del given["partition"]
     forget = _over(Deletion("nothing") if recipe is None else recipe.forget, config.forget, "peer")
+    for name in ("size", "label"):
+        value = getattr(config.forget, name)
+        if forget.kind == "nothing" and value is not None:
+            raise InvalidInput(
+                f"forget.{name} is {value}, but forget.kind is 'nothing'; "
+                f"allowed: another kind, or no forget.{name}."
+            )
     trigger = _over(Trigger() if recipe is None else recipe.trigger, config.trigger)
     return build_task(
         config.task,
-        peers=config.peers,
+        peers=peers,
         seed=config.seed,
         unlearner=config.forget.peer,
         partition=config.data.partition,

@@ -15,6 +15,7 @@ from unwalk.methods.retrain import Retrain
 from unwalk.methods.rrdu import RRDU, Correction, direction_named
 from unwalk.runs.config import Config
 
+KEEPS = ("last", "average", "random")
 VISITS = {"pass": "epochs", "minibatch": "averaged", "full": "full"}
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.validation import check_count
 from unwalk.reports import render
-from unwalk.runs.config import Config, to_toml
-from unwalk.runs.run import RunResult, Tell, _silent, run
-from unwalk.runs.store import Folder, write_file
+from unwalk.runs.assemble import assemble
+from unwalk.runs.config import Config
+from unwalk.runs.run import Tell, open_folder, run, silent
+from unwalk.runs.store import write_file
 from unwalk.tasks import ShardedTask
-
-MEASURES = ("clean", "forget", "retain", "asr", "asr_paper")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +45,18 @@ def compare(
     *,
     task: ShardedTask | None = None,
     out: Path | None = None,
+    resume: bool = False,
     overwrite: bool = False,
     command: str = "",
-    tell: Tell = _silent,
+    tell: Tell = silent,
 ) -> Comparison:
-    """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``."""
+    """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
+
+    With ``out``, every finished seed is kept, and ``resume`` goes on with the next one.
+    """
     check_count("seeds", seeds, low=1)
-    folder = None
-    if out is not None:
-        folder = Folder(out, to_toml(config), resume=False, overwrite=overwrite)
+    assemble(config, task)
+    folder = open_folder(out, config, resume=resume, overwrite=overwrite)
     try:
         results: list[dict[str, Any]] = []
         for number in range(seeds):
@@ -62,17 +65,29 @@ def compare(
             def told(walk: str, done: int, hops: int, number: int = number) -> None:
                 tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
 
-            one: RunResult = run(seeded, task=task, command=command, tell=told)
-            results.append(one.result)
+            kept = None if folder is None else folder.partial / "seeds" / f"{seeded.seed}.json"
+            if kept is not None and kept.exists():
+                results.append(json.loads(kept.read_text(encoding="utf-8")))
+                continue
+            results.append(run(seeded, task=task, command=command, tell=told).result)
+            if kept is not None:
+                kept.parent.mkdir(exist_ok=True)
+                write_file(kept, _json(results[-1]))
         summary = {**results[0], "seeds": summarise(results)}
         if folder is not None:
-            _write(folder, summary, results)
+            write_file(folder.partial / "result.json", _json(summary, indent=1))
+            write_file(folder.partial / "runs.json", _json(results))
+            write_file(folder.partial / "report.html", render(summary))
             folder.finish()
-    except BaseException:
+    except (InvalidInput, Diverged):
         if folder is not None:
             folder.discard()
         raise
     return Comparison(summary, results)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, allow_nan=False) + "\n"
 
 
 def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -97,10 +112,3 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
             }
         )
     return {"runs": len(results), "methods": methods}
-
-
-def _write(folder: Folder, summary: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    place = folder.partial
-    write_file(place / "result.json", json.dumps(summary, indent=1, allow_nan=False) + "\n")
-    write_file(place / "runs.json", json.dumps(results, allow_nan=False) + "\n")
-    write_file(place / "report.html", render(summary))

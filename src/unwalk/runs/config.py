@@ -9,19 +9,21 @@ configuration can be written back as TOML, and a run can be repeated from that f
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
+import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import near
 
 Value = str | int | float | bool | None | list[str]
-T = TypeVar("T")
 
 
 def setting(default: Any, help: str) -> Any:
@@ -217,14 +219,27 @@ def _types() -> dict[str, Any]:
 
 
 def apply(config: Config, changes: Mapping[str, Value], *, where: str) -> Config:
-    """A new configuration with ``changes`` (flat keys) made; ``where`` names their source."""
+    """A new configuration with ``changes`` (flat keys) made; ``where`` names their source.
+
+    >>> apply(Config(), {"unlearn.p": "0.2"}, where="the command line").unlearn.p
+    0.2
+    """
     kinds = _types()
     flat = flatten(config)
     for key, value in changes.items():
         if key not in kinds:
-            raise InvalidInput(f"{where} sets {key!r}, which is not a setting{near(key, kinds)}.")
+            raise InvalidInput(
+                f"{where} sets {key!r}, which is not a setting{_meant(key, kinds)}; "
+                "unwalk settings lists them all."
+            )
         flat[key] = _typed(key, value, kinds[key], where)
     return _unflatten(flat)
+
+
+def _meant(key: str, keys: Iterable[str]) -> str:
+    """A hint for a key without its section (``hops`` for ``train.hops``), or mistyped."""
+    inner = [k for k in keys if k.endswith(f".{key}")]
+    return f" (did you mean {' or '.join(inner)}?)" if inner else near(key, keys)
 
 
 def _unflatten(flat: Mapping[str, Value]) -> Config:
@@ -241,30 +256,62 @@ def _unflatten(flat: Mapping[str, Value]) -> Config:
 def _typed(key: str, value: Value, kind: Any, where: str) -> Value:
     """``value`` as the setting's type, reading text as ``--set`` gives it."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None or (value in ("", "none") and type(None) in options):
-        if type(None) in options:
-            return None
-    elif bool in options:
-        if isinstance(value, bool) or value in ("true", "false"):
-            return value is True or value == "true"
-    elif int in options and not isinstance(value, bool):
-        if isinstance(value, int):
-            return value
-        if isinstance(value, str) and value.lstrip("-").isdigit():
-            return int(value)
-    elif float in options and not isinstance(value, bool):
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            pass
-    elif str in options and isinstance(value, str):
-        return value
-    elif typing.get_origin(kind) is list:
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, list) and all(isinstance(p, str) for p in parts):
-            return [p.strip() for p in parts if p.strip()]
-    names = " or ".join("empty" if o is type(None) else getattr(o, "__name__", "") for o in options)
-    raise InvalidInput(f"{where} sets {key} to {value!r}; allowed: {names}.")
+    base, optional = options[0], type(None) in options
+    if optional and (value is None or value in ("", "none")):
+        return None
+    found = _READ[typing.get_origin(base) or base](value)
+    if found is None:
+        allowed = _WORDS[typing.get_origin(base) or base] + (", or none" if optional else "")
+        raise InvalidInput(f"{where} sets {key} to {value!r}; allowed: {allowed}.")
+    return found
+
+
+def _read_flag(value: Value) -> bool | None:
+    return value if isinstance(value, bool) else {"true": True, "false": False}.get(str(value))
+
+
+def _read_count(value: Value) -> int | None:
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,30}", value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read_number(value: Value) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_text(value: Value) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _read_names(value: Value) -> list[str] | None:
+    if isinstance(value, str):
+        value = [] if value == "none" else value.split(",")
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        return None
+    return [name for v in value if (name := v.strip())]
+
+
+_READ: Mapping[Any, Callable[[Value], Value]] = {
+    bool: _read_flag,
+    int: _read_count,
+    float: _read_number,
+    str: _read_text,
+    list: _read_names,
+}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "text",
+    list: "names, separated by commas",
+}
 
 
 def read_toml(path: Path) -> dict[str, Value]:
@@ -323,9 +370,9 @@ def _toml_line(key: str, value: Value) -> str:
         return f'{key} = "none"'
     if isinstance(value, list):
         return f"{key} = [{', '.join(_toml_text(v) for v in value)}]"
-    return f"{key} = {_toml_text(value) if isinstance(value, str) else value!r}"
+    return f"{key} = {_toml_text(value) if isinstance(value, str) else repr(value)}"
 
 
 def _toml_text(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    """A basic string: JSON's escapes are TOML's, except that TOML wants DEL escaped as well."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from unwalk.core.data import Held
+from unwalk.core.errors import Diverged
 from unwalk.core.plan import Progress
 from unwalk.core.transcript import Transcript
 from unwalk.tasks import ShardedTask
@@ -86,16 +87,25 @@ def _share(hits: torch.Tensor) -> float:
 
 
 @torch.no_grad()
+def _outputs(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = model(x)
+    if not torch.isfinite(output).all():
+        raise Diverged(
+            "the model's outputs are not finite, though its parameters are; "
+            "a smaller learning rate or a clip usually helps."
+        )
+    return output
+
+
 def answers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The class a model answers for each input."""
-    return torch.cat([model(part).argmax(1) for part in x.split(CHUNK)])
+    return torch.cat([_outputs(model, part).argmax(1) for part in x.split(CHUNK)])
 
 
-@torch.no_grad()
 def confidences(model: nn.Module, x: torch.Tensor) -> list[dict[str, float | int]]:
     """Answer and softmax confidence for each input."""
     model.eval()
-    best = model(x).softmax(1).max(1)
+    best = _outputs(model, x).softmax(1).max(1)
     return [
         {"answer": int(a), "confidence": float(c)}
         for c, a in zip(best.values, best.indices, strict=True)

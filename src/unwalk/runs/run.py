@@ -22,7 +22,7 @@ from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.catalogue import METHODS
-from unwalk.runs.config import Config, flatten, to_toml
+from unwalk.runs.config import Config, flatten
 from unwalk.runs.metrics import Meter, Reading
 from unwalk.runs.store import Folder, WalkFile, write_file
 from unwalk.tasks import ShardedTask
@@ -31,18 +31,24 @@ Tell = Callable[[str, int, int], None]
 """Progress: (walk, hops done, hops in all)."""
 
 
-def _silent(walk: str, done: int, hops: int) -> None:
+def silent(walk: str, done: int, hops: int) -> None:
     """Show nothing."""
 
 
 @dataclass(eq=False)
 class Watch:
-    """A sink for one walk: measures, times, saves and tells."""
+    """A sink for one walk: measures, times, saves and tells.
+
+    It measures after every ``every`` hops and after the hops in ``marks``.  The first ``earlier``
+    hops were another walk's, which this one goes on from; progress is told without them.
+    """
 
     name: str
     plan: Plan
     meter: Meter
     every: int
+    marks: frozenset[int]
+    earlier: int
     pause: float
     file: WalkFile | None
     tell: Tell
@@ -54,24 +60,17 @@ class Watch:
     def after(self, index: int, work: Workspace, progress: Progress) -> None:
         self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
         hop, hops = progress.token.hop, self.plan.hops
-        if hop % self.every == 0 or hop == hops or hop in self._edges():
+        if hop % self.every == 0 or hop in self.marks:
             phase = self.plan.phases[self.plan.phase_of(hop)[0]].name
             self.readings.append(self.meter.read(work.model, hop, phase))
         now = time.perf_counter()
         if self.file is not None and (now - self.saved_at >= self.pause or hop == hops):
             self.file.save(progress, self.readings, self.seconds)
             self.saved_at = time.perf_counter()
-            self.pause = max(self.pause, 20.0 * (self.saved_at - now))
-        self.tell(self.name, hop, hops)
+            if self.pause:  # saving takes at most a twentieth of the time
+                self.pause = max(self.pause, 20.0 * (self.saved_at - now))
+        self.tell(self.name, hop - self.earlier, hops - self.earlier)
         self.resumed_at = time.perf_counter()
-
-    def _edges(self) -> set[int]:
-        """Last hop of every phase, and of training length: always measured."""
-        ends, total = set(), 0
-        for phase in self.plan.phases:
-            total += phase.hops
-            ends.add(total)
-        return ends
 
 
 @dataclass(eq=False)
@@ -124,16 +123,14 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     command: str = "",
-    tell: Tell = _silent,
+    tell: Tell = silent,
     engine: Engine | None = None,
 ) -> RunResult:
     """Carry out a whole run; with ``out``, leave its folder behind."""
     assembled = assemble(config, task)
     for name in _methods(config):
         assembled.unlearning(name)
-    folder = None
-    if out is not None:
-        folder = Folder(out, to_toml(config), resume=resume, overwrite=overwrite)
+    folder = open_folder(out, config, resume=resume, overwrite=overwrite)
     try:
         runner = _Runner(assembled, folder, tell, engine or InProcess())
         result = runner.result(command)
@@ -147,8 +144,20 @@ def run(
     return result
 
 
+def open_folder(
+    out: Path | None, config: Config, *, resume: bool, overwrite: bool
+) -> Folder | None:
+    """The folder of results, or None where none is asked for."""
+    if out is not None:
+        return Folder(out, config, resume=resume, overwrite=overwrite)
+    if resume:
+        raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
+    return None
+
+
 def _methods(config: Config) -> list[str]:
-    return [config.method, *(m for m in config.compare if m != config.method)]
+    """The main method first, no method twice."""
+    return list(dict.fromkeys([config.method, *config.compare]))
 
 
 class _Runner:
@@ -178,9 +187,11 @@ class _Runner:
     def _walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
+        train = self.config.train.hops
+        earlier = 0 if trained is None or METHODS[name].from_scratch else train
         if kept is not None:
             progress, readings, seconds = kept
-        elif trained is not None and not METHODS[name].from_scratch:
+        elif trained is not None and earlier:
             progress = trained.outcome.progress.fork(plan.header())
             readings, seconds = list(trained.readings), list(trained.seconds)
         else:
@@ -191,6 +202,8 @@ class _Runner:
             plan=plan,
             meter=self.meter,
             every=config.evaluate.every,
+            marks=frozenset({train, plan.hops}),
+            earlier=earlier,
             pause=config.performance.checkpoint,
             file=file,
             tell=self.tell,
@@ -302,7 +315,9 @@ def _claims(assembled: Assembled) -> list[dict[str, Any]]:
     if config.method == "retrain":
         reason = "the walk started from a new model and never met the forgotten records."
         return [_claim("exact", 0.0, 0.0, "construction", reason)]
-    claims = []
+    claims: list[dict[str, Any]] = []
+    if not assembled.task.records(config.forget.peer).forgotten.size:
+        return claims
     if config.method == "rrdu" and assembled.sigma > 0.0:
         reason = (
             "the paper's Corollary 5.2 with unit constant, for which no proof covers this run; "

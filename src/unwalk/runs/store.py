@@ -4,8 +4,8 @@ A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is c
 folder is never half-written.  After a kill, ``--resume`` goes on from the last checkpoint in
 ``DIR.partial``; after an error the partial folder is removed.
 
-Each walk has two files there: ``NAME.jsonl``, its transcript, only ever appended to, and
-``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
+Each walk has two files in ``walks`` there: ``NAME.jsonl``, its transcript, only ever appended to,
+and ``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
 transcript lines belong to it; lines written after it are cut off on resume.
 """
 
@@ -15,18 +15,25 @@ import json
 import os
 import shutil
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
+from unwalk.runs import partial_of
+from unwalk.runs.config import Config, Value, apply, flatten, read_toml, to_toml
 from unwalk.runs.metrics import Reading
+
+CONFIG = "config.toml"
+SCRATCH = ("walks", "seeds")
+"""What a partial folder holds only so that it can be resumed."""
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -43,15 +50,16 @@ def write_file(path: Path, data: bytes | str) -> None:
 class Folder:
     """An output folder under construction."""
 
-    def __init__(self, out: Path, config: str, *, resume: bool, overwrite: bool) -> None:
-        self.out = out
-        self.partial = out.with_name(out.name + ".partial")
-        if out.exists() and not overwrite:
-            raise InvalidInput(f"{out} exists already; choose another --out, or add --overwrite.")
-        if resume and self.partial.exists():
-            self._same_config(config)
-        elif resume:
+    def __init__(self, out: Path, config: Config, *, resume: bool, overwrite: bool) -> None:
+        self.out = out if out.name else out.resolve()
+        self.overwrite = overwrite
+        if self.out.exists() and not (overwrite and _ours(self.out)):
+            raise InvalidInput(_occupied(out, resume=resume, overwrite=overwrite))
+        self.partial = partial_of(self.out)
+        if resume and not self.partial.exists():
             raise InvalidInput(f"{self.partial} does not exist; there is nothing to resume.")
+        if resume:
+            self._check_same(config)
         elif self.partial.exists():
             if not overwrite:
                 raise InvalidInput(
@@ -61,29 +69,53 @@ class Folder:
             shutil.rmtree(self.partial)
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
+            write_file(self.partial / CONFIG, to_toml(config))
         except OSError as error:
             raise InvalidInput(f"{self.partial} cannot be made: {error.strerror}.") from error
-        write_file(self.partial / "config.toml", config)
 
-    def _same_config(self, config: str) -> None:
-        before = (self.partial / "config.toml").read_text().splitlines()
-        for old, new in zip(before, config.splitlines(), strict=False):
-            if old != new:
+    def _check_same(self, config: Config) -> None:
+        """Refuse to go on under other settings; a run killed before it wrote any has none."""
+        path = self.partial / CONFIG
+        if not path.exists():
+            return
+        before = flatten(apply(Config(), read_toml(path), where=str(path)))
+        for key, now in flatten(config).items():
+            if before[key] != now:
                 raise InvalidInput(
-                    f"{self.partial} was started with {old!r}, this call says {new!r}; --resume "
-                    "goes on with the same settings only."
+                    f"{key} is {_shown(now)}, but {self.partial} was started with "
+                    f"{_shown(before[key])}; --resume goes on with the same settings only."
                 )
 
     def finish(self) -> None:
         """Drop what only a resume needs, and give the folder its name."""
-        shutil.rmtree(self.partial / "walks", ignore_errors=True)
-        if self.out.exists():
+        for name in SCRATCH:
+            shutil.rmtree(self.partial / name, ignore_errors=True)
+        if self.overwrite and self.out.exists():
             shutil.rmtree(self.out)
         self.partial.replace(self.out)
 
     def discard(self) -> None:
         """Remove everything that was written."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def _ours(out: Path) -> bool:
+    """Whether ``out`` is an empty folder or one that a run left: only these are replaced."""
+    if out.is_symlink() or not out.is_dir():
+        return False
+    return not any(out.iterdir()) or all((out / n).is_file() for n in (CONFIG, "result.json"))
+
+
+def _occupied(out: Path, *, resume: bool, overwrite: bool) -> str:
+    if overwrite:
+        return f"{out} is no folder that unwalk wrote, so it stays; choose another --out."
+    if resume and not partial_of(out).exists():
+        return f"{out} is complete already; there is nothing to resume."
+    return f"{out} exists already; choose another --out, or add --overwrite."
+
+
+def _shown(value: Value) -> str:
+    return "none" if value is None else repr(value)
 
 
 class WalkFile:
@@ -94,20 +126,23 @@ class WalkFile:
         place.mkdir(exist_ok=True)
         self.lines_path = place / f"{name}.jsonl"
         self.state_path = place / f"{name}.safetensors"
-        self.times_path = place / f"{name}.times.jsonl"
         self.written = 0
 
     def load(self) -> tuple[Progress, list[Reading], list[float]] | None:
         """Progress, readings and seconds a hop at the last checkpoint, or None."""
         if not self.state_path.exists():
+            self.lines_path.unlink(missing_ok=True)
             return None
         tensors: dict[str, torch.Tensor] = {}
-        with safe_open(self.state_path, framework="pt") as file:
-            header = json.loads(file.metadata()["unwalk-checkpoint"])
-            for key in file.keys():  # noqa: SIM118
-                tensors[key] = file.get_tensor(key)
-        with self.lines_path.open(encoding="utf-8") as file:
-            lines = [line for _, line in zip(range(header["lines"]), file, strict=False)]
+        try:
+            with safe_open(self.state_path, framework="pt") as file:
+                header = json.loads(file.metadata()["unwalk-checkpoint"])
+                for key in file.keys():  # noqa: SIM118
+                    tensors[key] = file.get_tensor(key)
+            with self.lines_path.open(encoding="utf-8") as file:
+                lines = list(islice(file, header["lines"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise Corrupt(f"{self.state_path} is not a checkpoint ({error}).") from error
         transcript = Transcript.parse(lines)
         if transcript.chain != header["chain"]:
             raise Corrupt(f"{self.lines_path} is not the transcript of its checkpoint.")

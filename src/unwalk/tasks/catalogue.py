@@ -10,7 +10,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
-from unwalk.tasks import blobs, digits
+from unwalk.tasks import a9a, blobs, cifar10, digits, heart, mnist
 from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model
@@ -19,7 +19,9 @@ from unwalk.tasks.own import own_data, own_task
 from unwalk.tasks.recipes import Options, Recipe, Request
 from unwalk.tasks.task import ShardedTask
 
-TASKS: Mapping[str, Recipe] = {r.name: r for r in (digits.RECIPE, blobs.RECIPE)}
+TASKS: Mapping[str, Recipe] = {
+    room.RECIPE.name: room.RECIPE for room in (digits, blobs, mnist, cifar10, heart, a9a)
+}
 
 
 def build_task(

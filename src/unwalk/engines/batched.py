@@ -1,0 +1,153 @@
+"""Gradients of many models of one architecture at once: row k of a matrix is model k.
+
+``torch.func`` maps the gradient of one model over the rows.  Convolutions are rewritten as a
+gather of patches and a batched matrix product, because a convolution with one kernel a model
+falls back to slow grouped convolutions; batch normalisation is written out, so that each model's
+running statistics come back as values.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Loss
+from unwalk.core.token import Layout
+
+Buffers = dict[str, torch.Tensor]
+
+
+class PatchConv2d(nn.Module):
+    """A convolution as patches times weights; takes over the parameters of a ``Conv2d``."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.kernel: tuple[int, int] = (conv.kernel_size[0], conv.kernel_size[1])
+        self.stride: tuple[int, int] = (conv.stride[0], conv.stride[1])
+        self.padding = conv.padding
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, cols = self.kernel
+        if any(self.padding):
+            high, wide = int(self.padding[0]), int(self.padding[1])
+            x = functional.pad(x, (wide, wide, high, high))
+        patches = x.unfold(2, rows, self.stride[0]).unfold(3, cols, self.stride[1])
+        batch, channels, height, width = patches.shape[:4]
+        table = patches.permute(1, 4, 5, 0, 2, 3).reshape(channels * rows * cols, -1)
+        out = self.weight.reshape(self.weight.shape[0], -1) @ table
+        if self.bias is not None:
+            out = out + self.bias[:, None]
+        return out.reshape(-1, batch, height, width).transpose(0, 1)
+
+
+class StatedBatchNorm(nn.Module):
+    """Batch normalisation in training mode that leaves its new running statistics in ``fresh``."""
+
+    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.momentum, self.eps = norm.momentum, norm.eps
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.register_buffer("num_batches_tracked", norm.num_batches_tracked)
+        self.running_mean: torch.Tensor
+        self.running_var: torch.Tensor
+        self.num_batches_tracked: torch.Tensor
+        self.fresh: Buffers = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        over = [0, *range(2, x.dim())]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        mean = x.mean(over)
+        centred = x - mean.view(shape)
+        variance = centred.square().mean(over)
+        count = x.numel() // x.shape[1]
+        rate = self.momentum or 0.0
+        with torch.no_grad():
+            self.fresh = {
+                "running_mean": torch.lerp(self.running_mean, mean.detach(), rate),
+                "running_var": torch.lerp(
+                    self.running_var, variance.detach() * (count / (count - 1)), rate
+                ),
+                "num_batches_tracked": self.num_batches_tracked + 1,
+            }
+        scaled = centred * (variance + self.eps).rsqrt().view(shape)
+        return scaled * self.weight.view(shape) + self.bias.view(shape)
+
+
+def _rewritten(module: nn.Module) -> nn.Module:
+    """The same network out of modules that map well over many models."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Conv2d):
+            if child.groups != 1 or child.dilation != (1, 1) or isinstance(child.padding, str):
+                raise InvalidInput(
+                    f"layer {name!r} is a grouped, dilated or auto-padded convolution, which the "
+                    "fleet engine does not batch; use the in-process engine."
+                )
+            setattr(module, name, PatchConv2d(child))
+        elif isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+            setattr(module, name, StatedBatchNorm(child))
+        else:
+            _rewritten(child)
+    return module
+
+
+class BatchedGradient:
+    """Weighted gradients of K models, each on its own batch."""
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None) -> None:
+        self.module = _rewritten(copy.deepcopy(model)).train()
+        self.layout = layout
+        self.loss = loss
+        self.stated = {
+            name: m for name, m in self.module.named_modules() if isinstance(m, StatedBatchNorm)
+        }
+        one = grad_and_value(self._loss, has_aux=True)
+        self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
+            one, in_dims=(0, 0, 0, 0, 0), randomness="different"
+        )
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether one row of a batch influences another (batch normalisation)."""
+        return bool(self.stated)
+
+    def __call__(
+        self,
+        parameters: torch.Tensor,
+        buffers: Buffers,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, Buffers]:
+        """Gradients (K, d) of the weighted losses, and the buffers after the batch."""
+        gradients, (_, fresh) = self._many(parameters, buffers, x, y, weights)
+        return gradients, {**buffers, **fresh}
+
+    def _loss(
+        self,
+        flat: torch.Tensor,
+        buffers: Buffers,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, Buffers]:
+        named = {**self.layout.views(flat), **buffers}
+        output = functional_call(self.module, named, (x,))
+        if self.loss is None:
+            losses = functional.cross_entropy(output, y, reduction="none")
+        else:
+            losses = self.loss(output, y)
+        fresh = {
+            f"{name}.{key}" if name else key: value
+            for name, module in self.stated.items()
+            for key, value in module.fresh.items()
+        }
+        return (losses * weights).sum(), fresh

@@ -1,0 +1,318 @@
+r"""Gradients clipped example by example: :math:`\sum_i w_i \min(1, C/\|g_i\|)\, g_i`.
+
+Two ways, equal up to rounding:
+
+* :func:`vmap_gradients` computes every :math:`g_i` by ``vmap(grad)``, in chunks that bound the
+  memory.  It takes any model that ``vmap`` takes.
+* :func:`ghost_gradients` never holds most of the :math:`g_i`.  One forward and one backward pass
+  give, for every layer, its inputs :math:`a_i` and the gradients :math:`b_i` of its outputs.  Both
+  norms and the weighted sum follow from these alone (Goodfellow 2015, arXiv:1510.01799, for
+  linear layers; Rochette, Manoel and Tramel 2019, arXiv:1912.06015, for convolutions).  With one
+  forward pass there is one dropout mask, and no second backward pass is needed.
+
+Rule of choice, by measurement (``benchmarks/per_example.py``): the ghost way wherever it knows
+every layer that has parameters (``Linear`` on (records, features), ``Conv2d`` in one group,
+``GroupNorm``), ``vmap`` for all other models.  An example's gradient has no meaning where
+examples mix in the forward pass, so a model with BatchNorm is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Loss
+from unwalk.core.workspace import Workspace
+
+MEMORY = 256 * 2**20
+"""Bytes that the gradients of one chunk of examples may take (``vmap``)."""
+
+Gradients = dict[str, torch.Tensor]
+
+
+def check_per_example(model: nn.Module) -> None:
+    """Refuse a model in which the examples of a batch mix.
+
+    >>> check_per_example(nn.Sequential(nn.Linear(2, 2), nn.GroupNorm(1, 2)))
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.training:
+            raise InvalidInput(
+                f"the model's layer {name!r} is a {type(module).__name__}, which mixes the records "
+                "of a batch, so one record's gradient cannot be clipped; allowed: a model with "
+                "GroupNorm in its place, such as flnet-gn or resnet18-gn."
+            )
+
+
+def choose_way(model: nn.Module) -> str:
+    """``ghost`` where every layer with trainable parameters is known to it, else ``vmap``.
+
+    >>> choose_way(nn.Conv2d(1, 4, 3)), choose_way(nn.LayerNorm(4))
+    ('ghost', 'vmap')
+    """
+    owners = (m for m in model.modules() if _trainable(m))
+    return "ghost" if all(_known(m) for m in owners) else "vmap"
+
+
+def add_clipped(
+    work: Workspace,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bound: float,
+    loss: Loss | None = None,
+    weights: torch.Tensor | None = None,
+) -> None:
+    """Add the clipped, weighted gradient of a batch to ``work.gradient``."""
+    found = clipped_gradients(work.model, x, y, bound=bound, loss=loss, weights=weights)
+    for name, view in work.layout.views(work.gradient).items():
+        if name in found:
+            view.add_(found[name])
+
+
+def clipped_gradients(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bound: float,
+    loss: Loss | None = None,
+    weights: torch.Tensor | None = None,
+) -> Gradients:
+    r""":math:`\sum_i w_i \min(1, C/\|g_i\|)\, g_i` by parameter name, in the faster way.
+
+    ``bound`` is C, ``loss`` the loss of each example (cross-entropy by default), ``weights`` the
+    :math:`w_i` (1/records by default).  A parameter that takes no part may be left out.
+    """
+    check_per_example(model)
+    if choose_way(model) == "ghost":
+        found = ghost_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+        if found is not None:
+            return found
+    return vmap_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+
+
+def vmap_gradients(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bound: float,
+    loss: Loss | None = None,
+    weights: torch.Tensor | None = None,
+    memory: int = MEMORY,
+) -> Gradients:
+    """Every example's gradient by ``vmap(grad)``, in chunks of at most ``memory`` bytes."""
+    named = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    kept = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    kept |= dict(model.named_buffers())
+
+    def of_one(values: Gradients, record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        output = functional_call(model, (values, kept), (record.unsqueeze(0),))
+        return _losses(output, label.unsqueeze(0), loss).squeeze(0)
+
+    every = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")
+    a_record = sum(p.numel() * p.element_size() for p in named.values())
+    chunk = max(1, memory // max(a_record, 1))
+    share = _weights(weights, x, next(iter(named.values())))
+    total = {name: torch.zeros_like(p) for name, p in named.items()}
+    parts = zip(x.split(chunk), y.split(chunk), share.split(chunk), strict=True)
+    for records, labels, part in parts:
+        gradients = {n: g.flatten(1) for n, g in every(named, records, labels).items()}
+        squares = sum(g.square().sum(1) for g in gradients.values())
+        factors = part * _factors(torch.as_tensor(squares), bound)
+        for name, gradient in gradients.items():
+            total[name].view(-1).add_(factors @ gradient)
+    return total
+
+
+def ghost_gradients(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bound: float,
+    loss: Loss | None = None,
+    weights: torch.Tensor | None = None,
+) -> Gradients | None:
+    """From layer inputs and output gradients; None where that does not suffice.
+
+    It does not suffice when a layer is used twice or shares its parameters, when a parameter is
+    used outside its layer, or when a layer sees another shape than (records, ...).
+    """
+    calls: list[_Call] = []
+
+    def remember(layer: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        calls.append(_Call(layer, inputs[0], inputs[0]._version, get_gradient_edge(output)))
+
+    hooks = [m.register_forward_hook(remember) for m in model.modules() if _trainable(m)]
+    try:
+        losses = _losses(model(x), y, loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not _suffices(model, calls, losses, len(x)):
+        return None
+    outputs = torch.autograd.grad(losses.sum(), [c.edge for c in calls], allow_unused=True)
+    with torch.no_grad():
+        parts = [
+            part
+            for call, b in zip(calls, outputs, strict=True)
+            if b is not None
+            for part in _parts(call.layer, call.inputs, b)
+        ]
+        squares = torch.stack([p.squares for p in parts]).sum(0)
+        factors = _weights(weights, x, losses) * _factors(squares, bound)
+        names = {id(p): n for n, p in model.named_parameters()}
+        return {names[id(p.parameter)]: p.weighted(factors) for p in parts}
+
+
+def _losses(output: torch.Tensor, y: torch.Tensor, loss: Loss | None) -> torch.Tensor:
+    if loss is None:
+        return functional.cross_entropy(output, y, reduction="none")
+    return loss(output, y)
+
+
+def _weights(weights: torch.Tensor | None, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if weights is None:
+        return torch.full((len(x),), 1.0 / len(x), dtype=like.dtype, device=like.device)
+    return weights.to(like)
+
+
+def _factors(squares: torch.Tensor, bound: float) -> torch.Tensor:
+    return (bound / (squares.sqrt() + 1e-12)).clamp(max=1.0)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters(recurse=False) if p.requires_grad]
+
+
+def _known(layer: nn.Module) -> bool:
+    """Exactly these types: a subclass may compute something else."""
+    if type(layer) is nn.Conv2d:
+        plain = layer.groups == 1 and layer.padding_mode == "zeros"
+        return plain and not isinstance(layer.padding, str)
+    return type(layer) in (nn.Linear, nn.GroupNorm)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One use of a layer in the forward pass.
+
+    The edge is taken before anything can change the output in place; the input's version tells
+    whether it was changed later.
+    """
+
+    layer: nn.Module
+    inputs: torch.Tensor
+    version: int
+    edge: GradientEdge
+
+
+def _suffices(model: nn.Module, calls: list[_Call], losses: torch.Tensor, records: int) -> bool:
+    """Whether every use of every parameter is a call that was remembered, and is understood."""
+    for call in calls:
+        fits = call.inputs.shape[0] == records and call.inputs._version == call.version
+        flat = type(call.layer) is not nn.Linear or call.inputs.dim() == 2
+        if not (fits and flat and _known(call.layer)):
+            return False
+    called = Counter(id(p) for call in calls for p in _trainable(call.layer))
+    used = _uses(losses)
+    trainable = [id(p) for p in model.parameters() if p.requires_grad]
+    return all(used[p] == called[p] <= 1 or used[p] == 0 for p in trainable)
+
+
+def _uses(losses: torch.Tensor) -> Counter[int]:
+    """How many operations behind ``losses`` take each parameter, by its identity."""
+    used: Counter[int] = Counter()
+    seen, left = set(), [losses.grad_fn]
+    while left:
+        node = left.pop()
+        for behind, _ in () if node is None else node.next_functions:
+            if behind is None:
+                continue
+            if behind.name() == "torch::autograd::AccumulateGrad":
+                used[id(behind.variable)] += 1  # type: ignore[attr-defined]
+            elif behind not in seen:
+                seen.add(behind)
+                left.append(behind)
+    return used
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One parameter: the squared norms of its examples' gradients, and their weighted sum."""
+
+    parameter: torch.Tensor
+    squares: torch.Tensor
+    weighted: Callable[[torch.Tensor], torch.Tensor]
+
+
+def _listed(parameter: torch.Tensor, gradients: torch.Tensor) -> _Part:
+    """A parameter whose examples' gradients are at hand, one a row."""
+    return _Part(parameter, gradients.square().sum(1), lambda f: (f @ gradients).view_as(parameter))
+
+
+def _parts(layer: nn.Module, a: torch.Tensor, b: torch.Tensor) -> list[_Part]:
+    """The parts of a layer with inputs ``a`` and output gradients ``b``."""
+    a = a.detach()
+    if isinstance(layer, nn.Linear):
+        weight, bias = _linear(layer, a, b), b
+    elif isinstance(layer, nn.Conv2d):
+        weight, bias = _convolution(layer, a, b), b.flatten(2).sum(2)
+    else:
+        layer = cast(nn.GroupNorm, layer)
+        centred = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+        scaled, bias = ((t if t.dim() == 2 else t.flatten(2).sum(2)) for t in (b * centred, b))
+        weight = _listed(layer.weight, scaled)
+    both = [weight] if layer.bias is None else [weight, _listed(layer.bias, bias)]
+    return [part for part in both if part.parameter.requires_grad]
+
+
+def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> _Part:
+    r""":math:`g_i = b_i a_i^\top`, so :math:`\|g_i\| = \|a_i\|\|b_i\|`."""
+    squares = a.square().sum(1) * b.square().sum(1)
+    return _Part(layer.weight, squares, lambda f: (f.unsqueeze(1) * b).t() @ a)
+
+
+def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
+    r""":math:`g_i = B_i A_i^\top` with patches :math:`A_i` (K, L) and :math:`B_i` (O, L).
+
+    Where :math:`OK \le 2L^2` the gradients are small and are listed; elsewhere
+    :math:`\|g_i\|^2 = \langle A_i^\top A_i, B_i^\top B_i\rangle` costs less memory and time (the
+    rule of Bu, Mao and Xu 2022, arXiv:2205.10683).
+    """
+    patches = functional.unfold(
+        a, layer.kernel_size, layer.dilation, _pair(layer.padding), layer.stride
+    )
+    places = b.flatten(2)
+    if layer.weight.numel() <= 2 * places.shape[2] ** 2:
+        return _listed(layer.weight, torch.bmm(places, patches.transpose(1, 2)).flatten(1))
+    near = torch.bmm(patches.transpose(1, 2), patches)
+    far = torch.bmm(places.transpose(1, 2), places)
+
+    def weighted(factors: torch.Tensor) -> torch.Tensor:
+        shape, scaled = list(layer.weight.shape), factors.view(-1, 1, 1, 1) * b
+        total: torch.Tensor = conv2d_weight(
+            a, shape, scaled, layer.stride, _pair(layer.padding), layer.dilation
+        )
+        return total
+
+    return _Part(layer.weight, (near * far).sum((1, 2)), weighted)
+
+
+def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
+    if isinstance(padding, str):
+        raise InvalidInput(f"padding is {padding!r}; allowed: two numbers.")
+    return padding[0], padding[1]

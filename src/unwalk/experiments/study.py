@@ -1,0 +1,120 @@
+"""Carries cells out, in parts: what is done is on disk and is not done again.
+
+Cells of one seed share the data and, where their training settings agree, the trained model.
+Every cell leaves one JSON file; a study that is stopped goes on with the next cell.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unwalk.experiments.cells import Cell
+from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.config import Config, Value, flatten
+from unwalk.runs.run import Runner, Tell, Walked, silent
+from unwalk.runs.store import write_file
+from unwalk.tasks import ShardedTask
+
+DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
+TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Cells on one task with one preset; ``settings`` apply to every cell."""
+
+    task: str
+    preset: str
+    cells: tuple[Cell, ...]
+    settings: Mapping[str, Value]
+
+    def config(self, cell: Cell) -> Config:
+        """The whole configuration of a cell."""
+        base: dict[str, Value] = {
+            "task": self.task,
+            "preset": self.preset,
+            "method": cell.method,
+            "seed": cell.seed,
+            "compare": [],
+        }
+        return resolve({**base, **self.settings, **cell.settings}, where=cell.name)
+
+
+def carry_out(study: Study, parts: Path, tell: Tell = silent) -> list[dict[str, Any]]:
+    """The part of every cell, in order of the cells; finished parts are read, not run."""
+    parts.mkdir(parents=True, exist_ok=True)
+    paths = {cell: parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells}
+    memory = _Memory()
+    for cell in sorted(study.cells, key=lambda c: c.seed):
+        if not paths[cell].exists():
+            part = _part(study, cell, memory, tell)
+            write_file(paths[cell], json.dumps(part, allow_nan=False) + "\n")
+    return [json.loads(paths[cell].read_text(encoding="utf-8")) for cell in study.cells]
+
+
+class _Memory:
+    """What cells can share; only the latest of each kind is kept."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, ShardedTask] = {}
+        self.trained: dict[str, Walked] = {}
+
+
+def _key(config: Config, prefixes: Iterable[str]) -> str:
+    chosen = {k: v for k, v in flatten(config).items() if k.startswith(tuple(prefixes))}
+    return json.dumps(chosen, sort_keys=True)
+
+
+def _part(study: Study, cell: Cell, memory: _Memory, tell: Tell) -> dict[str, Any]:
+    config = study.config(cell)
+    data, training = _key(config, DATA), _key(config, TRAINING)
+    assembled = assemble(config, memory.tasks.get(data))
+    memory.tasks = {data: assembled.task}
+    runner = Runner(assembled, tell=tell)
+    needs_training = len(assembled.unlearning(cell.method).phases) > 1
+    if needs_training and training not in memory.trained:
+        memory.trained = {training: runner.walk("train", assembled.training(), None)}
+    walked = runner.walk(
+        cell.method,
+        assembled.unlearning(cell.method),
+        memory.trained[training] if needs_training else None,
+    )
+    return {
+        "experiment": cell.experiment,
+        "row": cell.row,
+        "method": cell.method,
+        "preset": study.preset,
+        "seed": cell.seed,
+        "settings": dict(cell.settings),
+        "reported": asdict(cell.reported),
+        "series": [asdict(r) for r in walked.readings],
+        "final": walked.readings[-1].values(),
+        "seconds": round(sum(walked.seconds), 3),
+        "sigma": assembled.sigma,
+    }
+
+
+def provenance(command: str) -> dict[str, str]:
+    """Machine, commit and command: what a committed result must say about itself."""
+    machine = platform.machine()
+    if torch.cuda.is_available():
+        machine = torch.cuda.get_device_name()
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {
+        "machine": f"{machine}, torch {torch.__version__}",
+        "commit": commit,
+        "command": command,
+    }
