@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 import unwalk
+from unwalk import cli_data
 from unwalk.core.errors import UnwalkError
 from unwalk.runs import partial_of
 
@@ -41,6 +42,7 @@ app = typer.Typer(
     help="Train one model by passing it from peer to peer, and make it forget again.",
     epilog=FIRST_STEPS,
 )
+app.add_typer(cli_data.app, name="data")
 out_console = Console()
 err_console = Console(stderr=True)
 

@@ -14,12 +14,13 @@ from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Phase
 from unwalk.core.program import Ball, StepRule
 from unwalk.core.transcript import Transcript
+from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
-ENGINES = [InProcess]
+ENGINES = [InProcess, Fleet]
 
 
 @pytest.fixture(params=ENGINES, ids=lambda e: e.name)
@@ -46,7 +47,7 @@ class Stop:
     def __init__(self, hop=None):
         self.hop, self.kept, self.seen = hop, None, []
 
-    def after(self, index, work, progress):
+    def after(self, index, progress, look):
         self.seen.append((index, progress.token.hop))
         if progress.token.hop == self.hop:
             self.kept = progress.fork(progress.transcript.header)
@@ -166,8 +167,8 @@ def test_the_kept_iterate_is_the_result(engine, keep):
     iterates = []
 
     class Record:
-        def after(self, index, work, progress):
-            iterates.append(work.parameters.clone())
+        def after(self, index, progress, look):
+            iterates.append(look().parameters.clone())
 
     run(engine, [plan(train(keep="last"))], Record())
     result = run(engine, [plan(train(keep=keep))]).token.parameters

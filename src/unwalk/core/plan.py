@@ -79,11 +79,16 @@ class Phase:
 
 @dataclass(frozen=True)
 class Performance:
-    """Settings that may change speed and rounding, never the mechanism."""
+    """Settings that may change speed and rounding, never the mechanism.
+
+    ``precision`` and ``compiled`` act on CUDA devices only.
+    """
 
     threads: int = 1
     device: str = "cpu"
     digests: bool = False
+    precision: str = "float32"
+    compiled: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +174,12 @@ class Outcome:
 
     plan: Plan
     progress: Progress
-    workspace: Workspace
+    look: Callable[[], Workspace]
+
+    @property
+    def workspace(self) -> Workspace:
+        """A workspace that shows the final token."""
+        return self.look()
 
     @property
     def token(self) -> Token:
@@ -183,8 +193,11 @@ class Outcome:
 class Sink(Protocol):
     """Watches walks: measures, saves, shows progress.  It must not change anything."""
 
-    def after(self, index: int, work: Workspace, progress: Progress) -> None:
-        """Called after every hop of plan ``index`` with live (borrowed) state."""
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
+        """Called after every hop of plan ``index`` with live (borrowed) state.
+
+        ``look()`` gives a workspace that shows the token, for whoever wants to run the model.
+        """
 
 
 class Engine(Protocol):

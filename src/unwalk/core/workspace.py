@@ -8,6 +8,7 @@ model looks like.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import final
 
 import torch
 from torch import nn
@@ -16,25 +17,18 @@ from unwalk.core.errors import Corrupt
 from unwalk.core.token import Layout, Token
 
 
-class Workspace:
-    """A model laid out flat, with room for moments, kept iterates and anchors."""
+class State:
+    """What a walk changes: parameters, buffers, moments, kept iterates and anchors."""
 
-    def __init__(self, model: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.model = model.to(device)
-        self.layout = Layout.of(self.model)
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.parameters = torch.cat([p.detach().reshape(-1) for p in trainable])
-        self.gradient = torch.zeros_like(self.parameters)
-        views = self.layout.views(self.parameters)
-        gradients = self.layout.views(self.gradient)
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                parameter.data = views[name]
-                parameter.grad = gradients[name]
-        self.buffers: dict[str, torch.Tensor] = dict(self.model.named_buffers())
+    def __init__(
+        self, layout: Layout, parameters: torch.Tensor, buffers: dict[str, torch.Tensor]
+    ) -> None:
+        self.layout = layout
+        self.parameters = parameters
+        self.buffers = buffers
         self.moments: dict[str, torch.Tensor] = {}
         self.kept: dict[str, torch.Tensor] = {}
-        self.anchors: dict[str, torch.Tensor] = {"initial": self.parameters.clone()}
+        self.anchors: dict[str, torch.Tensor] = {"initial": parameters.clone()}
         self.optimizer_steps = 0
 
     @property
@@ -59,7 +53,7 @@ class Workspace:
         self.optimizer_steps = token.optimizer_steps
 
     def token(self, *, hop: int, at: int, memory: Mapping[str, int]) -> Token:
-        """The token that this workspace shows now (borrowed: clone it to keep it)."""
+        """The token that this state shows now (borrowed: clone it to keep it)."""
         return Token(
             parameters=self.parameters,
             buffers=self.buffers,
@@ -74,6 +68,24 @@ class Workspace:
     def anchor(self, name: str) -> torch.Tensor | None:
         """The centre of a ball; None stands for the origin."""
         return None if name == "origin" else self.anchors[name]
+
+
+@final
+class Workspace(State):
+    """A state with the model that shows it: parameters and gradients are views of flat vectors."""
+
+    def __init__(self, model: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.model = model.to(device)
+        layout = Layout.of(self.model)
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = torch.cat([p.detach().reshape(-1) for p in trainable])
+        super().__init__(layout, parameters, dict(self.model.named_buffers()))
+        self.gradient = torch.zeros_like(parameters)
+        views, gradients = layout.views(parameters), layout.views(self.gradient)
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                parameter.data = views[name]
+                parameter.grad = gradients[name]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names, copied to the CPU."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 
 from unwalk.core.errors import InvalidInput
@@ -34,17 +34,16 @@ class PatchConv2d(nn.Module):
         self.padding = conv.padding
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, cols = self.kernel
-        if any(self.padding):
-            high, wide = int(self.padding[0]), int(self.padding[1])
-            x = functional.pad(x, (wide, wide, high, high))
-        patches = x.unfold(2, rows, self.stride[0]).unfold(3, cols, self.stride[1])
-        batch, channels, height, width = patches.shape[:4]
-        table = patches.permute(1, 4, 5, 0, 2, 3).reshape(channels * rows * cols, -1)
+        batch, _, height, width = x.shape
+        high, wide = int(self.padding[0]), int(self.padding[1])
+        rows = (height + 2 * high - self.kernel[0]) // self.stride[0] + 1
+        columns = (width + 2 * wide - self.kernel[1]) // self.stride[1] + 1
+        patches = functional.unfold(x, self.kernel, padding=(high, wide), stride=self.stride)
+        table = patches.transpose(0, 1).reshape(patches.shape[1], -1)
         out = self.weight.reshape(self.weight.shape[0], -1) @ table
         if self.bias is not None:
             out = out + self.bias[:, None]
-        return out.reshape(-1, batch, height, width).transpose(0, 1)
+        return out.reshape(-1, batch, rows, columns).transpose(0, 1)
 
 
 class StatedBatchNorm(nn.Module):
@@ -126,10 +125,34 @@ class BatchedGradient:
         x: torch.Tensor,
         y: torch.Tensor,
         weights: torch.Tensor,
+        bound: float | None = None,
     ) -> tuple[torch.Tensor, Buffers]:
-        """Gradients (K, d) of the weighted losses, and the buffers after the batch."""
+        """Gradients (K, d) of the weighted losses, and the buffers after the batch.
+
+        With ``bound`` every example's gradient is clipped to that norm before it is weighted.
+        """
+        if bound is not None:
+            single = self._each(parameters, buffers, x[:, :, None], y[:, :, None])
+            norms = single.norm(dim=2)
+            shares = weights * (bound / (norms + 1e-12)).clamp(max=1.0)
+            return torch.einsum("kb,kbd->kd", shares, single), buffers
         gradients, (_, fresh) = self._many(parameters, buffers, x, y, weights)
         return gradients, {**buffers, **fresh}
+
+    def _each(
+        self, parameters: torch.Tensor, buffers: Buffers, x: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        """Every example's own gradient, (K, rows, d)."""
+
+        def one(
+            flat: torch.Tensor, held: Buffers, a: torch.Tensor, b: torch.Tensor
+        ) -> torch.Tensor:
+            return self._loss(flat, held, a, b, torch.ones_like(a.flatten(1)[:, 0]))[0]
+
+        inner = vmap(grad(one), in_dims=(None, None, 0, 0), randomness="different")
+        outer = vmap(inner, in_dims=(0, 0, 0, 0), randomness="different")
+        result: torch.Tensor = outer(parameters, buffers, x, y)
+        return result
 
     def _loss(
         self,

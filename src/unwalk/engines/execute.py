@@ -14,7 +14,8 @@ from unwalk.core.errors import Diverged
 from unwalk.core.noise import NoiseSource
 from unwalk.core.plan import Local, Loss
 from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, StepRule, Steps
-from unwalk.core.workspace import Workspace
+from unwalk.core.workspace import State, Workspace
+from unwalk.engines.captured import CapturedGradients
 from unwalk.engines.per_example import add_clipped
 
 
@@ -22,7 +23,7 @@ from unwalk.engines.per_example import add_clipped
 class Bench:
     """What a visit works with besides its program."""
 
-    work: Workspace
+    work: State
     shard: Shard
     local: Local
     noise: NoiseSource
@@ -31,6 +32,7 @@ class Bench:
     peer: int
     generator: torch.Generator
     digest: str | None = None
+    captured: CapturedGradients | None = None
     draws: int = 0
 
     def normals(self) -> torch.Tensor:
@@ -57,7 +59,7 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
             case Steps():
                 _steps(op, bench)
                 gradients += op.gradients
-                happened.append(_steps_event(op, bench.noise.origin))
+                happened.append(steps_event(op, bench.noise.origin))
             case AddNoise():
                 bench.work.parameters.add_(bench.normals(), alpha=op.std)
                 happened.append(ev.GaussianNoise(op.std, op.sensitivity, bench.noise.origin))
@@ -67,15 +69,20 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
             case Forget():
                 _forget(op.what, bench)
                 happened.append(ev.Wipe(op.what))
+    return tuple(happened), gradients
+
+
+def check_finite(bench: Bench) -> None:
+    """Refuse to hand on parameters that are not finite."""
     if not torch.isfinite(bench.work.parameters.sum()):
         raise Diverged(
             f"hop {bench.hop} at peer {bench.peer} left parameters that are not finite; "
             "a smaller learning rate or a clip usually helps."
         )
-    return tuple(happened), gradients
 
 
-def _steps_event(op: Steps, origin: str) -> ev.GradientSteps:
+def steps_event(op: Steps, origin: str) -> ev.GradientSteps:
+    """What these steps will have done."""
     steps, minibatches, batch = op.batches.shape
     return ev.GradientSteps(
         steps=steps,
@@ -99,7 +106,8 @@ def _steps_event(op: Steps, origin: str) -> ev.GradientSteps:
 
 def _steps(op: Steps, bench: Bench) -> None:
     work, steps = bench.work, op.batches.shape[0]
-    moments, counter = _moments(op.rule, bench)
+    assert isinstance(work, Workspace)
+    moments, counter = moments_of(op.rule, bench)
     flat = torch.from_numpy(np.ascontiguousarray(op.batches.reshape(-1))).to(work.device)
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
@@ -107,13 +115,15 @@ def _steps(op: Steps, bench: Bench) -> None:
     for step in range(steps):
         work.gradient.zero_()
         if op.weights is not None:
-            _weighted_gradient(bench, op.batches[step], op.weights[step], op.clip_per_example)
+            _weighted_gradient(bench, work, op, step)
         elif op.clip_per_example is not None:
             x, y = xs[step].flatten(0, 1), ys[step].flatten(0, 1)
             add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss)
+        elif bench.captured is not None:
+            bench.captured.mean(xs[step], ys[step])
         else:
-            _mean_gradient(bench, xs[step], ys[step])
-        _shape_gradient(op, bench)
+            _mean_gradient(bench, work, xs[step], ys[step])
+        _shape_gradient(op, bench, work.gradient)
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
     if op.rule.state == "carried":
@@ -122,7 +132,7 @@ def _steps(op: Steps, bench: Bench) -> None:
         bench.local.optimizer_steps = counter
 
 
-def _moments(rule: StepRule, bench: Bench) -> tuple[dict[str, torch.Tensor], int]:
+def moments_of(rule: StepRule, bench: Bench) -> tuple[dict[str, torch.Tensor], int]:
     """The moment vectors a rule works on, and how many steps they have seen."""
     if rule.state == "fresh" or not rule.slots:
         held: dict[str, torch.Tensor] = {}
@@ -137,10 +147,10 @@ def _moments(rule: StepRule, bench: Bench) -> tuple[dict[str, torch.Tensor], int
     return held, counter
 
 
-def _mean_gradient(bench: Bench, x: torch.Tensor, y: torch.Tensor) -> None:
+def _mean_gradient(bench: Bench, work: Workspace, x: torch.Tensor, y: torch.Tensor) -> None:
     minibatches = x.shape[0]
     for part in range(minibatches):
-        output = bench.work.model(x[part])
+        output = work.model(x[part])
         if bench.loss is None:
             loss = functional.cross_entropy(output, y[part])
         else:
@@ -150,18 +160,17 @@ def _mean_gradient(bench: Bench, x: torch.Tensor, y: torch.Tensor) -> None:
         loss.backward()
 
 
-def _weighted_gradient(
-    bench: Bench, batches: np.ndarray, weights: np.ndarray, bound: float | None
-) -> None:
-    for rows, weight in zip(batches, weights, strict=True):
+def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> None:
+    assert op.weights is not None
+    for rows, weight in zip(op.batches[step], op.weights[step], strict=True):
         there = rows >= 0
-        index = torch.from_numpy(rows[there]).to(bench.work.device)
+        index = torch.from_numpy(rows[there]).to(work.device)
         x, y = bench.shard.take(index, bench.generator)
-        if bound is not None:
+        if op.clip_per_example is not None:
             share = torch.from_numpy(weight[there]).to(x.device)
-            add_clipped(bench.work, x, y, bound=bound, loss=bench.loss, weights=share)
+            add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
             continue
-        output = bench.work.model(x)
+        output = work.model(x)
         if bench.loss is None:
             losses = functional.cross_entropy(output, y, reduction="none")
         else:
@@ -170,8 +179,7 @@ def _weighted_gradient(
         (losses * scale).sum().backward()
 
 
-def _shape_gradient(op: Steps, bench: Bench) -> None:
-    gradient = bench.work.gradient
+def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> None:
     if op.scale != 1.0:
         gradient.mul_(op.scale)
     if op.clip is not None:
@@ -209,7 +217,7 @@ def apply_rule(
         parameters.addcdiv_(mean, root, value=-size)
 
 
-def project(work: Workspace, balls: tuple[Ball, ...]) -> None:
+def project(work: State, balls: tuple[Ball, ...]) -> None:
     r"""Euclidean projection on one ball, or on the intersection of two.
 
     One ball: :math:`c + (\theta - c)\min(1, r/\|\theta-c\|)`.  Two: if the projection on one

@@ -13,21 +13,19 @@ only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
 import torch
 
 from unwalk.core import events as ev
-from unwalk.core.data import Shard
-from unwalk.core.errors import Diverged, InvalidInput
-from unwalk.core.plan import Local, Outcome, Plan, Progress, Sink
-from unwalk.core.program import Program, StepRule, Steps
-from unwalk.core.token import Token
-from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines.batched import BatchedGradient, Buffers
-from unwalk.engines.execute import Bench, execute, steps_event
-from unwalk.engines.visits import Coming, arrive, begin, depart
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Outcome, Plan, Progress, Sink
+from unwalk.core.program import Steps
+from unwalk.core.workspace import State, Workspace, build_model
+from unwalk.engines.batched import BatchedGradient
+from unwalk.engines.execute import execute, steps_event
+from unwalk.engines.lockstep import LockStep
+from unwalk.engines.walk import Arrival, Walk
 
 
 class Fleet:
@@ -47,6 +45,95 @@ class Fleet:
         """Carry out the plans, ``size`` at a time; outcomes come in the order of the plans."""
         for first in range(0, len(plans), self.size):
             numbers = range(first, min(first + self.size, len(plans)))
-            convoy = _Convoy([(n, plans[n], (resume or {}).get(n)) for n in numbers])
-            convoy.walk(sink)
+            convoy = _Convoy([plans[n] for n in numbers], [(resume or {}).get(n) for n in numbers])
+            convoy.walk(sink, first)
             yield from convoy.outcomes()
+
+
+class _Convoy:
+    """Walks that move together."""
+
+    def __init__(self, plans: list[Plan], resume: list[Progress | None]) -> None:
+        self.plans = plans
+        speed = plans[0].performance
+        torch.set_num_threads(speed.threads)
+        device = torch.device(speed.device)
+        works = [Workspace(build_model(p.task.model, p.seeds.integer("model"))) for p in plans]
+        self.show = Workspace(build_model(plans[0].task.model, 0), device)
+        self._check(works)
+        self.parameters = torch.stack([w.parameters for w in works]).to(device)
+        self.buffers = {
+            name: torch.stack([w.buffers[name] for w in works]).to(device)
+            for name in self.show.buffers
+        }
+        self.walks = [
+            Walk(plan, self._state(row), progress)
+            for row, (plan, progress) in enumerate(zip(plans, resume, strict=True))
+        ]
+        gradient = BatchedGradient(self.show.model, self.show.layout, plans[0].task.loss)
+        self.lockstep = LockStep(self.parameters, self.buffers, gradient)
+
+    def _check(self, works: list[Workspace]) -> None:
+        for number, (plan, work) in enumerate(zip(self.plans, works, strict=True)):
+            if work.layout != self.show.layout or plan.task.loss is not self.plans[0].task.loss:
+                raise InvalidInput(
+                    f"plan {number} trains another model or loss than plan 0; "
+                    "a fleet trains one architecture."
+                )
+
+    def _state(self, row: int) -> State:
+        buffers = {name: many[row] for name, many in self.buffers.items()}
+        return State(self.show.layout, self.parameters[row], buffers)
+
+    def walk(self, sink: Sink | None, first: int) -> None:
+        """Hop after hop until every walk is at its end."""
+        cuda = [self.parameters.device] if self.parameters.is_cuda else []
+        with torch.random.fork_rng(devices=cuda):
+            while rows := [r for r, w in enumerate(self.walks) if self._under_way(w)]:
+                arrivals = {
+                    r: self.walks[r].arrive(self.walks[r].progress.token.hop + 1) for r in rows
+                }
+                for row in reversed(rows):  # the first walk's seed stays for dropout
+                    self.walks[row].seed(arrivals[row])
+                events, gradients = self._visit(arrivals)
+                for row in rows:
+                    self.walks[row].depart(arrivals[row], tuple(events[row]), gradients[row])
+                    if sink is not None:
+                        look = partial(self._look, row)
+                        sink.after(first + row, self.walks[row].progress, look)
+
+    @staticmethod
+    def _under_way(walk: Walk) -> bool:
+        return walk.progress.token.hop < walk.plan.hops
+
+    def _visit(
+        self, arrivals: dict[int, Arrival]
+    ) -> tuple[dict[int, list[ev.Event]], dict[int, int]]:
+        """Run the programs position by position: gradient steps together, the rest one by one."""
+        events: dict[int, list[ev.Event]] = {row: [] for row in arrivals}
+        gradients = dict.fromkeys(arrivals, 0)
+        for place in range(max(len(a.program) for a in arrivals.values())):
+            together: dict[int, tuple[Steps, Arrival]] = {}
+            for row, arrival in arrivals.items():
+                if place >= len(arrival.program):
+                    continue
+                op = arrival.program[place]
+                if isinstance(op, Steps):
+                    together[row] = (op, arrival)
+                    events[row].append(steps_event(op, arrival.bench.noise.origin))
+                    gradients[row] += op.gradients
+                else:
+                    events[row].extend(execute((op,), arrival.bench)[0])
+            if together:
+                self.lockstep.run({r: (op, a.bench) for r, (op, a) in together.items()})
+        return events, gradients
+
+    def _look(self, row: int) -> Workspace:
+        """The one workspace with a model, showing this walk."""
+        self.show.load(self.walks[row].progress.token)
+        return self.show
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """One outcome a plan; they share one workspace, which shows the walk last looked at."""
+        for row, walk in enumerate(self.walks):
+            yield Outcome(walk.plan, walk.progress, partial(self._look, row))

@@ -117,12 +117,16 @@ def _capped(given: Given) -> Answer:
 
 def _seal(given: Given) -> Answer:
     delta = given["delta"]
-    if "steps" not in given:
-        return {"steps": seal.seal_steps(given["epsilon"], delta, given["ratio"])}
-    steps = _whole(given, "steps")
-    if "radius" in given:
+    if "steps" in given and "epsilon" in given:
+        steps = _whole(given, "steps")
         return {"sigma": seal.seal_sigma(given["epsilon"], delta, given["radius"], steps)}
-    return {"epsilon": seal.seal_epsilon(delta, given["ratio"], steps)}
+    if "sigma" in given:
+        ratio = 2.0 * given["radius"] / check_number("sigma", given["sigma"], above=0.0)
+    else:
+        ratio = given["ratio"]
+    if "steps" in given:
+        return {"epsilon": seal.seal_epsilon(delta, ratio, _whole(given, "steps"))}
+    return {"steps": seal.seal_steps(given["epsilon"], delta, ratio)}
 
 
 def _seal_visits(given: Given) -> Answer:
@@ -254,7 +258,13 @@ ACCOUNTANTS: dict[str, Accountant] = {
             "seal",
             "ball seal: steps for a ratio, noise for a radius, or epsilon after steps",
             ("delta",),
-            ("epsilon+ratio", "epsilon+radius+steps", "ratio+steps"),
+            (
+                "epsilon+ratio",
+                "epsilon+radius+sigma",
+                "epsilon+radius+steps",
+                "ratio+steps",
+                "radius+sigma+steps",
+            ),
             {},
             _seal,
         ),

@@ -89,7 +89,7 @@ def profile_pld(
     from dp_accounting.pld import pld_pmf
 
     top = math.ceil(largest_loss / discretization)
-    losses = np.arange(-top, top + 1) * discretization
+    losses = np.arange(-top, top + 1, dtype=np.float64) * discretization
     deltas = np.minimum.accumulate(np.exp(log_deltas(losses)))
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(discretization, -top, top, deltas)
     return library.PrivacyLossDistribution(pmf)

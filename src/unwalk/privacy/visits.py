@@ -78,7 +78,13 @@ def _binomial(hops: int, p: float, depth: float) -> tuple[Floats, Floats, float]
 
 
 def visits_log_delta(
-    epsilon: float, ratio: float, hops: int, p: float, *, cap: int | None = None
+    epsilon: float,
+    ratio: float,
+    hops: int,
+    p: float,
+    *,
+    cap: int | None = None,
+    seal_mu: float = 0.0,
 ) -> float:
     r"""The exact log delta of a public coin:
 
@@ -87,7 +93,8 @@ def visits_log_delta(
 
     Assumptions: every visit adds fresh Gaussian noise after a step of sensitivity at most D; all
     else is post-processing of what left u; the starting token does not depend on the forgotten
-    records (or is sealed and composed separately).  With ``cap`` the visits stop after c.
+    records, or was sealed first by a Gaussian of ``seal_mu``, which then joins each term as
+    :math:`\sqrt{\mu_{\rm seal}^2 + m D^2/\sigma^2}`.  With ``cap`` the visits stop after c.
     Neighbours: see the module.  Source: hockey-stick divergence of a mixture whose index is seen,
     with Dong, Roth and Su 2022, Corollary 3.3, inside; derived in ``docs/math.md``.
 
@@ -96,12 +103,16 @@ def visits_log_delta(
     """
     check_number("epsilon", epsilon, low=0.0)
     check_number("ratio", ratio, low=0.0)
-    return _log_delta(epsilon, ratio, visit_law(hops, p, cap=cap))
+    check_number("seal_mu", seal_mu, low=0.0)
+    return _log_delta(epsilon, ratio, visit_law(hops, p, cap=cap), seal_mu)
 
 
-def _log_delta(epsilon: float, ratio: float, law: tuple[Floats, Floats, float]) -> float:
+def _log_delta(
+    epsilon: float, ratio: float, law: tuple[Floats, Floats, float], seal_mu: float = 0.0
+) -> float:
     counts, logs, left = law
-    terms = gaussian_log_deltas(epsilon, np.sqrt(counts) * ratio) + logs
+    mus = np.sqrt(counts) * ratio
+    terms = gaussian_log_deltas(epsilon, np.hypot(mus, seal_mu) if seal_mu else mus) + logs
     top = max(float(terms.max()), left)
     if top == -math.inf:
         return -math.inf
@@ -114,7 +125,13 @@ def _law_for(delta: float, hops: int, p: float, cap: int | None) -> tuple[Floats
 
 
 def visits_epsilon(
-    delta: float, ratio: float, hops: int, p: float, *, cap: int | None = None
+    delta: float,
+    ratio: float,
+    hops: int,
+    p: float,
+    *,
+    cap: int | None = None,
+    seal_mu: float = 0.0,
 ) -> float:
     """The smallest epsilon of :func:`visits_log_delta` at this delta, rounded up.
 
@@ -122,16 +139,17 @@ def visits_epsilon(
     2.882
     """
     check_number("ratio", ratio, low=0.0)
+    check_number("seal_mu", seal_mu, low=0.0)
     law = _law_for(delta, hops, p, cap)
     target = math.log(delta) - MARGIN
 
     def deficit(epsilon: float) -> float:
-        return target - _log_delta(epsilon, ratio, law)
+        return target - _log_delta(epsilon, ratio, law, seal_mu)
 
     if deficit(0.0) >= 0.0:
         return 0.0
     mean = float(np.dot(law[0], np.exp(law[1])))
-    guess = gaussian_epsilon(delta, ratio * math.sqrt(max(mean, 1.0)))
+    guess = gaussian_epsilon(delta, math.hypot(seal_mu, ratio * math.sqrt(max(mean, 1.0))))
     if math.isinf(guess):
         return math.inf
     return smallest_safe(lambda x: -deficit(x), increasing_root(deficit, 0.0, max(guess, 1e-12)))

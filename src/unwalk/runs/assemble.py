@@ -18,8 +18,12 @@ from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.program import OPTIMIZER_STATES, OPTIMIZERS
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.core.workspace import build_model
+from unwalk.engines.per_example import check_per_example
+from unwalk.methods.ddp import RADIUS_MEANS
 from unwalk.methods.local_work import SCHEDULES, WORK
 from unwalk.methods.rrdu import ALIASES, DIRECTIONS, NOISE_ON
+from unwalk.runs.baselines import READINGS, SIGMA_RULES, Calibrated, ddp_noise, dpsgd_noise
 from unwalk.runs.catalogue import KEEPS, METHODS, VISITS, Noise, train_phase
 from unwalk.runs.config import Config, Value, apply, flatten, to_toml
 from unwalk.runs.presets import preset_settings
@@ -43,6 +47,11 @@ CHOICES: dict[str, Collection[str]] = {
     "unlearn.calibration": ("paper", "none"),
     "unlearn.noise_on": NOISE_ON,
     "unlearn.trust_centre": ("start", "initial"),
+    "ddp.radius_means": RADIUS_MEANS,
+    "ddp.sigma_rule": SIGMA_RULES,
+    **{f"{k}.reading": READINGS for k in ("ddp", "dpsgd")},
+    **{f"{k}.optimizer": ("plain", "same") for k in ("ddp", "dpsgd")},
+    **{f"{k}.work": WORK for k in ("ddp", "dpsgd")},
 }
 LEAST: dict[str, int] = {
     "peers": 2,
@@ -68,6 +77,8 @@ EDGES: dict[str, dict[str, float]] = {
     **{k: {"low": 0.0, "below": 1.0} for k in ("train.momentum", "unlearn.momentum")},
     **{k: {"low": 0.0} for k in ("train.weight_decay", "unlearn.weight_decay")},
     **{k: {"low": 0.0} for k in ("data.spread", "unlearn.sigma", "performance.checkpoint")},
+    **{k: {"above": 0.0} for k in ("ddp.clip", "ddp.radius", "ddp.constant", "dpsgd.clip")},
+    **{k: {"low": 0.0} for k in ("ddp.sigma", "dpsgd.noise_multiplier")},
     "unlearn.p": {"low": 0.0, "high": 1.0},
     "unlearn.delta": {"above": 0.0, "below": 1.0},
 }
@@ -178,13 +189,36 @@ class Assembled:
         """The walk that learns."""
         return self.plan(train_phase(self.config), method="network-sgd")
 
+    def calibrated(self, method: str) -> Calibrated:
+        """A method's noise scale, and by which formula it was found."""
+        records = self.task.records(self.config.forget.peer)
+        if method == "ddp":
+            return ddp_noise(self.config, self.task.peers, int(records.forgotten.size))
+        if method == "dpsgd":
+            return dpsgd_noise(self.config, self.task.peers, records)
+        return Calibrated(self.sigma)
+
+    def shares_training(self, method: str) -> bool:
+        """Whether a method goes on from the model that the common training walk made."""
+        return not METHODS[method].from_scratch and self._own_training(method) is None
+
     def unlearning(self, method: str) -> Plan:
         """The whole walk of a method, training included unless it starts from scratch."""
         entry = METHODS[method]
-        phase = entry.phase(self.config, Noise(self.p, self.sigma))
+        if method == "dpsgd":
+            check_per_example(build_model(self.task.model, 0))
+        phase = entry.phase(self.config, self._noise(method))
         if entry.from_scratch:
             return self.plan(phase, method=method)
-        return self.plan(train_phase(self.config), phase, method=method)
+        training = self._own_training(method) or train_phase(self.config)
+        return self.plan(training, phase, method=method)
+
+    def _own_training(self, method: str) -> Phase | None:
+        training = METHODS[method].training
+        return None if training is None else training(self.config, self._noise(method))
+
+    def _noise(self, method: str) -> Noise:
+        return Noise(self.p, self.calibrated(method).scale)
 
 
 def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unwalk import walks
-from unwalk.core.plan import Phase
+from unwalk.core.plan import Method, Phase, Route
 from unwalk.core.program import Ball, StepRule
+from unwalk.methods.ddp import DDP, feasible_ball
+from unwalk.methods.dpsgd import DPSGD
 from unwalk.methods.finetune import Finetune
 from unwalk.methods.local_work import Descent, LocalWork, Schedule
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rrdu import RRDU, Correction, direction_named
+from unwalk.runs.baselines import data_of, local_work
 from unwalk.runs.config import Config
 
 KEEPS = ("last", "average", "random")
@@ -21,7 +24,7 @@ VISITS = {"pass": "epochs", "minibatch": "averaged", "full": "full"}
 
 @dataclass(frozen=True)
 class Noise:
-    """What calibration decided: routing probability and noise scale at u."""
+    """What calibration decided: routing probability to u, and the method's noise scale."""
 
     p: float
     sigma: float
@@ -31,7 +34,8 @@ class Noise:
 class Entry:
     """One method as users name it.
 
-    ``from_scratch`` methods start with a new model; the others go on from the trained one.
+    ``from_scratch`` methods start with a new model; the others go on from the trained one, or, by
+    ``training``, from one that they train themselves.
     """
 
     label: str
@@ -39,6 +43,7 @@ class Entry:
     grade: str
     from_scratch: bool
     phase: Callable[[Config, Noise], Phase]
+    training: Callable[[Config, Noise], Phase | None] | None = None
 
 
 def train_descent(config: Config) -> Descent:
@@ -141,6 +146,72 @@ def _retrain(config: Config, noise: Noise) -> Phase:
     )
 
 
+def _private_descent(config: Config, reading: str, optimizer: str, work: str | None) -> Descent:
+    """A visit of a private baseline, before clipping and noise."""
+    base = train_descent(config) if reading == "from-start" else unlearn_descent(config)
+    rule = base.rule
+    if optimizer == "plain":
+        rule = replace(rule, optimizer="sgd", weight_decay=0.0)
+    return replace(base, rule=rule, work=local_work(config, reading, work), clip=None)
+
+
+def _ddp_method(config: Config, noise: Noise) -> DDP:
+    ddp = config.ddp
+    ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means)
+    base = _private_descent(config, ddp.reading, ddp.optimizer, ddp.work)
+    return DDP(replace(base, clip=ddp.clip, noise=noise.sigma, feasible=ball), data_of(ddp.reading))
+
+
+def _dpsgd_method(config: Config, noise: Noise) -> DPSGD:
+    dpsgd = config.dpsgd
+    base = _private_descent(config, dpsgd.reading, dpsgd.optimizer, dpsgd.work)
+    return DPSGD(replace(base, clip_per_example=dpsgd.clip), noise.sigma, data_of(dpsgd.reading))
+
+
+def _private_training(config: Config, reading: str, method: Method, route: Route) -> Phase | None:
+    """Training with noise from hop 1, where the reading asks for it."""
+    if reading != "from-start":
+        return None
+    train = config.train
+    return Phase(name="train", method=method, route=route, hops=train.hops, keep=train.keep)
+
+
+def _after_request(
+    config: Config, reading: str, method: Method, route: Route, *, plain: bool
+) -> Phase:
+    """The walk after a request: on the retained records; none where U = A(D)."""
+    unlearn, continued = config.unlearn, reading == "continued"
+    return Phase(
+        name="unlearn",
+        method=method,
+        route=route,
+        hops=unlearn.hops if continued else 0,
+        keep=unlearn.keep,
+        reset_optimizer=unlearn.reset_optimizer or plain,
+        carries_forgotten=continued,
+    )
+
+
+def _ddp(config: Config, noise: Noise) -> Phase:
+    method, plain = _ddp_method(config, noise), config.ddp.optimizer == "plain"
+    return _after_request(config, config.ddp.reading, method, walks.UniformPeer(), plain=plain)
+
+
+def _ddp_training(config: Config, noise: Noise) -> Phase | None:
+    method = _ddp_method(config, noise)
+    return _private_training(config, config.ddp.reading, method, walks.UniformPeer())
+
+
+def _dpsgd(config: Config, noise: Noise) -> Phase:
+    method, plain = _dpsgd_method(config, noise), config.dpsgd.optimizer == "plain"
+    return _after_request(config, config.dpsgd.reading, method, walks.Uniform(), plain=plain)
+
+
+def _dpsgd_training(config: Config, noise: Noise) -> Phase | None:
+    method = _dpsgd_method(config, noise)
+    return _private_training(config, config.dpsgd.reading, method, walks.Uniform())
+
+
 METHODS: dict[str, Entry] = {
     "rrdu": Entry(
         "RR-DU",
@@ -155,6 +226,22 @@ METHODS: dict[str, Entry] = {
         "none",
         False,
         _finetune,
+    ),
+    "ddp": Entry(
+        "DDP",
+        "network-private SGD: noise and projection at every step of every peer",
+        "nominal",
+        False,
+        _ddp,
+        _ddp_training,
+    ),
+    "dpsgd": Entry(
+        "DP-SGD",
+        "every record's gradient clipped, noise on every step; models without BatchNorm",
+        "nominal",
+        False,
+        _dpsgd,
+        _dpsgd_training,
     ),
     "retrain": Entry(
         "retraining",

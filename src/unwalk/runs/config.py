@@ -113,6 +113,38 @@ class UnlearnConfig:
 
 
 @dataclass(frozen=True)
+class DDPConfig:
+    """DDP, network-private SGD.  Epsilon, delta and hops are those of the unlearning walk."""
+
+    clip: float = setting(1.0, "bound L on the norm of every step's gradient")
+    radius: float | None = setting(10.0, "size R of the ball round the origin; empty: none")
+    radius_means: str = setting(
+        "diameter", "R is the ball's diameter (section 6) or radius (App. D)"
+    )
+    sigma_rule: str = setting("alg2", "noise on every gradient: alg2, table2 (times m) or lemma")
+    constant: float = setting(1.0, "constant factor of the sigma rule (C of the lemma)")
+    sigma: float | None = setting(None, "noise on every gradient; overrides the rule")
+    reading: str = setting(
+        "continued", "continued from the trained model, or from-start: noisy training, U = A(D)"
+    )
+    optimizer: str = setting("plain", "plain SGD as in Algorithm 2, or the token's (same)")
+    work: str | None = setting(None, "a visit: epochs, averaged or full; empty: as the walk's")
+
+
+@dataclass(frozen=True)
+class DPSGDConfig:
+    """DP-SGD.  Epsilon, delta and hops are those of the unlearning walk."""
+
+    clip: float = setting(5.0, "bound C on the norm of every record's gradient")
+    noise_multiplier: float | None = setting(None, "noise on the sum over C; empty: calibrated")
+    reading: str = setting(
+        "continued", "continued from the trained model, or from-start: noisy training, U = A(D)"
+    )
+    optimizer: str = setting("same", "the token's optimizer (same) or plain SGD")
+    work: str | None = setting(None, "a visit: epochs, averaged or full; empty: as the walk's")
+
+
+@dataclass(frozen=True)
 class ForgetConfig:
     """What has to be forgotten.  Empty values are the task's own."""
 
@@ -169,6 +201,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     unlearn: UnlearnConfig = field(default_factory=UnlearnConfig)
+    ddp: DDPConfig = field(default_factory=DDPConfig)
+    dpsgd: DPSGDConfig = field(default_factory=DPSGDConfig)
     forget: ForgetConfig = field(default_factory=ForgetConfig)
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)

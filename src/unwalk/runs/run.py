@@ -21,6 +21,7 @@ from unwalk.engines.inprocess import InProcess
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
+from unwalk.runs.baselines import nominal_reason, refused_reason
 from unwalk.runs.catalogue import METHODS
 from unwalk.runs.config import Config, flatten
 from unwalk.runs.metrics import Meter, Reading
@@ -57,12 +58,12 @@ class Watch:
     saved_at: float = field(default_factory=time.perf_counter)
     resumed_at: float = field(default_factory=time.perf_counter)
 
-    def after(self, index: int, work: Workspace, progress: Progress) -> None:
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
         hop, hops = progress.token.hop, self.plan.hops
         if hop % self.every == 0 or hop in self.marks:
             phase = self.plan.phases[self.plan.phase_of(hop)[0]].name
-            self.readings.append(self.meter.read(work.model, hop, phase))
+            self.readings.append(self.meter.read(look().model, hop, phase))
         now = time.perf_counter()
         if self.file is not None and (now - self.saved_at >= self.pause or hop == hops):
             self.file.save(progress, self.readings, self.seconds)
@@ -188,7 +189,8 @@ class _Runner:
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
         train = self.config.train.hops
-        earlier = 0 if trained is None or METHODS[name].from_scratch else train
+        shared = trained is not None and self.assembled.shares_training(name)
+        earlier = train if shared else 0
         if kept is not None:
             progress, readings, seconds = kept
         elif trained is not None and earlier:
@@ -276,7 +278,7 @@ def _method_result(
     first = walk.outcome.plan.hops - phase.hops
     spent: dict[str, Any] = metrics.cost(walk.outcome.transcript, [phase.name], config.forget.peer)
     spent["seconds"] = round(sum(walk.seconds[first:]), 3)
-    return {
+    result = {
         "name": walk.name,
         "label": entry.label,
         "preset": config.preset,
@@ -287,6 +289,10 @@ def _method_result(
         "matched": metrics.matched(walk.readings, phase.name, first, oracle),
         "cost": spent,
     }
+    if walk.name == "retrain":
+        at = (r for r in walk.readings if r.hop == config.train.hops)
+        result["final_at_train_hops"] = next(at).values()
+    return result
 
 
 def _samples(
@@ -324,7 +330,11 @@ def _claims(assembled: Assembled) -> list[dict[str, Any]]:
             "the noise came from a known seed (simulation)."
         )
         claims.append(_claim("nominal", unlearn.epsilon, unlearn.delta, "paper", reason))
-    reason = "the starting model carries the forgotten records un-noised."
+    found = assembled.calibrated(config.method)
+    if found.formula and found.scale > 0.0:
+        reason = nominal_reason(found)
+        claims.append(_claim("nominal", unlearn.epsilon, unlearn.delta, found.accountant, reason))
+    reason = refused_reason(config.method, found.reading)
     return [*claims, _claim("refused", None, None, "none", reason)]
 
 

@@ -78,9 +78,11 @@ def parse_idx(data: bytes, name: str, shape: tuple[int, ...]) -> Bytes:
     magic = bytes([0, 0, UNSIGNED_BYTE, len(shape)])
     if raw[:4] != magic:
         raise Corrupt(
-            f"{name} begins with {raw[:4].hex(' ')}; an idx file of bytes in {len(shape)} "
-            f"dimensions begins with {magic.hex(' ')}."
+            f"{name} begins with {raw[:4].hex(' ') or 'nothing'}; an idx file of bytes in "
+            f"{len(shape)} dimensions begins with {magic.hex(' ')}."
         )
+    if len(raw) < head:
+        raise Corrupt(f"{name} ends after {len(raw)} bytes, within its header of {head}.")
     found = tuple(int(size) for size in np.frombuffer(raw[4:head], ">u4"))
     if found != shape:
         raise Corrupt(f"{name} has shape {found}; MNIST has {shape}.")

@@ -1,8 +1,9 @@
 """Models: the built-in ones, and any that a user brings.
 
-A built-in model is a function of the input shape and the number of classes.  None of them has
-buffers (no BatchNorm), so that parameters are all that travels.  Initial values come from torch's
-global generator, which :func:`unwalk.core.workspace.build_model` seeds.
+A built-in model is a function of the input shape and the number of classes.  Those with
+BatchNorm have buffers, which travel with the token and are covered by no guarantee; their ``-gn``
+variants have GroupNorm instead, and parameters are all that travels.  Initial values come from
+torch's global generator, which :func:`unwalk.core.workspace.build_model` seeds.
 """
 
 from __future__ import annotations
@@ -22,10 +23,26 @@ from unwalk.core.plan import Loss
 from unwalk.core.validation import check_choice
 from unwalk.core.workspace import build_model
 from unwalk.tasks.named import call_named, is_name, load_named, told
+from unwalk.tasks.resnet import Norm
+from unwalk.tasks.resnet import resnet18 as _resnet18
 
 Architecture = Callable[[tuple[int, ...], int], nn.Module]
 Model = str | nn.Module | Callable[[], nn.Module]
 """What a user may name or bring."""
+
+GROUPS = 16
+"""Groups of channels of every GroupNorm here: 2 channels a group or more."""
+FLNET_LEAST = 16
+"""The side in pixels of the smallest picture that FLNet's two convolutions leave a pixel of."""
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm with :data:`GROUPS` groups: each record is normalised by itself, without buffers.
+
+    >>> group_norm(64)
+    GroupNorm(16, 64, eps=1e-05, affine=True)
+    """
+    return nn.GroupNorm(GROUPS, channels)
 
 
 def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -36,12 +53,7 @@ def small_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     >>> sum(p.numel() for p in small_cnn((1, 8, 8), 10).parameters())
     9930
     """
-    if len(shape) != 3:
-        raise InvalidInput(
-            f"model 'small-cnn' takes pictures (channels, height, width); the inputs have shape "
-            f"{shape}."
-        )
-    channels, height, width = shape
+    channels, height, width = _picture("small-cnn", shape)
     first = nn.Conv2d(channels, 16, 3, padding=1)
     second = nn.Conv2d(16, 32, 3, padding=1)
     for layer in (first, second):
@@ -81,6 +93,67 @@ def logistic(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A linear layer without a bias of its own, started at zero.
+
+    For features with a constant among them: softmax regression under cross-entropy, and the head
+    that :func:`unwalk.tasks.gabor.ridge_solution` solves for.
+
+    >>> sum(p.numel() for p in linear((5,), 10).parameters())
+    50
+    """
+    layer = nn.Linear(math.prod(shape), classes, bias=False)
+    nn.init.zeros_(layer.weight)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def flnet(shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d) -> nn.Module:
+    """The paper's FLNet (App. D): two 5x5 convolutions of 32 and 64 channels, and a linear layer.
+
+    Neither convolution is padded; each is followed by a norm, a ReLU and a 2x2 pool.  Half of
+    what the linear layer reads is dropped at random in training.
+
+    >>> sum(p.numel() for p in flnet((1, 28, 28), 10).parameters())
+    62538
+    """
+    channels, height, width = _picture("flnet", shape)
+    if min(height, width) < FLNET_LEAST:
+        raise InvalidInput(
+            f"model 'flnet' takes pictures of {FLNET_LEAST} x {FLNET_LEAST} pixels or more; "
+            f"the inputs have {height} x {width}."
+        )
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5),
+        norm(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        norm(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(64 * math.prod(left), classes),
+    )
+
+
+def resnet18(shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d) -> nn.Module:
+    """The paper's ResNet-18 (App. D), with a 3x3 first layer: see :mod:`unwalk.tasks.resnet`."""
+    channels, _, _ = _picture("resnet18", shape)
+    return _resnet18(channels, classes, norm)
+
+
+def _picture(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The shape of a picture; anything else is refused."""
+    if len(shape) != 3:
+        raise InvalidInput(
+            f"model {name!r} takes pictures (channels, height, width); the inputs have shape "
+            f"{shape}."
+        )
+    return shape
+
+
 @dataclass(frozen=True)
 class Entry:
     """A built-in model and what the command line says about it."""
@@ -93,6 +166,16 @@ MODELS: Mapping[str, Entry] = {
     "small-cnn": Entry(small_cnn, "two 3x3 convolutions, a pool and a linear layer; pictures"),
     "mlp": Entry(mlp, "one hidden layer of 64 units; any input"),
     "logistic": Entry(logistic, "softmax regression from zero; any input; convex"),
+    "linear": Entry(linear, "the same without a bias, for features with a constant; convex"),
+    "flnet": Entry(flnet, "the paper's for MNIST, with BatchNorm; pictures of 16 x 16 or more"),
+    "flnet-gn": Entry(
+        partial(flnet, norm=group_norm), f"flnet with GroupNorm of {GROUPS} groups: no buffers"
+    ),
+    "resnet18": Entry(resnet18, "the paper's for CIFAR-10, with BatchNorm; pictures"),
+    "resnet18-gn": Entry(
+        partial(resnet18, norm=group_norm),
+        f"resnet18 with GroupNorm of {GROUPS} groups: no buffers",
+    ),
 }
 
 

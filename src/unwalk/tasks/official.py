@@ -360,7 +360,8 @@ def _passing(folder: Path, name: str) -> Iterator[Path]:
     except OSError as error:
         raise InvalidInput(f"{folder} cannot be written: {error.strerror or error}.") from error
     finally:
-        place.unlink(missing_ok=True)
+        with suppress(OSError):
+            place.unlink(missing_ok=True)
         for empty in made:
             with suppress(OSError):  # not empty: something was written
                 empty.rmdir()
@@ -425,6 +426,7 @@ def _chunks(request: urllib.request.Request) -> Iterator[bytes]:
         with error:
             raise _Failed(f"answered {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
-        raise _Failed(f"cannot be reached: {error.reason}") from error
+        reason = getattr(error.reason, "strerror", None) or error.reason
+        raise _Failed(f"cannot be reached: {reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise _Failed(f"broke off: {str(error) or type(error).__name__}") from error

@@ -1,0 +1,125 @@
+"""``unwalk data``: what official data files are there, getting them, and where they belong."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from unwalk.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from unwalk.tasks.official import Status
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Official data files: what is there, getting them, and where they belong.",
+)
+out_console = Console()
+err_console = Console(stderr=True)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+TaskName = Annotated[str | None, typer.Argument(help="mnist, cifar10, heart or a9a.")]
+
+
+@app.command()
+def status(json_: JsonOption = False) -> None:
+    """Say of every task whether its files are there and are the official ones."""
+    from unwalk.tasks import official
+
+    found = official.status()
+    if json_:
+        print(json.dumps([_plain(entry) for entry in found]))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("task", "state", "place"):
+        table.add_column(column, overflow="fold")
+    for entry in found:
+        table.add_row(entry.task, entry.state, str(entry.place))
+    out_console.print(table)
+    for entry in found:
+        for file in entry.files:
+            if file.problem is not None:
+                out_console.print(f"{file.name} {file.problem}", highlight=False, soft_wrap=True)
+            elif file.state == "missing" and entry.state == "partial":
+                out_console.print(f"{file.name} is missing", highlight=False, soft_wrap=True)
+
+
+def _plain(entry: Status) -> dict[str, Any]:
+    files = [{"name": f.name, "state": f.state, "problem": f.problem} for f in entry.files]
+    return {"task": entry.task, "state": entry.state, "place": str(entry.place), "files": files}
+
+
+@app.command()
+def fetch(
+    tasks: Annotated[list[str] | None, typer.Argument(help="mnist, cifar10, heart, a9a.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="The files of every task.")] = False,
+    mirror: Annotated[
+        str | None,
+        typer.Option(help="Address that serves the data folder's files; not the publishers'."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Download what is missing, check it, and put it in its place."""
+    from unwalk.tasks import official
+
+    if all_ == bool(tasks):
+        raise InvalidInput("name the tasks whose files are wanted, or give --all instead.")
+    names = list(official.DATASETS) if all_ else tasks or []
+    for name in names:
+        official.path(name)  # a name that is not known is refused before anything is downloaded
+    bar = _Bar()
+    written = []
+    with bar.progress:
+        for name in names:
+            written += official.fetch(name, mirror=mirror, tell=bar.tell)
+    if json_:
+        print(json.dumps({"written": [str(place) for place in written]}))
+        return
+    for place in written:
+        out_console.print(str(place), highlight=False, soft_wrap=True)
+    if not written:
+        out_console.print("everything is there already")
+
+
+@app.command()
+def path(task: TaskName = None, json_: JsonOption = False) -> None:
+    """Print the data folder, or the folder where a task's files belong."""
+    from unwalk.tasks import official
+
+    place = str(official.path(task))
+    print(json.dumps({"path": place}) if json_ else place)
+
+
+class _Bar:
+    """A bar for each file on the terminal's error stream."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=err_console,
+            transient=True,
+            disable=not err_console.is_terminal,
+        )
+        self.lines: dict[str, TaskID] = {}
+
+    def tell(self, name: str, done: int, size: int) -> None:
+        if name not in self.lines:
+            self.lines[name] = self.progress.add_task(name, total=size)
+        self.progress.update(self.lines[name], completed=done)

@@ -1,0 +1,160 @@
+"""One plan under way: what happens before and after each visit, the same on every engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from unwalk.core import events as ev
+from unwalk.core.data import Shard
+from unwalk.core.plan import Local, Move, Phase, Plan, Progress
+from unwalk.core.program import Program, Visit
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.core.workspace import State
+from unwalk.engines.captured import CapturedGradients
+from unwalk.engines.execute import Bench, check_finite
+
+CHECKED_EVERY = 10
+"""On a CUDA device asking for a value waits for all work before it, so it is asked less often."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """The token has come to a peer, and the peer's program is known."""
+
+    hop: int
+    phase: Phase
+    phase_hop: int
+    move: Move
+    nbytes: int
+    begun: tuple[ev.Event, ...]
+    program: Program
+    bench: Bench
+
+
+class Walk:
+    """A plan, its state and its progress."""
+
+    def __init__(self, plan: Plan, state: State, resume: Progress | None) -> None:
+        self.plan = plan
+        self.state = state
+        self.shards: dict[int, Shard] = {}
+        self.generator = torch.Generator(device=state.device)
+        if resume is None:
+            token = state.token(hop=0, at=-1, memory={})
+            self.progress = Progress(token, {}, state.anchors, Transcript(plan.header()))
+        else:
+            state.load(resume.token)
+            state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
+            self.progress = Progress(resume.token, resume.locals, state.anchors, resume.transcript)
+
+    def arrive(self, hop: int, captured: CapturedGradients | None = None) -> Arrival:
+        """Route the token and ask the method what the visit does."""
+        plan, state, token = self.plan, self.state, self.progress.token
+        number, phase_hop = plan.phase_of(hop)
+        phase = plan.phases[number]
+        begun = self._begin(number, phase) if phase_hop == 1 else ()
+        memory = {} if phase_hop == 1 else token.memory
+        nbytes = token.nbytes
+        move = phase.route.next(
+            plan.graph, token.at, memory, plan.seeds.numpy(phase.name, "route", phase_hop)
+        )
+        peer = move.receiver
+        local = self.progress.locals.setdefault(peer, Local())
+        shard = self._shard(peer)
+        visit = Visit(
+            hop=hop,
+            phase_hop=phase_hop,
+            peer=peer,
+            at_unlearner=peer == plan.unlearner,
+            earlier_visits=local.visits,
+            records=shard.records,
+            rng=plan.seeds.numpy(phase.name, "batches", phase_hop),
+        )
+        bench = Bench(
+            work=state,
+            shard=shard,
+            local=local,
+            noise=plan.noise,
+            loss=plan.task.loss,
+            hop=hop,
+            peer=peer,
+            generator=self.generator,
+            digest=token.digest() if plan.noise.needs_digest else None,
+            captured=captured,
+        )
+        program = phase.method.visit(visit)
+        return Arrival(hop, phase, phase_hop, move, nbytes, begun, program, bench)
+
+    def seed(self, arrival: Arrival) -> None:
+        """Seed what a visit draws from: augmentation, and torch's global generators (dropout).
+
+        ``torch.manual_seed`` would do, but it writes a stack trace for every kind of device that
+        is not in use, which takes longer than all the rest of a hop's bookkeeping.
+        """
+        seed = self.plan.seeds.integer(arrival.phase.name, "torch", arrival.phase_hop)
+        self.generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if self.state.device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+
+    def depart(self, arrival: Arrival, events: tuple[ev.Event, ...], gradients: int) -> None:
+        """Write the visit down and hand the token on."""
+        hop, peer, state = arrival.hop, arrival.bench.peer, self.state
+        end = hop == self.plan.hops
+        if state.device.type == "cpu" or end or hop % CHECKED_EVERY == 0:
+            check_finite(arrival.bench)
+        arrival.bench.local.visits += 1
+        self._keep(arrival.phase, arrival.phase_hop)
+        sender = self.progress.token.at
+        token = state.token(hop=hop, at=peer, memory=arrival.move.memory)
+        self.progress.token = token
+        self.progress.transcript.add(
+            Hop(
+                hop=hop,
+                phase=arrival.phase.name,
+                phase_hop=arrival.phase_hop,
+                sender=sender,
+                receiver=peer,
+                path=arrival.move.path,
+                nbytes=arrival.nbytes * len(arrival.move.path),
+                events=arrival.begun + events,
+                gradients=gradients,
+                digest=token.digest() if end or self.plan.performance.digests else None,
+            )
+        )
+
+    def _begin(self, number: int, phase: Phase) -> tuple[ev.Event, ...]:
+        """What happens before a phase's first visit."""
+        state = self.state
+        state.anchors["start"] = state.parameters.clone()
+        state.kept.clear()
+        begun: list[ev.Event] = []
+        if phase.reset_optimizer:
+            state.moments.clear()
+            state.optimizer_steps = 0
+            begun.append(ev.Wipe("optimizer"))
+        travels = (*sorted(state.buffers), *phase.method.travels)
+        start = "initial" if number == 0 else "token"
+        return (ev.Start(phase.name, start, phase.carries_forgotten, travels), *begun)
+
+    def _keep(self, phase: Phase, phase_hop: int) -> None:
+        """Maintain the iterate that is the phase's result."""
+        state = self.state
+        if phase.keep == "average":
+            mean = state.kept.setdefault("average", torch.zeros_like(state.parameters))
+            mean.lerp_(state.parameters, 1.0 / phase_hop)
+        elif phase.keep == "random":
+            chosen = 1 + int(self.plan.seeds.numpy(phase.name, "iterate").integers(phase.hops))
+            if phase_hop == chosen:
+                state.kept["random"] = state.parameters.clone()
+        if phase_hop == phase.hops and state.kept:
+            (result,) = state.kept.values()
+            state.parameters.copy_(result)
+            state.kept.clear()
+
+    def _shard(self, peer: int) -> Shard:
+        if peer not in self.shards:
+            self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)
+        return self.shards[peer]

@@ -1,0 +1,125 @@
+"""What an accountant says of a run, and how it refuses.
+
+Accountants read recorded events and public facts of the transcript's header, never a
+configuration.  What they cannot bound they refuse, and the refusal names hop and event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from unwalk.core import events as ev
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.transcript import Hop, Transcript
+
+GRADES = ("nominal", "certified", "exact", "refused")
+MOMENTS = frozenset({"momentum", "mean", "square"})
+"""Names of optimizer moments among what a token carries; all else are buffers of the model."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim on one run."""
+
+    grade: str
+    epsilon: float
+    delta: float
+    accountant: str
+    assumptions: tuple[str, ...]
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary.
+
+        >>> Claim("exact", 0.0, 0.0, "events", (), "nothing touched D_f").to_json()["grade"]
+        'exact'
+        """
+        return asdict(self)
+
+
+def refuse(hop: Hop, event: ev.Event, why: str) -> NoReturn:
+    """Raise :class:`Refused` with the event's name and place in front."""
+    raise Refused(f"hop {hop.hop}, {event.kind} at peer {hop.receiver}: {why}.")
+
+
+def unlearner_of(transcript: Transcript) -> int:
+    """The peer that forgets, from the header."""
+    u = transcript.header.get("unlearner", -1)
+    if not isinstance(u, int) or isinstance(u, bool) or u < 0:
+        raise Refused("the transcript's header names no unlearning peer.")
+    return u
+
+
+def fact(transcript: Transcript, name: str, why: str) -> Any:
+    """A public fact from the header; refused when it is not recorded."""
+    if name not in transcript.header:
+        raise Refused(f"the transcript's header does not record {name!r}: {why}.")
+    return transcript.header[name]
+
+
+def phase_of(transcript: Transcript, phase: str) -> list[Hop]:
+    """The hops of one phase, in order."""
+    hops = [hop for hop in transcript.hops if hop.phase == phase]
+    if not hops:
+        known = ", ".join(dict.fromkeys(hop.phase for hop in transcript.hops)) or "none"
+        raise InvalidInput(f"phase is {phase!r}; allowed: one that was walked ({known}).")
+    return hops
+
+
+def start_of(hops: Sequence[Hop]) -> ev.Start:
+    """The event with which a phase began; refused when it is missing."""
+    for event in hops[0].events:
+        if isinstance(event, ev.Start):
+            return event
+    raise Refused(f"hop {hops[0].hop} begins a phase without a start event.")
+
+
+def check_travels(hop: Hop, start: ev.Start) -> None:
+    """Refuse a phase that goes on with moments or buffers that depend on the forgotten records."""
+    wiped = {event.what for event in hop.events if isinstance(event, ev.Wipe)}
+    for name in start.travels:
+        needed = "optimizer" if name in MOMENTS else "buffers"
+        if needed not in wiped:
+            refuse(
+                hop,
+                start,
+                f"the token carries {name!r}, which depends on D_f, and no wipe of {needed} "
+                "was recorded",
+            )
+
+
+def check_local_state(hops: Iterable[Hop]) -> None:
+    """Refuse local optimizer state that may date from before the phase and was not wiped."""
+    clean: set[int] = set()
+    for hop in hops:
+        for event in hop.events:
+            if isinstance(event, ev.Wipe) and event.what == "local":
+                clean.add(hop.receiver)
+            if (
+                isinstance(event, ev.GradientSteps)
+                and event.state == "local"
+                and hop.receiver not in clean
+            ):
+                refuse(
+                    hop,
+                    event,
+                    "the peer's local state may depend on D_f, and no wipe of it was recorded",
+                )
+
+
+def noise_origins(hops: Iterable[Hop]) -> tuple[str, ...]:
+    """What to say about where the noise came from."""
+    origins: set[str] = set()
+    for hop in hops:
+        for event in hop.events:
+            if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+                origins.add(event.origin)
+            if isinstance(event, ev.GradientSteps) and event.noise > 0.0:
+                origins.add(event.origin or "unrecorded")
+    said: Mapping[str, str] = {
+        "simulation": "simulation: the noise came from a known seed and protects nobody",
+        "secret": "the noise came from a secret of the peer",
+    }
+    return tuple(said.get(origin, f"noise of {origin} origin") for origin in sorted(origins))

@@ -1,0 +1,310 @@
+r"""Accountants over events that rest on convexity: ledger, release level, noise from the start,
+network DP.
+
+What a transcript cannot show, its header must state before the first hop (it is part of the hash
+chain), and the accountant reads it there: ``loss`` (``softmax`` or ``logistic``, on features of
+norm at most ``feature_norm``), ``batching`` = ``slots`` (records go to slots by a keyed hash, sums
+divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m), and
+``normalisation`` = ``published`` or ``without-forgotten``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unwalk.core import events as ev
+from unwalk.core.errors import Refused
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.core.validation import check_count
+from unwalk.privacy.accountants import PUBLIC, UN_NOISED, sealed_claim
+from unwalk.privacy.claims import Claim, fact, noise_origins, phase_of, refuse, unlearner_of
+from unwalk.privacy.gaussian import compose_mu, gaussian_epsilon
+from unwalk.privacy.iteration import check_nonexpansive
+from unwalk.privacy.ledger import (
+    ConvexLoss,
+    Ledger,
+    SlotSteps,
+    logistic_regression,
+    softmax_regression,
+)
+from unwalk.privacy.renyi import zcdp_epsilon
+from unwalk.privacy.shift import hiding_cost
+
+_LOSSES = {"softmax": softmax_regression, "logistic": logistic_regression}
+_FREE_CENTRES = ("origin", "initial")
+_CONVEX = "convex loss with the constants of the header; records coupled by keyed slots"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The public facts a stability accountant needs; see the module."""
+
+    loss: ConvexLoss
+    slots: int
+    nominal_batch: float
+    slot_cap: float
+    forgotten: int
+
+    @staticmethod
+    def of(transcript: Transcript) -> Facts:
+        """Read them from the header; a missing or unsuitable one is refused by name."""
+        name = fact(transcript, "loss", "convexity cannot be shown")
+        if name not in _LOSSES:
+            raise Refused(
+                f"the header records loss {name!r}; the ledger knows {', '.join(sorted(_LOSSES))}."
+            )
+        norm = fact(transcript, "feature_norm", "gradients are not bounded")
+        if fact(transcript, "batching", "the worlds cannot be coupled") != "slots":
+            raise Refused(
+                f"the header records batching {transcript.header['batching']!r}; the ledger needs "
+                "keyed slots."
+            )
+        scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
+        if scaled not in ("published", "without-forgotten"):
+            raise Refused(
+                f"the header records normalisation {scaled!r}: statistics that contain D_f "
+                "release it."
+            )
+        why = "an epoch's steps are not known"
+        return Facts(
+            _LOSSES[name](float(norm)),
+            check_count("slots", fact(transcript, "slots", why), low=1),
+            float(fact(transcript, "nominal_batch", why)),
+            float(fact(transcript, "slot_cap", why)),
+            check_count("forget", fact(transcript, "forget", "m is not known"), low=0),
+        )
+
+    def steps(self, hop: Hop, event: ev.GradientSteps, u: int) -> SlotSteps:
+        """The event as slotted SGD, or a refusal that says what it is instead."""
+        if event.optimizer != "sgd" or event.momentum:
+            refuse(hop, event, f"{event.optimizer} does not keep distances bounded; plain SGD does")
+        if event.clip is not None or event.clip_per_example is not None:
+            refuse(hop, event, "clipping breaks the convexity that the ledger rests on")
+        if event.direction != -1 or event.scale != 1.0:
+            refuse(hop, event, "ascent or scaled gradients are not steps of the ledger")
+        epochs, rest = divmod(event.steps, self.slots)
+        if rest:
+            refuse(hop, event, f"{event.steps} steps are no whole epochs of {self.slots} slots")
+        touched = hop.receiver == u and event.touched and event.data != "retained"
+        return SlotSteps(
+            epochs=epochs,
+            slots=self.slots,
+            step_size=event.step_size,
+            nominal_batch=self.nominal_batch,
+            slot_cap=self.slot_cap,
+            weight_decay=event.weight_decay,
+            forgotten=self.forgotten if touched else 0,
+        )
+
+
+def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, u: int) -> Ledger:
+    """The ledger after these events of one hop."""
+    for event in events:
+        match event:
+            case ev.GradientSteps():
+                work = facts.steps(hop, event, u)
+                try:
+                    ledger = ledger.steps(work, facts.loss)
+                except Refused as error:
+                    refuse(hop, event, str(error).rstrip("."))
+            case ev.Projection():
+                for centre, _ in event.balls:
+                    if centre not in _FREE_CENTRES:
+                        refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+            case ev.Start():
+                if event.travels:
+                    refuse(hop, event, f"the token carries {event.travels[0]!r} besides parameters")
+            case ev.GaussianNoise() | ev.Wipe():
+                pass
+    return ledger
+
+
+def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
+    r"""The ledger seal: :math:`\mu = \Delta/s` from training's events, then the visits after it.
+
+    Statement: :func:`unwalk.privacy.ledger.ledger_distance` over every hop before ``phase`` and
+    the steps u takes before its noise, then :func:`unwalk.privacy.accountants.sealed_claim`.
+    Checked: header facts; plain SGD everywhere, no clip, no momentum, nothing but parameters in
+    the token; shared projections; step sizes that do not expand; first hop at u, noise before
+    anything leaves.  Neighbours: with and without the m forgotten records.
+    """
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
+    hops = phase_of(transcript, phase)
+    ledger = Ledger()
+    for hop in transcript.hops:
+        if hop.hop >= hops[0].hop:
+            break
+        ledger = _follow(ledger, hop, hop.events, facts, u)
+    first = hops[0]
+    if first.receiver != u:
+        refuse(first, first.events[0], UN_NOISED)
+    before: list[ev.Event] = []
+    for event in first.events:
+        if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+            break
+        if isinstance(event, ev.GradientSteps) and event.touched and event.data != "retained":
+            refuse(first, event, "u's steps before the seal must be on retained data")
+        before.append(event)
+    ledger = _follow(ledger, first, before, facts, u)
+    claim = sealed_claim(transcript, phase, delta, distance=ledger.distance, shrinking=True)
+    return Claim(
+        claim.grade,
+        claim.epsilon,
+        claim.delta,
+        "ledger",
+        (*claim.assumptions, _CONVEX),
+        f"ledger distance {ledger.distance:.6g}; {claim.reason}",
+    )
+
+
+def release_claim(transcript: Transcript, delta: float) -> Claim:
+    r"""Release level: noise once, after the last step of the last hop; outsiders only.
+
+    Statement: :func:`unwalk.privacy.release.release_sigma` on the ledger's distance, which all
+    steps of the walk have shrunk.  Checked as in :func:`ledger_claim`; the last event of the last
+    hop must be the only noise.
+    """
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
+    ledger = Ledger()
+    if not transcript.hops or not transcript.hops[-1].events:
+        raise Refused("the walk's last hop recorded nothing, no release noise either.")
+    last = transcript.hops[-1]
+    for hop in transcript.hops:
+        for event in hop.events:
+            if isinstance(event, ev.GaussianNoise) and event is not last.events[-1]:
+                refuse(hop, event, "release level is accounted for one noise at the very end")
+        ledger = _follow(ledger, hop, hop.events, facts, u)
+    noise = last.events[-1]
+    if not isinstance(noise, ev.GaussianNoise) or noise.std <= 0.0:
+        refuse(last, noise, "the released model was not noised last")
+    return Claim(
+        "certified",
+        gaussian_epsilon(delta, ledger.distance / noise.std),
+        delta,
+        "release",
+        (
+            "outsiders who see the released model only; peers saw more",
+            _CONVEX,
+            *noise_origins([last]),
+        ),
+        f"distance {ledger.distance:.6g} at release, noise {noise.std:.6g}",
+    )
+
+
+def noisy_start_claim(transcript: Transcript, delta: float) -> Claim:
+    r"""Noise from the start: every visit to u adds noise before the token leaves.
+
+    Statement: :func:`unwalk.privacy.noisy_start.noisy_start_mu`, over all hops; training-time
+    views are covered.  Checked as in :func:`ledger_claim`, within each visit.
+    """
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
+    mus: list[float] = []
+    for hop in transcript.hops:
+        if hop.receiver != u:
+            continue
+        ledger = Ledger()
+        for event in hop.events:
+            ledger = _follow(ledger, hop, [event], facts, u)
+            if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+                mus.append(ledger.mu(event.std))
+                ledger = Ledger()
+        if ledger.distance > 0.0:
+            refuse(hop, hop.events[-1], "the visit's use of D_f leaves u un-noised")
+    mu = compose_mu(mus)
+    return Claim(
+        "certified",
+        gaussian_epsilon(delta, mu),
+        delta,
+        "noisy-start",
+        (*PUBLIC, "training-time views included", _CONVEX, *noise_origins(transcript.hops)),
+        f"mu = {mu:.6g} over {len(mus)} noisy visits to u",
+    )
+
+
+def view_zcdp(
+    route: Sequence[int],
+    u: int,
+    observer: int,
+    gaps: Sequence[float],
+    stds: Sequence[float] | None = None,
+) -> float:
+    r"""zCDP of one observer's view of a *known* route with noise at every hop.
+
+    ``gaps[t]`` is how far apart hop t pushes the parameters if it is u's, ``stds[t]`` its noise
+    (default 1).  Between two arrivals at the observer the minimum of
+    :mod:`unwalk.privacy.shift` is solved; the excursions add up.
+
+    >>> ones = [1.0] * 3
+    >>> view_zcdp([0, 1], 0, 1, ones[:2]), view_zcdp([0, 2, 1], 0, 1, ones)
+    (0.5, 0.25)
+    >>> view_zcdp([0, 0, 1], 0, 1, ones)  # two in a row: (2^2 / 2) / 2, not 1/2 + 1/4
+    1.0
+    """
+    noise = [1.0] * len(route) if stds is None else stds
+    total, opened, hidden = 0.0, list[float](), list[float]()
+    for peer, gap, std in zip(route, gaps, noise, strict=True):
+        if peer == observer:
+            total += hiding_cost(opened, hidden)
+            opened, hidden = [], []
+        else:
+            opened.append(gap if peer == u else 0.0)
+            hidden.append(std)
+    return 0.5 * total
+
+
+def _noisy_step(hop: Hop, facts: Facts, u: int) -> ev.GradientSteps:
+    """The one noisy step of a hop, or a refusal."""
+    if not hop.events:
+        raise Refused(f"hop {hop.hop} at peer {hop.receiver} recorded nothing, no noise either.")
+    if len(hop.path) > 1:
+        refuse(hop, hop.events[0], f"the token went through relay {hop.path[0]}, who saw it too")
+    found = [event for event in hop.events if isinstance(event, ev.GradientSteps)]
+    if len(found) != 1 or found[0].steps != 1 or found[0].noise <= 0.0:
+        culprit = found[0] if found else hop.events[0]
+        refuse(hop, culprit, "network DP needs one noisy gradient step at every hop")
+    (step,) = found
+    if step.optimizer != "sgd" or step.direction != -1 or step.scale != 1.0:
+        refuse(hop, step, "network DP is proved for plain descent on a convex loss")
+    if step.clip is not None or step.clip_per_example is not None:
+        refuse(hop, step, "clipping breaks the convexity that network DP rests on")
+    _follow(Ledger(), hop, [event for event in hop.events if event is not step], facts, u)
+    return step
+
+
+def network_claim(transcript: Transcript, delta: float) -> Claim:
+    r"""Network DP of the views, given the route that was walked: noise at *every* hop.
+
+    Statement: :func:`view_zcdp` for every single peer v other than u, the worst of them; hop t
+    pushes by :math:`2\eta_t L` and adds noise :math:`\eta_t\sigma_t`.  Checked: one plain noisy
+    SGD step on a convex loss per hop, :math:`\eta \le 2/\beta`, shared projections, no relays.
+    User level: all data of u.  Not for coalitions, nor for the released model.
+    """
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
+    steps = [_noisy_step(hop, facts, u) for hop in transcript.hops]
+    fill = max(1.0, facts.slot_cap / facts.nominal_batch)
+    for hop, step in zip(transcript.hops, steps, strict=True):
+        try:
+            check_nonexpansive(step.step_size, fill * facts.loss.smoothness + step.weight_decay)
+        except Refused as error:
+            refuse(hop, step, str(error).rstrip("."))
+    route = [hop.receiver for hop in transcript.hops]
+    watchers = sorted(set(route) - {u})
+    if not watchers:
+        raise Refused("nobody but u ever held the token, or the walk has no hop.")
+    gaps = [2.0 * fill * facts.loss.lipschitz * step.step_size for step in steps]
+    stds = [step.step_size * step.noise for step in steps]
+    costs = {v: view_zcdp(route, u, v, gaps, stds) for v in watchers}
+    worst = max(watchers, key=costs.__getitem__)
+    return Claim(
+        "certified",
+        zcdp_epsilon(costs[worst], delta),
+        delta,
+        "network",
+        (
+            "the view of one peer, route known; no coalition, not the released model",
+            "convex smooth loss with the constants of the header",
+            *noise_origins(transcript.hops),
+        ),
+        f"zCDP {costs[worst]:.6g} for the view of peer {worst}",
+    )

@@ -1,0 +1,68 @@
+"""ResNet-18 for small pictures (He, Zhang, Ren and Sun, 2016), as the paper's App. D uses it.
+
+The first layer is a 3x3 convolution of stride 1 with no pool behind it, so that pictures of 32 x
+32 pixels keep their size until the second stage.  Four stages of two blocks follow, with 64, 128,
+256 and 512 channels, then the mean over all places and a linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+
+Norm = Callable[[int], nn.Module]
+"""Makes the normalisation of so many channels."""
+
+STAGES = (64, 128, 256, 512)
+BLOCKS = 2
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions round which the input is added back.
+
+    Where the size changes, a 1x1 convolution brings the input to it.
+    """
+
+    def __init__(self, inner: int, outer: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.first = nn.Sequential(_convolution(inner, outer, 3, stride), norm(outer))
+        self.second = nn.Sequential(_convolution(outer, outer, 3, 1), norm(outer))
+        self.around: nn.Module = nn.Identity()
+        if stride != 1 or inner != outer:
+            self.around = nn.Sequential(_convolution(inner, outer, 1, stride), norm(outer))
+        self.activate = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A batch of (channels, height, width) activations, one block on."""
+        inside = self.second(self.activate(self.first(x)))
+        return cast(torch.Tensor, self.activate(inside + self.around(x)))
+
+
+def resnet18(channels: int, classes: int, norm: Norm) -> nn.Module:
+    """The network for pictures of so many channels, of any size.
+
+    >>> sum(p.numel() for p in resnet18(3, 10, nn.BatchNorm2d).parameters())
+    11173962
+    """
+    layers: list[nn.Module] = [_convolution(channels, STAGES[0], 3, 1), norm(STAGES[0]), nn.ReLU()]
+    inner = STAGES[0]
+    for stage, outer in enumerate(STAGES):
+        for block in range(BLOCKS):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(Block(inner, outer, stride, norm))
+            inner = outer
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes)]
+    return nn.Sequential(*layers)
+
+
+def _convolution(inner: int, outer: int, size: int, stride: int) -> nn.Conv2d:
+    """A convolution without a bias, which the normalisation behind it would take away again.
+
+    It starts with He's normal values, scaled by what goes out, as in the paper above.
+    """
+    layer = nn.Conv2d(inner, outer, size, stride, padding=size // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer

@@ -1,0 +1,142 @@
+"""The stability ledger against training that really happens, twice, coupled."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.privacy.gaussian import gaussian_delta, gaussian_epsilon
+from unwalk.privacy.ledger import (
+    ConvexLoss,
+    Ledger,
+    SlotSteps,
+    ledger_distance,
+    logistic_regression,
+    softmax_regression,
+)
+from unwalk.privacy.noisy_start import noisy_start_mu, noisy_start_sigma
+
+
+def softmax_gradient(theta, x, y, classes):
+    logits = x @ theta
+    logits -= logits.max(axis=1, keepdims=True)
+    q = np.exp(logits)
+    q /= q.sum(axis=1, keepdims=True)
+    return x.T @ (q - np.eye(classes)[y])
+
+
+def walk(x, y, keep, *, peers, slots, batch, eta, lam, epochs, seed, classes=3):
+    """Token SGD on slots by a keyed draw; ``keep`` masks records; same slots in both worlds."""
+    rng = np.random.default_rng(seed)
+    theta = np.zeros((x.shape[1], classes))
+    owner = np.arange(len(x)) % peers
+    for _ in range(epochs * peers):
+        peer = int(rng.integers(peers))
+        slot = rng.integers(slots, size=len(x))
+        for j in range(slots):
+            rows = np.flatnonzero((owner == peer) & (slot == j) & keep)
+            gradient = softmax_gradient(theta, x[rows], y[rows], classes) / batch
+            theta = theta - eta * (gradient + lam * theta)
+        yield peer, theta
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_real_training_never_leaves_the_ledger(seed):
+    rng = np.random.default_rng(100 + seed)
+    peers, slots, batch, eta, lam, m = 3, 4, 10.0, 0.8, 0.05, 4
+    x = rng.standard_normal((120, 5))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    y = rng.integers(3, size=120)
+    keep = np.ones(120, bool)
+    keep[np.flatnonzero(np.arange(120) % peers == 0)[:m]] = False
+    settings_ = dict(peers=peers, slots=slots, batch=batch, eta=eta, lam=lam, epochs=6, seed=seed)
+    loss, ledger, largest = softmax_regression(), Ledger(), 0.0
+    with_f = walk(x, y, np.ones(120, bool), **settings_)
+    without = walk(x, y, keep, **settings_)
+    for (peer, a), (_, b) in zip(with_f, without, strict=True):
+        work = SlotSteps(1, slots, eta, batch, 40, lam, forgotten=m if peer == 0 else 0)
+        ledger = ledger.steps(work, loss)
+        distance = float(np.linalg.norm(a - b))
+        assert distance <= ledger.distance + 1e-12
+        largest = max(largest, distance / max(ledger.distance, 1e-12))
+    assert largest > 0.05  # the bound is not vacuous
+
+
+def test_loss_constants_are_sharp():
+    rng = np.random.default_rng(1)
+    loss = softmax_regression()
+    worst_gradient = worst_hessian = 0.0
+    for _ in range(200):
+        q = rng.dirichlet(np.full(4, 0.05))
+        worst_gradient = max(worst_gradient, float(np.linalg.norm(q - np.eye(4)[rng.integers(4)])))
+        covariance = np.diag(q) - np.outer(q, q)
+        worst_hessian = max(worst_hessian, float(np.linalg.eigvalsh(covariance)[-1]))
+    assert loss.lipschitz * 0.9 < worst_gradient <= loss.lipschitz
+    assert loss.smoothness * 0.9 < worst_hessian <= loss.smoothness + 1e-12
+    assert logistic_regression(3.0) == ConvexLoss(3.0, 9 / 4)
+
+
+def test_hand_computed_distance():
+    u = SlotSteps(2, 3, 0.5, 20, 40, weight_decay=0.2, forgotten=2)
+    factor = 0.9**3
+    push = 0.5 * 1.0 * 2 / 20
+    assert ledger_distance([u], logistic_regression()) == pytest.approx(push * factor + push)
+
+
+@given(
+    m=st.integers(0, 20),
+    eta=st.floats(0.01, 1.0),
+    lam=st.floats(0.0, 0.5),
+    visits=st.integers(1, 6),
+)
+@settings(max_examples=50)
+def test_ledger_properties(m, eta, lam, visits):
+    loss = logistic_regression()
+
+    def distance(**changes):
+        given_ = dict(
+            epochs=1, slots=5, step_size=eta, nominal_batch=32, slot_cap=64, weight_decay=lam
+        )
+        work = SlotSteps(**{**given_, "forgotten": m, **changes})
+        return ledger_distance([work] * visits, loss)
+
+    base = distance()
+    assert base <= visits * eta * m / 32 + 1e-12
+    assert distance(forgotten=m + 1) >= base
+    assert distance(weight_decay=0.0) >= base - 1e-12
+    assert (base == 0.0) == (m == 0)
+
+
+def test_expansion_is_refused():
+    work = SlotSteps(1, 1, 3.0, 10, 40)
+    with pytest.raises(Refused, match="exceeds 2/beta_j = 2"):
+        work.factor(logistic_regression())
+    with pytest.raises(Refused, match="factors in"):
+        Ledger(1.0).clean_steps(1, 1.2)
+    with pytest.raises(InvalidInput, match="nominal_batch is 0"):
+        SlotSteps(1, 1, 0.1, 0, 4)
+
+
+def test_seal_noise_round_trip():
+    ledger = Ledger(0.7).clean_steps(10, 0.95).shrunk(0.5)
+    assert ledger.distance == pytest.approx(0.35 * 0.95**10)
+    noise = ledger.noise(1.0, 1e-6)
+    assert gaussian_epsilon(1e-6, ledger.mu(noise)) == pytest.approx(1.0, rel=1e-9)
+    assert gaussian_delta(1.0, ledger.mu(noise)) <= 1e-6
+
+
+def test_noise_from_the_start():
+    given_ = dict(step_size=0.1, lipschitz=math.sqrt(2), most_forgotten=3, nominal_batch=32)
+    mu = noisy_start_mu([0.05, 0.1], **given_)
+    one = 0.1 * math.sqrt(2) * 3 / 32
+    assert mu == pytest.approx(math.hypot(one / 0.05, one / 0.1))
+    std = noisy_start_sigma(2.0, 1e-5, 7, **given_)
+    assert gaussian_epsilon(1e-5, noisy_start_mu([std] * 7, **given_)) <= 2.0
+    assert gaussian_epsilon(1e-5, noisy_start_mu([std * 0.999] * 7, **given_)) > 2.0
+    doubled = noisy_start_mu([0.05], **given_, epochs=2)
+    assert doubled == pytest.approx(2 * one / 0.05)

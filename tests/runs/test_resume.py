@@ -1,0 +1,290 @@
+"""A run that is stopped at any moment goes on, and ends with the bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from tests.runs.small import BLOBS, DIGITS, options, small, small_run, untimed
+from unwalk.core.errors import Corrupt, Diverged, InvalidInput
+from unwalk.runs import partial_of
+from unwalk.runs.compare import compare
+from unwalk.runs.config import Config, Value
+from unwalk.runs.run import run
+from unwalk.runs.store import Folder
+
+BITS = ("model.safetensors", "transcript.jsonl", "config.toml")
+LONG: dict[str, Value] = {
+    **DIGITS,
+    "train.hops": 30,
+    "unlearn.hops": 30,
+    "evaluate.every": 10,
+    "performance.checkpoint": 0,
+}
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in BITS}
+
+
+def walk_state(out: Path, walk: str) -> Path:
+    return partial_of(out) / "walks" / f"{walk}.safetensors"
+
+
+def hop_of(state: Path) -> int:
+    """At which hop a checkpoint was made."""
+    with safe_open(state, framework="pt") as file:
+        hop: int = json.loads(file.metadata()["unwalk-checkpoint"])["token"]["hop"]
+    return hop
+
+
+class Stop:
+    """Stops a run the ``count``-th time that it tells how far it got."""
+
+    def __init__(self, count: int = 1, at: str = "") -> None:
+        self.left, self.at = count, at
+
+    def __call__(self, walk: str, done: int, hops: int) -> None:
+        self.left -= self.at in walk
+        if self.left <= 0:
+            raise KeyboardInterrupt
+
+
+def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from unwalk.cli import main; main()", "run"]
+    return subprocess.Popen([*command, *options(LONG), "--out", str(out), *more])
+
+
+def wait_for(there: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    for _ in range(60_000):
+        if there():
+            return
+        assert process.poll() is None, "the run ended before it could be stopped"
+        time.sleep(0.001)
+    pytest.fail("the run did not get there within a minute")
+
+
+def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
+    run(small(LONG), out=tmp_path / "whole")
+    out = tmp_path / "killed"
+    resume: list[str] = []
+    for walk, hops in (("train", 30), ("rrdu", 60), ("retrain", 60)):
+        process = start(out, *resume)
+        try:
+            wait_for(walk_state(out, walk).exists, process)
+        finally:
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        assert hop_of(walk_state(out, walk)) < hops, f"{walk} was over before the kill"
+        assert not out.exists()
+        resume = ["--resume"]
+    assert start(out, "--resume").wait() == 0
+    assert bits(out) == bits(tmp_path / "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["killed", "whole"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"preset": "paper", "train.state": "local", "train.keep": "average"},
+        {"preset": "paper-matched", "unlearn.keep": "random", "unlearn.reset_optimizer": True},
+        {"graph.kind": "ring", "unlearn.max_visits": 1, "performance.digests": True},
+    ],
+    ids=["practical", "local-average", "random-reset", "ring-digests"],
+)
+def test_stopping_after_every_hop_changes_nothing(tmp_path, changes):
+    config = small({**BLOBS, **changes}, train__hops=4, unlearn__hops=4)
+    whole = run(config, out=tmp_path / "whole")
+    out = tmp_path / "stopped"
+    stops, resume = 0, False
+    while True:
+        try:
+            stopped = run(config, out=out, resume=resume, tell=Stop())
+            break
+        except KeyboardInterrupt:
+            stops, resume = stops + 1, True
+    assert stops == 4 + 4 + 4 + 8
+    assert bits(out) == bits(tmp_path / "whole")
+    assert untimed(stopped.result) == untimed(whole.result)
+
+
+def test_rare_checkpoints_give_the_same_bits(tmp_path):
+    config = small(performance__checkpoint=3600)
+    run(config, out=tmp_path / "whole")
+    for count in (3, 9, 20):
+        out = tmp_path / f"stopped-{count}"
+        with pytest.raises(KeyboardInterrupt):
+            run(config, out=out, tell=Stop(count))
+        run(config, out=out, resume=True)
+        assert bits(out) == bits(tmp_path / "whole")
+
+
+def test_a_kill_between_transcript_and_checkpoint_is_survived(tmp_path):
+    run(small(), out=tmp_path / "whole")
+    out = tmp_path / "killed"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, tell=Stop())
+    # The first checkpoint never came to be; later ones lag behind a transcript with a torn end.
+    walk_state(out, "train").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, resume=True, tell=Stop(2))
+    with walk_state(out, "train").with_suffix(".jsonl").open("a") as file:
+        file.write('{"hop":3,"pha')
+    run(small(), out=out, resume=True)
+    assert bits(out) == bits(tmp_path / "whole")
+
+
+def test_a_kill_before_anything_was_written_is_survived(tmp_path):
+    partial_of(tmp_path / "out").mkdir()
+    run(small(), out=tmp_path / "out", resume=True)
+    small_run(out=tmp_path / "whole")
+    assert bits(tmp_path / "out") == bits(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("spoilt", ["walks/train.jsonl", "walks/train.safetensors"])
+def test_a_spoilt_checkpoint_is_refused(tmp_path, spoilt):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, tell=Stop(2))
+    path = partial_of(out) / spoilt
+    path.write_bytes(path.read_bytes()[:-60] + b"x" * 60)
+    if spoilt.endswith(".safetensors"):
+        path.write_bytes(path.read_bytes()[:-60])
+    with pytest.raises(Corrupt):
+        run(small(), out=out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"unlearn__p": 0.75}, "unlearn.p is 0.75, but {partial} was started with none; "),
+        ({"train__hops": 7}, "train.hops is 7, but {partial} was started with 6; "),
+        ({"method": "finetune"}, "method is 'finetune', but {partial} was started with 'rrdu'; "),
+        ({"seed": 1}, "seed is 1, but {partial} was started with 0; "),
+    ],
+)
+def test_other_settings_are_not_resumed(tmp_path, changes, words):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, tell=Stop(3))
+    with pytest.raises(InvalidInput) as refused:
+        run(small(**changes), out=out, resume=True)
+    expected = words.format(partial=partial_of(out))
+    assert str(refused.value) == f"{expected}--resume goes on with the same settings only."
+    assert hop_of(walk_state(out, "train")) == 3
+    run(small(), out=out, resume=True)
+
+
+def folder(out: Path, config: Config | None = None, **how: bool) -> Folder:
+    given = {"resume": False, "overwrite": False, **how}
+    return Folder(out, config or small(), **given)
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(InvalidInput, match=r"out.partial does not exist; there is nothing to"):
+        folder(tmp_path / "out", resume=True)
+    with pytest.raises(InvalidInput, match=r"^--resume needs --out"):
+        run(small(), resume=True)
+    small_run(out=tmp_path / "out")
+    with pytest.raises(InvalidInput, match="out is complete already; there is nothing to resume"):
+        folder(tmp_path / "out", resume=True)
+
+
+def test_results_are_replaced_only_when_asked(tmp_path):
+    out = tmp_path / "out"
+    small_run(out=out)
+    before = bits(out)
+    with pytest.raises(InvalidInput, match="out exists already; choose another --out, or add"):
+        run(small(seed=1), out=out)
+    assert bits(out) == before
+    with pytest.raises(KeyboardInterrupt):
+        run(small(seed=1), out=out, overwrite=True, tell=Stop(3))
+    assert bits(out) == before, "old results stay until new ones are complete"
+    with pytest.raises(InvalidInput, match=r"out.partial holds an unfinished run; add --resume"):
+        shutil.move(out, tmp_path / "old")
+        run(small(seed=1), out=out)
+    run(small(seed=1), out=out, resume=True)
+    assert bits(out) != before
+
+
+def test_an_unfinished_run_can_be_started_anew(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, tell=Stop(3))
+    run(small(seed=1), out=out, overwrite=True)
+    small_run(seed=1, out=tmp_path / "whole")
+    assert bits(out) == bits(tmp_path / "whole")
+    assert not partial_of(out).exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "here"])
+def test_what_unwalk_did_not_write_is_never_replaced(tmp_path, monkeypatch, kind):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letter.txt").write_text("dear")
+    out = {"folder": home, "file": home / "letter.txt", "here": Path(".")}.get(kind, tmp_path / "x")
+    if kind == "link":
+        out.symlink_to(home)
+    monkeypatch.chdir(home)
+    with pytest.raises(InvalidInput, match="is no folder that unwalk wrote, so it stays"):
+        run(small(), out=out, overwrite=True)
+    assert (home / "letter.txt").read_text() == "dear"
+    assert [p.name for p in home.iterdir()] == ["letter.txt"]
+
+
+def test_an_empty_folder_may_be_filled(tmp_path):
+    (tmp_path / "out").mkdir()
+    small_run_into = run(small(compare=[]), out=tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "result.json").exists()
+    assert small_run_into.final()["clean"] is not None
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match=r"file/out.partial cannot be made: Not a directory\."):
+        small_run(out=tmp_path / "file" / "out")
+
+
+def compared(out: Path | None = None, config: Config | None = None, **how: Any) -> Any:
+    return compare(config or small(), 3, out=out, **how)
+
+
+def test_a_comparison_goes_on_after_its_last_finished_seed(tmp_path):
+    whole = compared()
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        compared(out, tell=Stop(5, at="seed 2/3"))
+    assert [p.name for p in (partial_of(out) / "seeds").iterdir()] == ["0.json"]
+    told = []
+    stopped = compared(out, resume=True, tell=lambda walk, *_: told.append(walk))
+    assert {walk.split()[1] for walk in told} == {"2/3", "3/3"}
+    assert untimed(stopped.runs) == untimed(whole.runs)
+    assert untimed(json.loads((out / "result.json").read_text())) == untimed(whole.result)
+    assert {p.name for p in out.iterdir()} == {
+        "config.toml",
+        "report.html",
+        "result.json",
+        "runs.json",
+    }
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_comparison_that_cannot_be_made_leaves_nothing(tmp_path):
+    with pytest.raises(InvalidInput, match=r"^seeds is 0; allowed: a whole number, 1 or more"):
+        compare(small(), 0, out=tmp_path / "out")
+    with pytest.raises(Diverged):
+        compared(tmp_path / "out", small(train__learning_rate=1e38))
+    with pytest.raises(InvalidInput, match=r"^forget.size is 900"):
+        compared(tmp_path / "out", small(forget__size=900))
+    assert not list(tmp_path.iterdir())
