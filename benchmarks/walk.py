@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from time import perf_counter
@@ -120,7 +120,7 @@ class Race:
         bare = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
         return float((outcome.token.parameters - bare).norm() / bare.norm())
 
-    def after(self, index: int, work: Workspace, progress: Progress) -> None:
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         """The engine has done a hop: now the loop does it."""
         self.ours.append(perf_counter() - self.started)
         shard = self.plan.task.shard(progress.token.at)
@@ -209,7 +209,7 @@ class Stopwatch:
     again: list[float] = field(default_factory=list)
     started: float = field(default_factory=perf_counter)
 
-    def after(self, index: int, work: Workspace, progress: Progress) -> None:
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         """Note how long this hop took; the first of a walk, which sets it up, does not count."""
         took, peer = perf_counter() - self.started, progress.token.at
         if progress.token.hop > 1:

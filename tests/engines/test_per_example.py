@@ -1,5 +1,8 @@
 """Both ways to clip per example against a loop over examples."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.nn import functional
 
 from tests.tiny import TinyTask, plan
 from unwalk.core.errors import InvalidInput
+from unwalk.core.events import GradientSteps
 from unwalk.core.plan import Local
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
@@ -19,10 +23,15 @@ from unwalk.engines.per_example import (
     choose_way,
     clipped_gradients,
     ghost_gradients,
+    loop_gradients,
     vmap_gradients,
 )
 
-WAYS = {"ghost": ghost_gradients, "vmap": vmap_gradients}
+WAYS: dict[str, Callable[..., Any]] = {
+    "ghost": ghost_gradients,
+    "loop": loop_gradients,
+    "vmap": vmap_gradients,
+}
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
 
@@ -197,14 +206,34 @@ def test_without_weights_it_is_the_mean():
         assert_close(found, {n: p.grad for n, p in model.named_parameters()}, 1e-12)
 
 
-def test_a_loss_of_ones_own_is_clipped_alike():
-    def squares(output, y):
-        return (output - functional.one_hot(y, 3)).square().sum(1)
+def squares(output, y):
+    return (output - functional.one_hot(y, 3)).square().sum(1)
 
+
+def plain_squares(output, y):
+    return (output - y.unsqueeze(1)).square().sum(1)
+
+
+def test_a_loss_of_ones_own_is_clipped_alike():
     model, x, y, weights = case(MODELS["mlp"], torch.float64)
     for way in WAYS.values():
-        found = way(model, x, y, bound=0.5, loss=squares, weights=weights)
-        assert_close(found, loop(model, x, y, 0.5, weights, squares), 1e-10)
+        found = way(model, x, y, bound=0.5, loss=plain_squares, weights=weights)
+        assert_close(found, loop(model, x, y, 0.5, weights, plain_squares), 1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(ODD))
+def test_what_vmap_cannot_take_is_looped_over(name):
+    model, x, y, weights = case(ODD[name], torch.float64)
+    with pytest.raises(RuntimeError, match=r"^vmap:"):
+        vmap_gradients(model, x, y, bound=0.5, loss=squares, weights=weights)
+    found = clipped_gradients(model, x, y, bound=0.5, loss=squares, weights=weights)
+    assert_close(found, loop(model, x, y, 0.5, weights, squares), 1e-10)
+
+
+def test_other_errors_of_a_model_are_not_hidden():
+    model, x, y, _ = case(ODD["layer norm"], torch.float64)
+    with pytest.raises(RuntimeError, match="Expected size"):
+        clipped_gradients(model, x[:, :4], y, bound=0.5)
 
 
 def test_small_memory_means_small_chunks_and_the_same_sum():
@@ -303,8 +332,10 @@ def test_steps_clip_each_example_before_averaging(weighted):
         found = loop(reference, x[rows[there]], y[rows[there]], 0.3, share[there])
         with torch.no_grad():
             for name, parameter in reference.named_parameters():
-                parameter -= 0.5 * found[name]
+                parameter.sub_(found[name], alpha=0.5)
     expected = torch.cat([p.detach().reshape(-1) for p in reference.parameters()])
     assert torch.allclose(place.work.parameters, expected, rtol=0, atol=1e-12)
-    assert events[0].clip_per_example == 0.3
+    (event,) = events
+    assert isinstance(event, GradientSteps)
+    assert event.clip_per_example == 0.3
     assert gradients == (batches >= 0).sum()

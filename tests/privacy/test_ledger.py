@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,7 +55,15 @@ def test_real_training_never_leaves_the_ledger(seed):
     y = rng.integers(3, size=120)
     keep = np.ones(120, bool)
     keep[np.flatnonzero(np.arange(120) % peers == 0)[:m]] = False
-    settings_ = dict(peers=peers, slots=slots, batch=batch, eta=eta, lam=lam, epochs=6, seed=seed)
+    settings_: dict[str, Any] = {
+        "peers": peers,
+        "slots": slots,
+        "batch": batch,
+        "eta": eta,
+        "lam": lam,
+        "epochs": 6,
+        "seed": seed,
+    }
     loss, ledger, largest = softmax_regression(), Ledger(), 0.0
     with_f = walk(x, y, np.ones(120, bool), **settings_)
     without = walk(x, y, keep, **settings_)
@@ -99,9 +108,14 @@ def test_ledger_properties(m, eta, lam, visits):
     loss = logistic_regression()
 
     def distance(**changes):
-        given_ = dict(
-            epochs=1, slots=5, step_size=eta, nominal_batch=32, slot_cap=64, weight_decay=lam
-        )
+        given_: dict[str, Any] = {
+            "epochs": 1,
+            "slots": 5,
+            "step_size": eta,
+            "nominal_batch": 32,
+            "slot_cap": 64,
+            "weight_decay": lam,
+        }
         work = SlotSteps(**{**given_, "forgotten": m, **changes})
         return ledger_distance([work] * visits, loss)
 
@@ -131,7 +145,12 @@ def test_seal_noise_round_trip():
 
 
 def test_noise_from_the_start():
-    given_ = dict(step_size=0.1, lipschitz=math.sqrt(2), most_forgotten=3, nominal_batch=32)
+    given_: dict[str, Any] = {
+        "step_size": 0.1,
+        "lipschitz": math.sqrt(2),
+        "most_forgotten": 3,
+        "nominal_batch": 32,
+    }
     mu = noisy_start_mu([0.05, 0.1], **given_)
     one = 0.1 * math.sqrt(2) * 3 / 32
     assert mu == pytest.approx(math.hypot(one / 0.05, one / 0.1))

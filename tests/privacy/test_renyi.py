@@ -109,7 +109,7 @@ def test_log_mean_exp_is_never_above_weak_convexity(alpha, parts):
 def test_weak_convexity_refuses_outside_its_condition():
     with pytest.raises(Refused, match="mixture_rdp"):
         weak_convexity_rdp(2.0, [0.5, 0.5], [0.0, 1.5])
-    with pytest.raises(InvalidInput, match="sum 0.9"):
+    with pytest.raises(InvalidInput, match=r"sum 0\.9"):
         weak_convexity_rdp(2.0, [0.5, 0.4], [0.0, 0.5])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,17 +37,19 @@ def by_solver(gaps, stds, contractions, start):
             out.append(z)
         return np.array(out)
 
-    found = minimize(
+    constraints = [
+        {"type": "ineq", "fun": lambda a: left(a)[:-1]},
+        {"type": "eq", "fun": lambda a: left(a)[-1]},
+    ]
+    solve: Any = minimize  # its stubs do not know two kinds of constraints in one list
+    found = solve(
         lambda a: float(np.sum((a / stds) ** 2)),
         np.full(size, (start + sum(gaps)) / size),
-        constraints=[
-            {"type": "ineq", "fun": lambda a: left(a)[:-1]},
-            {"type": "eq", "fun": lambda a: left(a)[-1]},
-        ],
+        constraints=constraints,
         method="SLSQP",
         options={"maxiter": 500, "ftol": 1e-14},
     )
-    return found.fun
+    return float(found.fun)
 
 
 @pytest.mark.parametrize("seed", range(12))

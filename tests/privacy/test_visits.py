@@ -165,7 +165,7 @@ def test_large_horizons_are_quick_and_consistent():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(InvalidInput, match="p is 1.5"):
+    with pytest.raises(InvalidInput, match=r"p is 1\.5"):
         visits_epsilon(1e-5, 1.0, 10, 1.5)
     with pytest.raises(InvalidInput, match="hops is 0"):
         visits_sigma(1.0, 1e-5, 1.0, 0, 0.5)

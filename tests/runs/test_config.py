@@ -194,8 +194,8 @@ def test_none_takes_a_presets_value_back():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("method", "rrud", "method is 'rrud' (did you mean rrdu?); allowed: finetune, "),
-        ("preset", "papers", "preset is 'papers' (did you mean paper?); allowed: paper, "),
+        ("method", "rrud", "method is 'rrud' (did you mean rrdu?); allowed: "),
+        ("preset", "papers", "preset is 'papers' (did you mean paper?); allowed: "),
         ("compare", ["retrian"], "compare is 'retrian' (did you mean retrain?)"),
         ("unlearn.p", 1.5, "unlearn.p is 1.5; allowed: a number in [0, 1]."),
         ("unlearn.p", -0.1, "unlearn.p is -0.1; allowed: a number in [0, 1]."),

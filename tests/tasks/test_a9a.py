@@ -81,7 +81,11 @@ def test_the_official_files(official_data):
 
 def test_a_walk_learns(official_data):
     official_data("a9a")
-    settings: dict[str, Value] = {"train.optimizer": "sgd", "train.learning_rate": 2.0, "train.hops": 20}
+    settings: dict[str, Value] = {
+        "train.optimizer": "sgd",
+        "train.learning_rate": 2.0,
+        "train.hops": 20,
+    }
     assembled = assemble(resolve({"task": "a9a", "forget.kind": "nothing", **settings}))
     (outcome,) = InProcess().run([assembled.training()])
     model, test = outcome.workspace.model.eval(), assembled.task.test

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,13 +34,94 @@ def count(model: nn.Module) -> int:
         ("mlp", (13,), 2, 1_026),
         ("logistic", (1, 8, 8), 10, 650),
         ("logistic", (16,), 4, 68),
+        ("linear", (16,), 4, 64),
+        ("linear", (1, 8, 8), 10, 640),
+        ("flnet", (1, 28, 28), 10, 62_538),
+        ("flnet", (3, 32, 32), 10, 69_898),
+        ("flnet", (2, 16, 17), 3, 53_283),
+        ("flnet-gn", (1, 28, 28), 10, 62_538),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        ("resnet18", (1, 12, 9), 4, 11_169_732),
+        ("resnet18-gn", (3, 32, 32), 10, 11_173_962),
     ],
 )
 def test_sizes_are_pinned_and_outputs_fit(name, shape, classes, parameters):
     model = MODELS[name].build(shape, classes)
     assert count(model) == parameters
     assert model(torch.zeros(3, *shape)).shape == (3, classes)
-    assert not list(model.buffers())
+    assert bool(list(model.buffers())) == (name in ("flnet", "resnet18"))
+
+
+def test_flnet_is_the_papers_layer_by_layer():
+    layers: list[Any] = list(MODELS["flnet"].build((1, 28, 28), 10).children())
+    assert [type(layer).__name__ for layer in layers] == [
+        *("Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d") * 2,
+        *("Flatten", "Dropout", "Linear"),
+    ]
+    first, second, head = layers[0], layers[4], layers[-1]
+    for layer, inner, outer in ((first, 1, 32), (second, 32, 64)):
+        assert (layer.in_channels, layer.out_channels) == (inner, outer)
+        assert (layer.kernel_size, layer.padding, layer.stride) == ((5, 5), (0, 0), (1, 1))
+    assert (head.in_features, head.out_features) == (1024, 10)
+    assert layers[9].p == 0.5
+
+
+def test_resnet_keeps_small_pictures_large():
+    model = MODELS["resnet18"].build((3, 32, 32), 10)
+    x, sizes = torch.zeros(1, 3, 32, 32), []
+    for layer in model.children():
+        x = layer(x)
+        sizes.append(tuple(x.shape[1:]))
+    assert sizes[2] == (64, 32, 32), "no stride, no pool before the first stage"
+    assert sizes[3:11] == [
+        *[(64, 32, 32)] * 2,
+        *[(128, 16, 16)] * 2,
+        *[(256, 8, 8)] * 2,
+        *[(512, 4, 4)] * 2,
+    ]
+    assert sizes[11] == (512, 1, 1)
+    strided = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)]
+    assert len(strided) == 3, "the input is brought to its new size in three blocks"
+
+
+@pytest.mark.parametrize("name", ["flnet", "flnet-gn", "resnet18", "resnet18-gn", "linear"])
+def test_the_gradient_reaches_every_parameter(name):
+    model = build_model(lambda: MODELS[name].build((1, 16, 16), 3), 0)
+    x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    functional.cross_entropy(model(x), torch.tensor([0, 1, 2, 0])).backward()
+    for path, parameter in model.named_parameters():
+        assert parameter.grad is not None, path
+        assert torch.isfinite(parameter.grad).all(), path
+        before_a_norm = isinstance(model.get_submodule(path.rpartition(".")[0]), nn.Conv2d)
+        if not (path.endswith("bias") and before_a_norm):  # the norm takes such a bias away
+            assert parameter.grad.abs().max() > 0, path
+
+
+@pytest.mark.parametrize("name", ["flnet", "resnet18"])
+def test_records_mix_under_batchnorm_only(name):
+    x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    other = torch.cat([x[:1], 3.0 * x[1:]])
+    for norm, mixes in (("", True), ("-gn", False)):
+        model = MODELS[name + norm].build((1, 16, 16), 3).train()
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.eval()
+        with torch.no_grad():
+            same = torch.allclose(model(x)[0], model(other)[0], atol=1e-5)
+        assert same is not mixes
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words"),
+    [
+        ("flnet", (16,), r"'flnet' takes pictures .* shape \(16,\)"),
+        ("flnet-gn", (1, 28, 15), "takes pictures of 16 x 16 pixels or more; .* have 28 x 15"),
+        ("resnet18", (28, 28), r"'resnet18' takes pictures .* shape \(28, 28\)"),
+    ],
+)
+def test_inputs_that_a_model_cannot_take_are_refused(name, shape, words):
+    with pytest.raises(InvalidInput, match=words):
+        MODELS[name].build(shape, 10)
 
 
 def accuracy_after(name: str, steps: int) -> float:

@@ -12,8 +12,9 @@ Two ways, equal up to rounding:
 
 Rule of choice, by measurement (``benchmarks/per_example.py``): the ghost way wherever it knows
 every layer that has parameters (``Linear`` on (records, features), ``Conv2d`` in one group,
-``GroupNorm``), ``vmap`` for all other models.  An example's gradient has no meaning where
-examples mix in the forward pass, so a model with BatchNorm is refused.
+``GroupNorm``), ``vmap`` for all other models, and :func:`loop_gradients` for those that ``vmap``
+cannot take.  An example's gradient has no meaning where examples mix in the forward pass, so a
+model with BatchNorm is refused.
 """
 
 from __future__ import annotations
@@ -100,7 +101,12 @@ def clipped_gradients(
         found = ghost_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
         if found is not None:
             return found
-    return vmap_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+    try:
+        return vmap_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):  # how vmap says that it cannot take an operation
+            raise
+    return loop_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
 
 
 def vmap_gradients(
@@ -134,6 +140,30 @@ def vmap_gradients(
         factors = part * _factors(torch.as_tensor(squares), bound)
         for name, gradient in gradients.items():
             total[name].view(-1).add_(factors @ gradient)
+    return total
+
+
+def loop_gradients(
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    bound: float,
+    loss: Loss | None = None,
+    weights: torch.Tensor | None = None,
+) -> Gradients:
+    """One example after the other: the definition, for what neither other way can take."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    share = _weights(weights, x, next(iter(named.values())))
+    total = {name: torch.zeros_like(p) for name, p in named.items()}
+    for record, label, part in zip(x.split(1), y.split(1), share, strict=True):
+        value = _losses(model(record), label, loss).sum()
+        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        there = {n: g for n, g in zip(named, gradients, strict=True) if g is not None}
+        squares = torch.stack([g.square().sum() for g in there.values()]).sum()
+        factor = part * _factors(squares, bound)
+        for name, gradient in there.items():
+            total[name].add_(factor * gradient)
     return total
 
 

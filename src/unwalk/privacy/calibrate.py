@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_number, near
@@ -17,7 +18,7 @@ from unwalk.privacy import gaussian, ledger, network, noisy_start, nominal, pld,
 from unwalk.privacy.roots import increasing_root, largest_safe
 
 Given = Mapping[str, float]
-Answer = dict[str, float | int | str]
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ CHARTS = {
     ),
     "clean": ("Test accuracy", "share of clean test records answered right"),
 }
+WIDE = 580.0
+"""Width of a picture's view box on a wide page; the narrow one is the other charts'."""
+
 GUTTER = 26.0
 """Room between the plot and its labels, where the paper's end points stand."""
 
@@ -143,7 +146,7 @@ def chart(part: Part, preset: str, measure: str) -> Chart | None:
 
 def draw(drawn: Chart, number: int, *, narrow: bool = False) -> str:
     """The picture; a narrow one, for phones and paper, has values without names at its ends."""
-    full = svg.NARROW if narrow else svg.WIDTH
+    full = svg.NARROW if narrow else WIDE
     texts = [f"{numbers.fixed(line.value)}{numbers.SPACE}%" for line in drawn.lines]
     if not narrow:
         texts = [f"{n.title} {text}" for n, text in zip(drawn.lines, texts, strict=True)]
@@ -204,9 +207,7 @@ def _shares(part: Part, preset: str, method: str, shared: int) -> bool:
     return any((prefix(part, preset, method, other) or -1) >= shared for other in others)
 
 
-def _cut(
-    runs: Sequence[tuple[Dot, ...]], low: float, high: float
-) -> tuple[tuple[Dot, ...], ...]:
+def _cut(runs: Sequence[tuple[Dot, ...]], low: float, high: float) -> tuple[tuple[Dot, ...], ...]:
     kept = (tuple(d for d in run if low <= d.hop <= high) for run in runs)
     return tuple(run for run in kept if run)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -67,10 +68,12 @@ class Folder:
                     "--overwrite to start anew."
                 )
             shutil.rmtree(self.partial)
+        self.new_parents = [p for p in self.partial.parents if not p.exists()]
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
             write_file(self.partial / CONFIG, to_toml(config))
         except OSError as error:
+            self.discard()
             raise InvalidInput(f"{self.partial} cannot be made: {error.strerror}.") from error
 
     def _check_same(self, config: Config) -> None:
@@ -95,8 +98,11 @@ class Folder:
         self.partial.replace(self.out)
 
     def discard(self) -> None:
-        """Remove everything that was written."""
+        """Remove everything that was made."""
         shutil.rmtree(self.partial, ignore_errors=True)
+        for parent in self.new_parents:
+            with suppress(OSError):  # not empty, or never made
+                parent.rmdir()
 
 
 def _ours(out: Path) -> bool:

@@ -58,7 +58,7 @@ class Blobs:
 def load(request: Request) -> tuple[Source, Holdings]:
     """Centres and a test set; no peer's records yet."""
     # All peers draw from the same classes, so there is one way to deal records out.
-    check_choice("partition", request.partition, ("iid",))
+    check_choice("partition", request.partition.kind, ("iid",))
     options = request.options
     shape = (
         check_count("classes", options["classes"], low=2),
@@ -67,7 +67,7 @@ def load(request: Request) -> tuple[Source, Holdings]:
     rng = request.seeds.numpy("task", "blobs", "centres")
     blobs = Blobs(
         peers=check_count("peers", request.peers, low=1),
-        per_peer=check_count("records", options["records"], low=1),
+        per_peer=check_count("records", options["records"], low=request.partition.min_records),
         centres=rng.standard_normal(shape, np.float32),
         spread=check_number("spread", options["spread"], low=0.0),
         seeds=request.seeds,

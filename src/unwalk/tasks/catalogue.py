@@ -16,6 +16,7 @@ from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model
 from unwalk.tasks.named import call_named, is_name, load_named
 from unwalk.tasks.own import own_data, own_task
+from unwalk.tasks.partitions import SETTINGS, Dealing, dealing
 from unwalk.tasks.recipes import Options, Recipe, Request
 from unwalk.tasks.task import ShardedTask
 
@@ -30,7 +31,7 @@ def build_task(
     peers: int | None = None,
     seed: int = 0,
     unlearner: int = 0,
-    partition: str | None = None,
+    partition: str | Dealing | None = None,
     model: Model | None = None,
     forget: Deletion | None = None,
     trigger: Trigger | None = None,
@@ -42,12 +43,15 @@ def build_task(
 
     ``name`` is one of :data:`TASKS` or ``package.module:function``, a function that returns the
     user's own data: see :func:`unwalk.tasks.own.own_data`.  The trigger counts only when
-    ``forget`` is a backdoor.
+    ``forget`` is a backdoor.  ``options`` holds the task's own settings and those of the
+    partition (:data:`unwalk.tasks.partitions.SETTINGS`).
 
     >>> task = build_task("blobs", peers=100_000, unlearner=7)
     >>> task.peers, task.classes, task.records(7).forgotten.size
     (100000, 4, 20)
     """
+    deals = {k: v for k, v in (options or {}).items() if k in SETTINGS}
+    options = {k: v for k, v in (options or {}).items() if k not in SETTINGS}
     if is_name(name):
         if options:
             raise InvalidInput(f"task {name!r} has no option {next(iter(options))!r}; it has none.")
@@ -56,6 +60,7 @@ def build_task(
             data,
             peers=peers,
             partition=partition,
+            deals=deals,
             seed=seed,
             unlearner=unlearner,
             model=model,
@@ -68,9 +73,9 @@ def build_task(
     seeds = PublicSeeds(check_count("seed", seed))
     request = Request(
         peers=recipe.peers if peers is None else peers,
-        partition=partition or recipe.partition,
+        partition=dealing(partition or recipe.partition, deals),
         seeds=seeds,
-        options=recipe.complete(options or {}),
+        options=recipe.complete(options),
     )
     source, holdings = recipe.load(request)
     return ShardedTask(

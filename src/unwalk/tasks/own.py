@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model, usual_model
-from unwalk.tasks.partitions import checked, split
+from unwalk.tasks.partitions import Dealing, checked, dealing, split
 from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
 from unwalk.tasks.task import ShardedTask
 
@@ -57,6 +57,7 @@ def from_arrays(
     *,
     test: tuple[Any, Any] | float = 0.2,
     peers: int | None = None,
+    partition: str | Dealing | None = None,
     groups: Any = None,
     parts: Sequence[Any] | None = None,
     classes: int | None = None,
@@ -87,6 +88,7 @@ def from_arrays(
     return own_task(
         data,
         peers=peers,
+        partition=partition,
         seed=seed,
         unlearner=unlearner,
         model=model,
@@ -136,7 +138,8 @@ def own_task(
     data: OwnData,
     *,
     peers: int | None = None,
-    partition: str | None = None,
+    partition: str | Dealing | None = None,
+    deals: Mapping[str, object] | None = None,
     seed: int = 0,
     unlearner: int = 0,
     model: Model | None = None,
@@ -145,9 +148,10 @@ def own_task(
     loss: Loss | None = None,
     dtype: torch.dtype | None = torch.float32,
 ) -> ShardedTask:
-    """The data dealt to peers, with a model."""
+    """The data dealt to peers, with a model; ``deals`` are settings of the partition."""
     seeds = PublicSeeds(check_count("seed", seed))
-    source, holdings = _load(data, peers, partition, seeds, dtype)
+    how = _dealing(data, partition, deals or {})
+    source, holdings = _load(data, peers, how, seeds, dtype)
     return ShardedTask(
         source=source,
         holdings=holdings,
@@ -164,7 +168,7 @@ def own_task(
 def _load(
     data: OwnData,
     peers: int | None,
-    partition: str | None,
+    how: Dealing | None,
     seeds: PublicSeeds,
     dtype: torch.dtype | None,
 ) -> tuple[Source, Holdings]:
@@ -196,7 +200,7 @@ def _load(
         data.scale or (Scale() if x.dim() > 2 else None),
         data.augment,
     )
-    return source, _deal(pool, kept, parts, peers, partition, seeds)
+    return source, _deal(pool, kept, parts, peers, how, seeds)
 
 
 def _groups(data: OwnData, records: int) -> Rows | None:
@@ -238,25 +242,34 @@ def _held_out(owners: Rows, share: float, rng: np.random.Generator) -> npt.NDArr
     return out
 
 
+def _dealing(
+    data: OwnData, partition: str | Dealing | None, deals: Mapping[str, object]
+) -> Dealing | None:
+    """How records are dealt; None where ``parts`` says it."""
+    if data.parts is None:
+        return dealing(partition or ("iid" if data.groups is None else "natural"), deals)
+    for name, value in (("partition", partition), *deals.items()):
+        if value:
+            raise InvalidInput(f"{name} is {value!r}, but parts already says who holds what.")
+    return None
+
+
 def _deal(
     everything: Table,
     kept: Rows,
     parts: Sequence[Rows] | None,
     peers: int | None,
-    partition: str | None,
+    how: Dealing | None,
     seeds: PublicSeeds,
 ) -> Split:
     """Deal the ``kept`` records out; ``parts`` names rows of the whole table."""
     pool = everything.take(kept)
-    if parts is None:
-        natural = 0 if pool.groups is None else int(pool.groups.max()) + 1
-        kind = partition or ("natural" if natural else "iid")
-        count = peers if peers is not None else (natural or PEERS)
-        return split(pool, kind, count, seeds.numpy("task", "partition"))
+    if how is not None or parts is None:
+        groups = PEERS if pool.groups is None else int(pool.groups.max()) + 1
+        count = groups if peers is None else peers
+        return split(pool, how or "iid", count, seeds.numpy("task", "partition"))
     if peers not in (None, len(parts)):
         raise InvalidInput(f"peers is {peers}, but parts names the rows of {len(parts)} peers.")
-    if partition:
-        raise InvalidInput(f"partition is {partition!r}, but parts already says who holds what.")
     place = np.full(len(everything), -1, np.int64)
     place[kept] = np.arange(len(kept))
     return checked(pool, [place[rows][place[rows] >= 0] for rows in parts])

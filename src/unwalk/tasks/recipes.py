@@ -11,6 +11,7 @@ from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import near
 from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.partitions import Dealing
 from unwalk.tasks.sources import Holdings, Source
 
 Options = Mapping[str, Any]
@@ -21,7 +22,7 @@ class Request:
     """What a loader is asked for."""
 
     peers: int
-    partition: str
+    partition: Dealing
     seeds: PublicSeeds
     options: Options
 

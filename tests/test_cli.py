@@ -1,0 +1,344 @@
+"""The command line as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import unwalk
+from tests.runs.small import BLOBS, DIGITS, options
+from unwalk import cli
+from unwalk.runs import partial_of
+from unwalk.runs.config import Config, Value, flatten
+
+SMALL = options(BLOBS)
+SMALL_DIGITS = options(DIGITS)
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """Calls ``unwalk`` with these words in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def called(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["unwalk", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return called
+
+
+def test_unwalk_alone_says_what_to_do_next(call):
+    said = call()
+    text = said.out + said.err
+    for command in ("run", "compare", "methods", "tasks", "settings"):
+        assert f"│ {command} " in text
+    assert "Start with: unwalk run --out runs/first" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_version(call):
+    said = call("--version")
+    assert (said.code, said.out.strip()) == (0, unwalk.__version__)
+
+
+def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
+    said = call("run", *SMALL_DIGITS, "--preset", "paper", "--out", "runs/first")
+    assert said.code == 0, said.err
+    for words in (
+        "before unlearning, after 6 hops: clean",
+        "digits, seed 0",
+        "RR-DU",
+        "Fine-tuning",
+        "Retraining",
+        "ASR: attack success",
+        "guarantee nominal (epsilon 1, delta 1e-05): the paper's Corollary 5.2",
+        "guarantee refused: ",
+        "report: runs/first/report.html",
+    ):
+        assert words in said.out
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+    assert said.err == ""
+    assert (tmp_path / "runs" / "first" / "report.html").is_file()
+
+
+def test_run_without_out_writes_nothing_and_says_how_to_keep_results(call, tmp_path):
+    said = call("run", *SMALL)
+    assert said.code == 0
+    assert "forget: accuracy on the records that had to be forgotten" in said.out
+    assert "add --out DIR to keep the model, the transcript and a report" in said.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_option_that_scripts_rely_on_reaches_the_settings(call):
+    words = {
+        "--task": "digits",
+        "--method": "finetune",
+        "--preset": "paper",
+        "--seed": "3",
+        "--device": "cpu",
+        "--model": "logistic",
+    }
+    pairs: dict[str, Value] = {
+        "train.hops": 2,
+        "unlearn.hops": 2,
+        "unlearn.p": 0.5,
+        "unlearn.epsilon": 2.0,
+        "unlearn.delta": 1e-6,
+        "graph.kind": "ring",
+        "peers": 5,
+        "forget.size": 7,
+        "compare": "none",
+    }
+    said = call("run", "--json", *(w for pair in words.items() for w in pair), *options(pairs))
+    config = said.json["config"]
+    named = {"--model": "model.name"}
+    assert {o: str(config[named.get(o, o[2:])]) for o in words} == words
+    assert {k: config[k] for k in pairs} == {**pairs, "compare": []}
+    assert said.json["command"].startswith("unwalk run --json --task digits")
+    assert said.json["task"]["forget"]["size"] == 7
+
+
+def test_a_file_gives_settings_and_set_overrides_it(call, tmp_path):
+    (tmp_path / "run.toml").write_text('task = "blobs"\npeers = 4\n[train]\nhops = 9\n')
+    said = call("run", "run.toml", *options({**BLOBS, "train.hops": 3}), "--json")
+    assert said.json["config"]["train.hops"] == 3
+    said = call("run", "run.toml", "--set", "unlearn.hops=2", "--json")
+    assert said.json["config"]["train.hops"] == 9
+    assert said.json["task"]["name"] == "blobs"
+
+
+def test_a_run_is_repeated_from_its_own_file(call, tmp_path):
+    assert call("run", *SMALL, "--seed", "4", "--out", "a").code == 0
+    assert call("run", "a/config.toml", "--out", "b").code == 0
+    for name in ("model.safetensors", "transcript.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_an_own_model_and_own_data_from_the_current_directory(call, tmp_path):
+    (tmp_path / "shop_of_a_test.py").write_text(
+        "import numpy as np\n"
+        "from torch import nn\n"
+        "def records():\n"
+        "    y = np.arange(120) % 2\n"
+        "    return np.random.default_rng(0).normal(size=(120, 3)) + y[:, None], y\n"
+        "def net():\n"
+        "    return nn.Linear(3, 2)\n"
+        "def wrong():\n"
+        "    return nn.Linear(3, 5)\n"
+    )
+    words = ["run", "--task", "shop_of_a_test:records", "--set", "peers=3"]
+    hops = ["--set", "train.hops=3", "--set", "unlearn.hops=2", "--set", "forget.kind=peer"]
+    said = call(*words, *hops, "--model", "shop_of_a_test:net", "--json")
+    assert said.json["task"]["model"] == "shop_of_a_test:net"
+    assert said.json["task"]["parameters"] == 8
+    refused(call, [*words, *hops, "--model", "shop_of_a_test:wrong"], "shape (2, 5)", "(2, 2)")
+
+
+def test_compare_prints_means_and_json_holds_them(call, tmp_path):
+    words = ["compare", *SMALL, "--seeds", "2", "--methods", "finetune, retrain"]
+    said = call(*words, "--out", "both")
+    assert said.code == 0
+    assert "blobs, mean ± standard deviation over 2 seeds" in said.out
+    assert "report: both/report.html" in said.out
+    said = call(*words, "--json")
+    assert [m["name"] for m in said.json["seeds"]["methods"]] == ["finetune", "retrain"]
+    assert said.json["seeds"]["runs"] == 2
+    assert {p.name for p in (tmp_path / "both").iterdir()} >= {"result.json", "runs.json"}
+
+
+def test_methods_and_tasks_are_listed(call):
+    assert {"rrdu", "finetune", "retrain"} <= {m["method"] for m in call("methods", "--json").json}
+    assert {"digits", "blobs"} <= {t["task"] for t in call("tasks", "--json").json}
+    said = call("methods")
+    assert "randomized restarts" in said.out
+    assert "ships inside" in call("tasks").out
+
+
+def test_settings_are_listed_as_a_run_would_take_them(call):
+    listed = {s["setting"]: s["default"] for s in call("settings", "--json").json}
+    assert listed.keys() == flatten(Config()).keys()
+    assert (listed["unlearn.direction"], listed["unlearn.hops"]) == ("forget", 200)
+    paper = call("settings", "--preset", "paper", "--task", "blobs", "--json").json
+    assert {s["setting"]: s["default"] for s in paper}["train.optimizer"] == "adam"
+    said = call("settings")
+    assert "performance.checkpoint" in said.out
+    assert "finetune,retrain" in said.out
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+
+
+def files() -> list[Path]:
+    return sorted(p for p in Path.cwd().rglob("*") if "__pycache__" not in p.parts)
+
+
+def refused(call: Call, words: list[str], *named: str) -> None:
+    """One sentence on stderr that names these things, exit code 2, and nothing left behind."""
+    before = files()
+    said = call(*words, "--out", "out/first")
+    assert said.code == 2
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("unwalk: ")
+    assert line.endswith(".")
+    assert "Traceback" not in line
+    for text in named:
+        assert text in line
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--set", "unlearn.p=1.5"], ["unlearn.p is 1.5", "allowed: a number in [0, 1]"]),
+        (["--set", "unlearn.p=-1"], ["unlearn.p is -1.0", "allowed: a number in [0, 1]"]),
+        (
+            ["--set", "forget.size=2000"],
+            ["forget.size is 2000", "peer 0 has 144 records", "allowed: 1 to 144"],
+        ),
+        (["--task", "digit"], ["task is 'digit' (did you mean digits?)", "allowed: ", "blobs"]),
+        (["--method", "rddu"], ["method is 'rddu' (did you mean rrdu?)", "retrain"]),
+        (["--preset", "practicle"], ["'practicle' (did you mean practical?)", "paper-matched"]),
+        (["--model", "mpl"], ["model is 'mpl' (did you mean mlp?)", "small-cnn"]),
+        (["--set", "trigger.target=10"], ["trigger.target is 10", "a class from 0 to 9"]),
+        (
+            ["--set", "forget.kind=class", "--set", "forget.label=11"],
+            ["forget.label is 11", "a class from 0 to 9"],
+        ),
+        (["--set", "forget.peer=10"], ["forgetting peer is 10", "0 to 9"]),
+        (["--set", "unlern.p=0.1"], ["'unlern.p'", "did you mean unlearn.p?"]),
+        (["--set", "unlearn.p"], ["--set got 'unlearn.p'", "key=value"]),
+        (["--set", "train.hops=many"], ["train.hops to 'many'", "a whole number"]),
+        (["--set", "graph.kind=edge-list"], ["graph.path is missing"]),
+        (["--set", "graph.kind=edge-list", "--set", "graph.path=no.txt"], ["'no.txt' cannot be"]),
+        (["--device", "cuda:77"], ["device is 'cuda:77'"]),
+        (["--seed", "-1"], ["seed is -1", "0 or more"]),
+        (["--resume"], ["out/first.partial does not exist", "nothing to resume"]),
+        (["nowhere.toml"], ["nowhere.toml cannot be read"]),
+        (["--model", "nowhere.net:make"], ["no module 'nowhere.net'"]),
+        (["--set", "train.learning_rate=1e38"], ["hop ", "not finite", "smaller learning rate"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(call, words, named):
+    refused(call, ["run", *words], *named)
+
+
+def test_a_graph_that_falls_apart_is_refused(call, tmp_path):
+    (tmp_path / "edges.txt").write_text("0 1\n1 2\n3 4\n")
+    graph = ["--set", "graph.kind=edge-list", "--set", "graph.path=edges.txt"]
+    refused(call, ["run", *graph], "peer 3")
+
+
+def test_a_typo_in_a_file_is_refused_with_the_near_setting(call, tmp_path):
+    (tmp_path / "run.toml").write_text("[unlearn]\nepsilom = 1.0\n")
+    refused(call, ["run", "run.toml"], "run.toml sets 'unlearn.epsilom'", "mean unlearn.epsilon?")
+    refused(call, ["compare", "run.toml"], "run.toml sets 'unlearn.epsilom'")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--seeds", "0"], ["seeds is 0", "1 or more"]),
+        (["--methods", "rrdu,retrian"], ["compare is 'retrian' (did you mean retrain?)"]),
+        (["--methods", ","], ["method is ''", "rrdu"]),
+        (["--set", "train.learning_rate=1e38"], ["not finite"]),
+    ],
+)
+def test_bad_input_to_compare_leaves_nothing(call, words, named):
+    refused(call, ["compare", *SMALL, *words], *named)
+
+
+def test_results_are_not_replaced_by_accident(call):
+    assert call("run", *SMALL, "--out", "first").code == 0
+    said = call("run", *SMALL, "--out", "first")
+    assert said.code == 2
+    assert said.err == ("unwalk: first exists already; choose another --out, or add --overwrite.\n")
+    assert call("run", *SMALL, "--seed", "1", "--out", "first", "--overwrite").code == 0
+
+
+def test_an_interrupt_says_how_to_go_on_and_that_works(call, tmp_path):
+    long = options({**BLOBS, "train.hops": 60, "unlearn.hops": 60})
+    words = ["run", *long, "--out", "a folder"]
+    command = [sys.executable, "-c", "from unwalk.cli import main; main()", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    try:
+        state = partial_of(tmp_path / "a folder") / "walks" / "train.safetensors"
+        for _ in range(60_000):
+            if state.exists() or process.poll() is not None:
+                break
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    (line,) = err.splitlines()
+    stopped, _, again = line.partition("; go on with: ")
+    assert stopped == "unwalk: stopped"
+    assert shlex.split(again) == ["unwalk", *words, "--resume"]
+    assert call(*shlex.split(again)[1:]).code == 0
+    assert call(*words[:-1], "whole").code == 0
+    for name in ("model.safetensors", "transcript.jsonl"):
+        assert (tmp_path / "a folder" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
+
+
+def test_an_interrupt_before_anything_was_kept_says_so(call, monkeypatch):
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unwalk.runs.run.run", interrupted)
+    said = call("run", *SMALL, "--out", "first")
+    assert (said.code, said.err) == (130, "unwalk: stopped; nothing was kept\n")
+
+
+def test_an_interrupt_while_loading_waits_for_the_end_of_it():
+    reached = []
+
+    def load() -> None:
+        with cli._loading():
+            signal.raise_signal(signal.SIGINT)
+            reached.append("the end")
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
+    assert reached == ["the end"]
+
+
+def test_only_the_last_few_walks_have_a_bar():
+    bars = cli._Bars()
+    for number in range(9):
+        bars.tell(f"walk {number}", 1, 2)
+        bars.tell(f"walk {number}", 2, 2)
+    shown = [t.description for t in bars.progress.tasks if t.visible]
+    assert shown == [f"walk {n}" for n in range(4, 9)]
+    assert bars.progress.tasks[-1].fields["count"] == "2/2 hops"
