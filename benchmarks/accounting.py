@@ -24,6 +24,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -147,9 +148,9 @@ def lines(rounds: int) -> list[Line]:
         out.append(
             race(
                 f"seal, ratio {ratio:g}",
-                lambda ratio=ratio: seal_steps(EPSILON, DELTA, ratio),
-                lambda steps=steps, guess=guess: composed(PLDAccountant, steps, guess),
-                lambda steps=steps, guess=guess: composed(RdpAccountant, steps, guess),
+                partial(seal_steps, EPSILON, DELTA, ratio),
+                partial(composed, PLDAccountant, steps, guess),
+                partial(composed, RdpAccountant, steps, guess),
                 rounds,
             )
         )

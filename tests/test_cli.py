@@ -175,6 +175,15 @@ def test_compare_prints_means_and_json_holds_them(call, tmp_path):
     assert {p.name for p in (tmp_path / "both").iterdir()} >= {"result.json", "runs.json"}
 
 
+def test_a_narrow_terminal_cuts_no_number(call, monkeypatch):
+    said = call("run", *SMALL)
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = call("run", *SMALL)
+    assert "…" not in narrow.out
+    rows = [[line for line in s.out.splitlines() if "Retraining" in line] for s in (said, narrow)]
+    assert rows[0][0].split()[:-1] == rows[1][0].split()[:-1]  # the last is the time
+
+
 def test_methods_and_tasks_are_listed(call):
     assert {"rrdu", "finetune", "retrain"} <= {m["method"] for m in call("methods", "--json").json}
     assert {"digits", "blobs"} <= {t["task"] for t in call("tasks", "--json").json}

@@ -205,7 +205,7 @@ def _print_end(result: dict[str, Any], out: Path | None) -> None:
     """The table, what is claimed, and where the rest is."""
     from unwalk.reports import summary_table
 
-    out_console.print(summary_table(result))
+    _print_whole(summary_table(result))
     for key in _shown(result):
         _print(MEANINGS[key])
     _print()
@@ -216,6 +216,13 @@ def _print_end(result: dict[str, Any], out: Path | None) -> None:
         _print(f"guarantee {claim['grade']}{numbers}: {claim['reason']}")
     kept = "add --out DIR to keep the model, the transcript and a report"
     _print(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _print_whole(table: Table) -> None:
+    """Print a table of numbers; where the terminal is too narrow, lines wrap: none is cut."""
+    room = out_console.options.update(max_width=1000)
+    needed = out_console.measure(table, options=room).maximum
+    Console(width=max(needed, out_console.width)).print(table)
 
 
 def _shown(result: dict[str, Any]) -> list[str]:

@@ -94,8 +94,9 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
         {"preset": "paper", "train.state": "local", "train.keep": "average"},
         {"preset": "paper-matched", "unlearn.keep": "random", "unlearn.reset_optimizer": True},
         {"graph.kind": "ring", "unlearn.max_visits": 1, "performance.digests": True},
+        {"unlearn.p": 0.7, "unlearn.trust_radius": 0.01},
     ],
-    ids=["practical", "local-average", "random-reset", "ring-digests"],
+    ids=["practical", "local-average", "random-reset", "ring-digests", "tight-ball"],
 )
 def test_stopping_after_every_hop_changes_nothing(tmp_path, changes):
     config = small({**BLOBS, **changes}, train__hops=4, unlearn__hops=4)
@@ -111,6 +112,10 @@ def test_stopping_after_every_hop_changes_nothing(tmp_path, changes):
     assert stops == 4 + 4 + 4 + 8
     assert bits(out) == bits(tmp_path / "whole")
     assert untimed(stopped.result) == untimed(whole.result)
+    for name, walk in whole.walks.items():
+        kept = stopped.walks[name].outcome.progress.locals
+        visits = {peer: local.visits for peer, local in walk.outcome.progress.locals.items()}
+        assert {peer: local.visits for peer, local in kept.items()} == visits
 
 
 def test_rare_checkpoints_give_the_same_bits(tmp_path):

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.seeds import PublicSeeds
 from unwalk.tasks import Deletion, build_task, cifar10, official
 from unwalk.tasks.cifar10 import LABELS, RECIPE, SCALE, FlipAndShift, parse_batch
-from unwalk.tasks.recipes import Request
 
 AUGMENT = FlipAndShift(SCALE)
 BLACK = SCALE.inputs(torch.zeros(3, 1, 1))
@@ -196,8 +194,8 @@ def test_the_official_test_batch(unpacked):
 @pytest.mark.soak
 def test_the_constants_are_those_of_the_official_files(official_data):
     official_data("cifar10")
-    source, holdings = cifar10.load(Request(10, "iid", PublicSeeds(0), {}))
-    assert (holdings.records, len(source.test.y)) == (50_000, 10_000)
-    x = torch.cat([SCALE.pixels(holdings.table(peer).x) for peer in range(10)])
+    task = build_task("cifar10", model="logistic", forget=Deletion("nothing"))
+    assert (task.training_records, len(task.test.y)) == (50_000, 10_000)
+    x = torch.cat([SCALE.pixels(task.shard(peer).x) for peer in range(10)])
     assert x.mean((0, 2, 3)).tolist() == pytest.approx(SCALE.mean, abs=6e-5)
     assert x.std((0, 2, 3)).tolist() == pytest.approx(SCALE.std, abs=6e-5)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,25 +22,108 @@ from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 
 Buffers = dict[str, torch.Tensor]
+Pair = tuple[int, int]
+
+
+def _apply(function: type[torch.autograd.Function], *given: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*given)
+    return result
+
+
+class _Patches(torch.autograd.Function):
+    """Patches of pictures (..., batch, channels, height, width) as columns of a table.
+
+    The table has shape (..., channels * kernel area, batch * places), so that weights times table
+    is the convolution.  Mapping it over models only adds a leading dimension.
+    """
+
+    @staticmethod
+    def forward(x: torch.Tensor, kernel: Pair, stride: Pair) -> torch.Tensor:
+        patches = x.unfold(-2, kernel[0], stride[0]).unfold(-2, kernel[1], stride[1])
+        lead = patches.dim() - 6
+        batch, channels, height, width = (lead + place for place in range(4))
+        order = (*range(lead), channels, lead + 4, lead + 5, batch, height, width)
+        return patches.permute(order).reshape(
+            *x.shape[:lead], x.shape[channels] * kernel[0] * kernel[1], -1
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, ctx.kernel, ctx.stride = inputs
+        ctx.shape = x.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _apply(_Fold, gradients[0], ctx.shape, ctx.kernel, ctx.stride), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], x: torch.Tensor, kernel: Pair, stride: Pair
+    ) -> tuple[torch.Tensor, int]:
+        return _apply(_Patches, x.movedim(dims[0] or 0, 0), kernel, stride), 0
+
+
+class _Fold(torch.autograd.Function):
+    """The transpose of :class:`_Patches`: every entry is added back where it was taken from."""
+
+    @staticmethod
+    def forward(
+        table: torch.Tensor, shape: tuple[int, ...], kernel: Pair, stride: Pair
+    ) -> torch.Tensor:
+        *lead, batch, channels, height, width = shape
+        rows = (height - kernel[0]) // stride[0] + 1
+        columns = (width - kernel[1]) // stride[1] + 1
+        spread = table.reshape(*lead, channels, *kernel, batch, rows, columns)
+        out = table.new_zeros(*lead, batch, channels, height, width)
+        first = len(lead)
+        for i in range(kernel[0]):
+            for j in range(kernel[1]):
+                piece = spread.select(first + 1, i).select(first + 1, j)
+                place = out[..., i : i + stride[0] * rows : stride[0], :]
+                place[..., j : j + stride[1] * columns : stride[1]].add_(
+                    piece.transpose(first, first + 1)
+                )
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, _, ctx.kernel, ctx.stride = inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _apply(_Patches, gradients[0], ctx.kernel, ctx.stride), None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: tuple[int | None, ...],
+        table: torch.Tensor,
+        shape: tuple[int, ...],
+        kernel: Pair,
+        stride: Pair,
+    ) -> tuple[torch.Tensor, int]:
+        larger = (info.batch_size, *shape)
+        return _apply(_Fold, table.movedim(dims[0] or 0, 0), larger, kernel, stride), 0
 
 
 class PatchConv2d(nn.Module):
-    """A convolution as patches times weights; takes over the parameters of a ``Conv2d``."""
+    """A convolution as weights times patches; takes over the parameters of a ``Conv2d``."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight, conv.bias
-        self.kernel: tuple[int, int] = (conv.kernel_size[0], conv.kernel_size[1])
-        self.stride: tuple[int, int] = (conv.stride[0], conv.stride[1])
-        self.padding = conv.padding
+        self.kernel: Pair = (conv.kernel_size[0], conv.kernel_size[1])
+        self.stride: Pair = (conv.stride[0], conv.stride[1])
+        self.padding: Pair = (int(conv.padding[0]), int(conv.padding[1]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high, wide = self.padding
+        if high or wide:
+            x = functional.pad(x, (wide, wide, high, high))
         batch, _, height, width = x.shape
-        high, wide = int(self.padding[0]), int(self.padding[1])
-        rows = (height + 2 * high - self.kernel[0]) // self.stride[0] + 1
-        columns = (width + 2 * wide - self.kernel[1]) // self.stride[1] + 1
-        patches = functional.unfold(x, self.kernel, padding=(high, wide), stride=self.stride)
-        table = patches.transpose(0, 1).reshape(patches.shape[1], -1)
+        rows = (height - self.kernel[0]) // self.stride[0] + 1
+        columns = (width - self.kernel[1]) // self.stride[1] + 1
+        table = _apply(_Patches, x, self.kernel, self.stride)
         out = self.weight.reshape(self.weight.shape[0], -1) @ table
         if self.bias is not None:
             out = out + self.bias[:, None]

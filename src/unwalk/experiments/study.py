@@ -51,13 +51,13 @@ class Study:
 def carry_out(study: Study, parts: Path, tell: Tell = silent) -> list[dict[str, Any]]:
     """The part of every cell, in order of the cells; finished parts are read, not run."""
     parts.mkdir(parents=True, exist_ok=True)
-    paths = {cell: parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells}
+    paths = [parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells]
     memory = _Memory()
-    for cell in sorted(study.cells, key=lambda c: c.seed):
-        if not paths[cell].exists():
+    for cell, path in sorted(zip(study.cells, paths, strict=True), key=lambda pair: pair[0].seed):
+        if not path.exists():
             part = _part(study, cell, memory, tell)
-            write_file(paths[cell], json.dumps(part, allow_nan=False) + "\n")
-    return [json.loads(paths[cell].read_text(encoding="utf-8")) for cell in study.cells]
+            write_file(path, json.dumps(part, allow_nan=False) + "\n")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 class _Memory:

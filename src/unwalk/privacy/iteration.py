@@ -19,9 +19,9 @@ def contraction_factor(step_size: float, smoothness: float, strong_convexity: fl
 
     Statement: for a :math:`\beta`-smooth, :math:`\lambda`-strongly convex loss the map
     :math:`\theta \mapsto \theta - \eta\nabla f(\theta)` has this Lipschitz constant (Hessian
-    eigenvalues in :math:`[\lambda, \beta]`; for losses without a Hessian: Nesterov,
-    *Introductory Lectures on Convex Optimization*, 2004, Theorem 2.1.12).  It is at most 1 iff
-    :math:`\eta \le 2/\beta`, and :math:`1 - \eta\lambda` iff :math:`\eta \le 2/(\beta+\lambda)`.
+    eigenvalues in :math:`[\lambda, \beta]`; the losses used here are twice differentiable).  It is
+    at most 1 iff :math:`\eta \le 2/\beta`, and :math:`1 - \eta\lambda` iff
+    :math:`\eta \le 2/(\beta+\lambda)`.
 
     >>> contraction_factor(0.5, 1.0, 0.1)
     0.95
@@ -65,7 +65,7 @@ def pnsgd_rdp(
     Assumptions: losses convex, gradients at most L, :math:`\beta`-smooth, :math:`\eta \le
     2/\beta` (see :func:`check_nonexpansive`), noise at *every* step, projection on one shared
     convex set, nothing but the last iterate seen.  Neighbours: one step's data replaced.  Source:
-    Feldman et al. 2018 (arXiv:1808.06651v2), Theorem 23.
+    Feldman et al. 2018 (arXiv:1808.06651), Theorem 23.
 
     >>> pnsgd_rdp(2.0, 1.0, 4, sensitivity=2.0)
     1.0
@@ -91,8 +91,7 @@ def weak_convexity_rdp(alpha: float, weights: Sequence[float], values: Sequence[
     The smallest such c is used.  The bound without this condition is
     :func:`unwalk.privacy.renyi.mixture_rdp`, which is also never larger where this one holds:
     :math:`\ln(1 + x) \le x` and :math:`e^y - 1 \le (1+c) y` on [0, c].  Source: Feldman et al.
-    2018 (arXiv:1808.06651v2), Lemma 25, as quoted by Cyffers and Bellet 2022 (AISTATS, PMLR 151),
-    Proposition 4.
+    2018, as quoted by Cyffers and Bellet 2022 (AISTATS, PMLR 151), Proposition 4.
 
     >>> weak_convexity_rdp(2.0, [0.5, 0.5], [0.0, 0.5])
     0.375

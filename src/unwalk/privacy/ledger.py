@@ -12,7 +12,7 @@ a slot that holds :math:`m_j` forgotten records pushes them apart by at most
 Neighbouring relation: the same run with and without the m forgotten records of one peer.  All
 statements here are derived in ``docs/math.md``; the idea of counting stability step by step is
 that of Hardt, Recht and Singer, *Train faster, generalize better*, ICML 2016 (arXiv:1509.01240v2),
-Lemma 3.7 and Theorem 3.9.
+Section 3.
 """
 
 from __future__ import annotations

@@ -199,9 +199,9 @@ def seal_then_gaussian_log_delta(epsilon: float, ratio: float, steps: int, mu: f
     Assumptions: those of :func:`seal_log_delta`; afterwards each visit to u adds Gaussian noise
     to a step of bounded sensitivity, the :math:`\mu_i` adding up as
     :func:`unwalk.privacy.gaussian.compose_mu`.  The integral is exact for the product of the two
-    worst cases, hence an upper bound (adaptive composition: Zhu, Dong and Wang, *Optimal
-    Accounting of Differential Privacy via Characteristic Function*, AISTATS 2022,
-    arXiv:2106.08567v3, Theorem 10; derived in ``docs/math.md``).  It is done in log space on
+    worst cases, hence an upper bound (derived in ``docs/math.md``; composition of dominating
+    pairs in general: Zhu, Dong and Wang, *Optimal Accounting of Differential Privacy via
+    Characteristic Function*, AISTATS 2022, arXiv:2106.08567).  It is done in log space on
     panels graded towards the profile's kink :math:`\ell = \varepsilon`, with 1e-9 added
     relatively.
 

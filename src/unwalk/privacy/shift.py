@@ -13,8 +13,8 @@ below that of the gaps and meets it at the end: the cheapest such path is the gr
 minorant of the ceiling, found in linear time.
 
 Source of the inequality: Feldman, Mironov, Talwar and Thakurta, *Privacy Amplification by
-Iteration*, FOCS 2018 (arXiv:1808.06651v2), Theorem 22 (with the shift-reduction lemma 20 and the
-contraction-reduction lemma 21); the minimum is ours, derived in ``docs/math.md``.
+Iteration*, FOCS 2018 (arXiv:1808.06651), Theorem 22, from its shift-reduction and contraction
+lemmas; the minimum is ours, derived in ``docs/math.md``.
 """
 
 from __future__ import annotations

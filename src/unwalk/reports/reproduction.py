@@ -25,16 +25,10 @@ from unwalk.reports.reproduction_documents import (
     tasks,
 )
 from unwalk.reports.reproduction_figure import CHARTS, Chart, chart, draw
+from unwalk.reports.reproduction_overview import legend, overview, tally_text
 from unwalk.reports.reproduction_style import reproduction_sheet
 from unwalk.reports.reproduction_sums import compared, reproduction_rows
-from unwalk.reports.reproduction_tables import (
-    TITLES,
-    comparison,
-    counted,
-    legend,
-    overview,
-    task_title,
-)
+from unwalk.reports.reproduction_tables import TITLES, comparison, task_title
 from unwalk.reports.reproduction_terminal import reproduction_table
 from unwalk.reports.style import style_sheet
 from unwalk.reports.svg import tag
@@ -127,12 +121,8 @@ def _story(parts: Sequence[Part]) -> str:
     text += "beside its own numbers."
     found = [c for p in parts for c in compared(p)]
     for preset in dict.fromkeys(c.preset for c in found):
-        counts = counted(c for c in found if c.preset == preset)
-        if total := sum(counts.values()):
-            text += (
-                f" With the preset {tag('code', escape(preset or 'unnamed'))}, {counts['agree']} of {total} numbers agree "
-                f"with the paper's, {counts['near']} are near and {counts['differ']} differ."
-            )
+        counted = tally_text(preset, [c for c in found if c.preset == preset])
+        text += f" {counted}" if counted else ""
     return text
 
 
@@ -145,19 +135,17 @@ def _glance(parts: Sequence[Part]) -> str:
     gone = ""
     if absent:
         listed = numbers.joined([tag("code", escape(name)) for name in absent])
-        gone = tag("p", f"Left out, because there is no result for it: {listed}.", class_="note")
-    if not parts:
-        return tag("section", tag("h2", "At a glance"), gone)
-    kinds = [c.agreement for p in parts for c in compared(p) if c.agreement is not None]
-    text = "One mark for each number that the paper reports, in the order of its tables."
-    return tag(
-        "section",
-        tag("h2", "At a glance"),
-        tag("p", text, class_="note"),
-        legend(kinds),
-        overview(parts),
-        gone,
-    )
+        gone = tag(
+            "p", f"Left out, because there is no result for it: {listed}.", class_="note gone"
+        )
+    found = [c for p in parts for c in compared(p)]
+    marked: list[str] = []
+    if any(c.agreement is not None for c in found):
+        text = "One mark for each number that the paper reports, in the order of its tables."
+        marked = [tag("p", text, class_="note"), legend(found), overview(parts)]
+    elif parts:
+        marked = [tag("p", "The paper has no numbers for these tasks: nothing is compared.")]
+    return tag("section", tag("h2", "At a glance"), *marked, gone)
 
 
 def _ran(parts: Sequence[Part]) -> str:
@@ -227,6 +215,7 @@ def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]
         *heading,
         tag("div", *(comparison(p) for p in mine), class_=kind),
         _words(name, mine, notes),
+        class_="paged" if figures else None,
     )
 
 
@@ -238,11 +227,9 @@ def _figures(part: Part) -> list[str]:
         if not charts:
             continue
         small = f", preset {preset}" if len(part.presets) > 1 else ""
-        found += [
-            tag("h3", escape(task_title(part.task)), tag("small", escape(small)), class_="sub"),
-            _keys(charts[0]),
-            tag("div", *(_figure(c, number) for c in charts), class_="pair"),
-        ]
+        name = tag("h3", escape(task_title(part.task)), tag("small", escape(small)), class_="sub")
+        pair = tag("div", *(_figure(c, number) for c in charts), class_="pair")
+        found.append(tag("div", name, _keys(charts[0]), pair, class_="plot"))
     return found
 
 

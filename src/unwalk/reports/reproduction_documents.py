@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from unwalk.core.errors import InvalidInput
@@ -79,19 +80,26 @@ class Part:
         """As its document is named."""
         return f"{self.experiment}-{self.task}"
 
-    @property
+    @cached_property
     def presets(self) -> tuple[str, ...]:
         """In the order of the rows, the one that fits the paper first."""
         return _unique(r.preset for r in self.readings)
 
-    @property
+    @cached_property
     def rows(self) -> tuple[str, ...]:
         """Methods or values, in the order of the document."""
         return _unique(r.row for r in self.readings)
 
     def of(self, row: str, preset: str) -> list[Reading]:
         """The readings of one row with one preset."""
-        return [r for r in self.readings if (r.row, r.preset) == (row, preset)]
+        return self._groups.get((row, preset), [])
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str], list[Reading]]:
+        found: dict[tuple[str, str], list[Reading]] = {}
+        for r in self.readings:
+            found.setdefault((r.row, r.preset), []).append(r)
+        return found
 
 
 def collect(documents: Mapping[str, Any], reported: Reported | None = None) -> list[Part]:

@@ -116,7 +116,7 @@ def axis_low(lowest: float) -> float:
     """A round start of an axis that ends at 100 and shows ``lowest``.
 
     >>> [axis_low(v) for v in (12.0, 52.0, 87.3, 96.4, 99.1)]
-    [0.0, 40.0, 85.0, 96.0, 99.0]
+    [0.0, 50.0, 85.0, 96.0, 99.0]
     """
     step = next((s for s in (0.5, 1.0, 2.0, 5.0, 10.0, 20.0) if 100 - lowest <= 5 * s), 20.0)
     low = step * math.floor(lowest / step)

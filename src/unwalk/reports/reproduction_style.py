@@ -61,8 +61,8 @@ white-space:nowrap}
 .soft{color:var(--soft);font-size:13.5px}
 .legend.marks .chip{margin-right:7px}
 .overview{margin-top:12px}
+.gone{margin-top:10px;max-width:none}
 .overview th,.overview td{text-align:left;padding:7px 10px}
-.overview .left{text-align:left}
 .overview td.marks{white-space:normal;min-width:96px}
 .overview thead .group{text-align:left}
 .ran{margin:0;padding:0;list-style:none}
@@ -84,29 +84,53 @@ white-space:nowrap}
 .picture .band{fill-opacity:.15}
 .picture .paper{fill:var(--card);stroke-width:1.6}
 @media screen and (max-width:1080px){
-.columns,.pair{grid-template-columns:minmax(0,1fr)}
-.columns{gap:0}
-.pair>figure{max-width:720px}
+.columns{grid-template-columns:minmax(0,1fr);gap:0}
 }
-@media screen and (min-width:761px) and (max-width:900px){
-.picture.wide{display:block}
-.picture.narrow{display:none}
+@media screen and (min-width:761px) and (max-width:1080px){
+.picture.wide{display:none}
+.picture.narrow{display:block}
 }
 @media (max-width:480px){
-.set table{font-size:13.5px}
-.set th,.set td{padding:6px 5px}
-.verdict{padding:1px 4px;gap:3px}
-.overview th,.overview td{padding:6px 7px}
-.overview td.marks{min-width:76px}
+.set table{font-size:13px;letter-spacing:-.01em}
+.set th,.set td{padding:6px 4px}
+.set td.difference{padding-left:0}
+.verdict{padding:1px 3px;gap:2px}
+.overview th,.overview td{padding:6px}
+.overview tbody th{white-space:normal;max-width:92px;font-size:14px}
+.overview td.marks{min-width:66px}
+.overview .chip{min-width:18px;margin-right:1px;padding:0 1px}
+.words{padding-left:12px}
 }
 @media print{
 main,header,footer{max-width:none}
-.sets{grid-template-columns:minmax(0,1fr);gap:10px}
+body{font-size:10pt}
+h3.sub{margin-top:14px;font-size:12pt;break-after:avoid}
+p,.plot,.words,.overview,.legend{break-inside:avoid}
+h1{font-size:20pt}
+.story{font-size:11pt}
+.legend{font-size:8pt;gap:2px 12px}
+.legend svg{margin-right:4px}
+figcaption,.note{font-size:8.5pt}
+h4{font-size:10pt}
+.pair{margin-top:6px}
+.chip{min-width:15px;margin-right:2px;padding:0 1px;font-size:8pt;line-height:15px}
+.columns{grid-template-columns:2fr 3fr;gap:12px}
+.columns h2{margin-top:14px;font-size:13pt}
+.columns .card{font-size:8.5pt;line-height:1.4;padding:10px 12px}
+.reading li{margin-bottom:2px}
+.paged{break-before:page}
+.overview td,.overview th{padding:3px 8px}
+.sets{display:block}
+.set{margin-top:8px}
+.set h3{break-after:avoid}
 .set table,.set thead th{font-size:8.5pt}
 .set td small,.set th small{display:inline;margin-left:4px;font-size:7.5pt}
 .set th,.set td{padding:2.5px 6px}
-.words{break-inside:avoid}
-.overview{break-inside:avoid}
+.stacked .set table,.stacked .set thead th{font-size:7pt}
+.stacked .set td small,.stacked .set th small{display:block;margin:0;font-size:6.5pt}
+.stacked .set th,.stacked .set td{padding:2px 3px}
+.stacked .verdict{padding:0 3px;gap:2px}
+.plot .picture{width:86%;margin-left:auto;margin-right:auto}
 a{color:inherit;text-decoration:none}
 }
 """

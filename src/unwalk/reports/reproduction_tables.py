@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 from unwalk.reports import numbers
-from unwalk.reports.reproduction_documents import EXPERIMENTS, FIGURE, TASKS, Part, tasks
+from unwalk.reports.reproduction_documents import FIGURE, RETRAIN, TASKS, Part
 from unwalk.reports.reproduction_figure import title
-from unwalk.reports.reproduction_sums import (
-    AGREE_POINTS,
-    AGREE_STDS,
-    NEAR_POINTS,
-    Compared,
-    compared,
-)
+from unwalk.reports.reproduction_sums import Compared, compared
 from unwalk.reports.svg import tag
 
 TITLES = {
@@ -43,12 +37,6 @@ SPOKEN = {
     "spread": "agrees within the spread of the seeds",
     "near": "is near",
     "differ": "differs",
-}
-MEANINGS = {
-    "agree": f"agrees: within {AGREE_POINTS:g} points",
-    "spread": f"agrees only because our seeds spread: within {AGREE_STDS:g} standard deviations",
-    "near": f"near: within {NEAR_POINTS:g} points",
-    "differ": "differs by more",
 }
 TEST, BACKDOOR = "Test accuracy, %", "Backdoor accuracy, %"
 
@@ -187,7 +175,9 @@ def _head(part: Part, listed: Sequence[Column]) -> str:
                 spans.append(tag("td", "", colspan=span, class_=kind))
             else:
                 text = tag("code", escape(preset or "unnamed"))
-                spans.append(tag("th", "preset ", text, scope="colgroup", colspan=span, class_=kind))
+                spans.append(
+                    tag("th", "preset ", text, scope="colgroup", colspan=span, class_=kind)
+                )
         lines.append(tag("tr", *spans))
     names = {
         "paper": ("Paper", ""),
@@ -210,7 +200,7 @@ def _row_head(part: Part, mine: Sequence[Compared], common: Sequence[str]) -> st
     small = []
     if part.experiment == FIGURE:
         text = title(first.row)
-        if first.row == "retrain" and first.hop is not None:
+        if first.row == RETRAIN and first.hop is not None:
             small.append(f"at hop {first.hop:,}")
     else:
         text = value_title(first.row)
@@ -245,81 +235,3 @@ def mark(kind: str) -> str:
     """The sign of an agreement, with its word."""
     sign = tag("span", MARKS[kind], class_="sign", aria_hidden="true")
     return sign + tag("span", f" {SPOKEN[kind]}", class_="unseen")
-
-
-def legend(kinds: Iterable[str]) -> str:
-    """What the marks mean; only those that occur."""
-    there = set(kinds)
-    items = [
-        tag(
-            "li",
-            tag("span", MARKS[k], class_=f"chip {k}", aria_hidden="true"),
-            tag("span", MEANINGS[k]),
-        )
-        for k in MARKS
-        if k in there or k != "spread"
-    ]
-    return tag("ul", *items, class_="legend marks")
-
-
-def counted(found: Iterable[Compared]) -> dict[str, int]:
-    """How many numbers agree, are near and differ; those within the spread agree."""
-    tally = {"agree": 0, "near": 0, "differ": 0}
-    for c in found:
-        if c.final and c.agreement is not None:
-            tally["agree" if c.agreement == "spread" else c.agreement] += 1
-    return tally
-
-
-def overview(parts: Sequence[Part]) -> str:
-    """One mark a number of the paper's: experiments down, datasets and measures across."""
-    there = {(p.experiment, p.task): p for p in parts}
-    listed = tasks(parts)
-    presets = list(dict.fromkeys(preset for p in parts for preset in p.presets))
-    measures = (("clean", "Test accuracy"), ("asr_paper", "Backdoor accuracy"))
-    groups = [tag("td", ""), *([tag("td", "")] if len(presets) > 1 else [])]
-    heads = [tag("th", "Experiment", scope="col")]
-    heads += [tag("th", "Preset", scope="col", class_="left")] if len(presets) > 1 else []
-    for task in listed:
-        text = escape(task_title(task))
-        groups.append(tag("th", text, scope="colgroup", colspan="2", class_="group from"))
-        for index, (_, name) in enumerate(measures):
-            kind = "left from" if index == 0 else "left"
-            heads.append(tag("th", name, scope="col", class_=kind))
-    rows = []
-    for experiment in EXPERIMENTS:
-        name = TITLES[experiment]
-        if any(p.experiment == experiment for p in parts):
-            name = tag("a", escape(name), href=f"#{experiment}")
-        for number, preset in enumerate(presets):
-            cells = [tag("th", name if number == 0 else "", scope="row")]
-            if number:
-                cells = [tag("td", "")]
-            cells += [tag("td", tag("code", escape(preset)))] if len(presets) > 1 else []
-            for task in listed:
-                part = there.get((experiment, task))
-                for index, (measure, _) in enumerate(measures):
-                    kind = "marks from" if index == 0 else "marks"
-                    cells.append(tag("td", _marks(part, preset, measure), class_=kind))
-            rows.append(tag("tr", *cells))
-    table = tag("table", tag("thead", tag("tr", *groups), tag("tr", *heads)), tag("tbody", *rows))
-    region = tag(
-        "div", table, class_="scroll", tabindex="0", role="region", aria_label="At a glance"
-    )
-    return tag("div", region, class_="card overview")
-
-
-def _marks(part: Part | None, preset: str, measure: str) -> str:
-    if part is None:
-        return tag("span", "no result", class_="soft")
-    mine = [c for c in compared(part) if (c.preset, c.measure) == (preset, measure) and c.final]
-    told = [c for c in mine if c.agreement is not None]
-    if not told:
-        return tag("span", "not in the paper" if mine else "no result", class_="soft")
-    spoken = ", ".join(f"{count} {kind}" for kind, count in counted(told).items() if count)
-    chips = [
-        tag("span", MARKS[c.agreement], class_=f"chip {c.agreement}", aria_hidden="true")
-        for c in told
-        if c.agreement is not None
-    ]
-    return "".join(chips) + tag("span", spoken, class_="unseen")

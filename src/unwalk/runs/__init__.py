@@ -14,4 +14,4 @@ def partial_of(out: Path) -> Path:
     >>> partial_of(Path("runs/first")).as_posix()
     'runs/first.partial'
     """
-    return out.with_name(out.name + ".partial")
+    return out.parent / f"{out.name}.partial"

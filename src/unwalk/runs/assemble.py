@@ -182,7 +182,13 @@ class Assembled:
                 "method": method,
                 "forget": int(self.task.records(self.config.forget.peer).forgotten.size),
             },
-            performance=Performance(performance.threads, self.config.device, performance.digests),
+            performance=Performance(
+                threads=performance.threads,
+                device=self.config.device,
+                digests=performance.digests,
+                precision=performance.precision,
+                compiled=performance.compiled,
+            ),
         )
 
     def training(self) -> Plan:

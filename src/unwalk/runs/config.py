@@ -179,6 +179,8 @@ class PerformanceConfig:
 
     threads: int = setting(1, "torch threads; results are bit-equal for equal numbers only")
     digests: bool = setting(False, "digest of the token at every hop, not only at the end")
+    precision: str = setting("float32", "cuda: float32 or bfloat16 for forward and backward")
+    compiled: bool = setting(False, "cuda: compile the model before capturing its graph")
     checkpoint: float = setting(2.0, "seconds between checkpoints for --resume; 0: after every hop")
 
 

@@ -48,64 +48,88 @@ class Reading:
 
 
 class Meter:
-    """Measures a model on a task's sets, which stay on the device."""
+    """Measures a model on a task's sets, which stay on the device.
 
-    target: int
+    On a CUDA device the model runs in ``precision``, and one reading asks the device for its
+    numbers once, so that measuring does not hold training up.
+    """
 
-    def __init__(self, task: ShardedTask, device: torch.device) -> None:
+    def __init__(self, task: ShardedTask, device: torch.device, precision: str = "float32") -> None:
         self.test = task.test.to(device)
         self.forgotten = None if len(task.forgotten.y) == 0 else task.forgotten.to(device)
         self.retained = None if len(task.retained.y) == 0 else task.retained.to(device)
         self.triggered = None if task.triggered is None else task.triggered.to(device)
         self.target = -1 if task.target is None else task.target
+        self.finite = torch.tensor(True)
+        self.halved = device.type == "cuda" and precision != "float32"
 
     def read(self, model: nn.Module, hop: int, phase: str) -> Reading:
         """Measure; the model is left in evaluation mode."""
         model.eval()
-        asr = asr_paper = None
+        self.finite = torch.ones((), dtype=torch.bool, device=self.test.y.device)
+        shares = {"clean": self._accuracy(model, self.test)}
+        if self.forgotten is not None:
+            shares["forget"] = self._accuracy(model, self.forgotten)
+        if self.retained is not None:
+            shares["retain"] = self._accuracy(model, self.retained)
         if self.triggered is not None:
-            hit = answers(model, self.triggered.x).eq(self.target)
+            hit = self._answers(model, self.triggered.x).eq(self.target).double()
             others = self.triggered.y.ne(self.target)
-            asr, asr_paper = _share(hit[others]), _share(hit)
+            shares["asr"] = (hit * others).sum() / others.sum().clamp(min=1)
+            shares["asr_paper"] = hit.mean()
+        shares["finite"] = self.finite.double()
+        values = dict(zip(shares, torch.stack(list(shares.values())).tolist(), strict=True))
+        _check(values["finite"] == 1.0)
         return Reading(
             hop=hop,
             phase=phase,
-            clean=self._accuracy(model, self.test),
-            forget=None if self.forgotten is None else self._accuracy(model, self.forgotten),
-            retain=None if self.retained is None else self._accuracy(model, self.retained),
-            asr=asr,
-            asr_paper=asr_paper,
+            clean=values["clean"],
+            forget=values.get("forget"),
+            retain=values.get("retain"),
+            asr=values.get("asr"),
+            asr_paper=values.get("asr_paper"),
         )
 
-    @staticmethod
-    def _accuracy(model: nn.Module, held: Held) -> float:
-        return _share(answers(model, held.x) == held.y)
+    def _accuracy(self, model: nn.Module, held: Held) -> torch.Tensor:
+        return self._answers(model, held.x).eq(held.y).double().mean()
 
-
-def _share(hits: torch.Tensor) -> float:
-    return float(hits.double().mean()) if hits.numel() else 0.0
+    def _answers(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.halved):
+            found, finite = _answers(model, x)
+        self.finite = self.finite & finite
+        return found
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    output: torch.Tensor = model(x)
-    if not torch.isfinite(output).all():
-        raise Diverged(
-            "the model's outputs are not finite, though its parameters are; "
-            "a smaller learning rate or a clip usually helps."
-        )
-    return output
+def _answers(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The class a model answers for each input, and whether all its outputs are finite."""
+    outputs = [model(part) for part in x.split(CHUNK)]
+    finite = torch.stack([torch.isfinite(o).all() for o in outputs]).all()
+    return torch.cat([o.argmax(1) for o in outputs]), finite
 
 
 def answers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The class a model answers for each input."""
-    return torch.cat([_outputs(model, part).argmax(1) for part in x.split(CHUNK)])
+    found, finite = _answers(model, x)
+    _check(bool(finite))
+    return found
 
 
+def _check(finite: bool) -> None:
+    if not finite:
+        raise Diverged(
+            "the model's outputs are not finite, though its parameters are; "
+            "a smaller learning rate or a clip usually helps."
+        )
+
+
+@torch.no_grad()
 def confidences(model: nn.Module, x: torch.Tensor) -> list[dict[str, float | int]]:
     """Answer and softmax confidence for each input."""
     model.eval()
-    best = _outputs(model, x).softmax(1).max(1)
+    output: torch.Tensor = model(x)
+    _check(bool(torch.isfinite(output).all()))
+    best = output.softmax(1).max(1)
     return [
         {"answer": int(a), "confidence": float(c)}
         for c, a in zip(best.values, best.indices, strict=True)

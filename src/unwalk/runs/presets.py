@@ -31,6 +31,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
             "unlearn.clip": 0.5,
             "unlearn.trust_radius": 10.82,
         },
+        "cifar10": {"unlearn.clip": 0.2, "unlearn.trust_radius": 56.30},
     },
     "paper-matched": {
         "*": {
@@ -42,6 +43,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
             "unlearn.trust_radius": 10.82,
         },
         "digits": {"unlearn.hops": 200},
+        "cifar10": {"unlearn.clip": 0.2, "unlearn.trust_radius": 56.30},
     },
     "practical": {
         "*": {

@@ -133,7 +133,7 @@ def run(
         assembled.unlearning(name)
     folder = open_folder(out, config, resume=resume, overwrite=overwrite)
     try:
-        runner = _Runner(assembled, folder, tell, engine or InProcess())
+        runner = Runner(assembled, folder, tell, engine)
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
@@ -161,31 +161,37 @@ def _methods(config: Config) -> list[str]:
     return list(dict.fromkeys([config.method, *config.compare]))
 
 
-class _Runner:
-    """Carries the walks of one run out, in order."""
+class Runner:
+    """Carries the walks of one configuration out, measured and, with a folder, saved."""
 
     def __init__(
-        self, assembled: Assembled, folder: Folder | None, tell: Tell, engine: Engine
+        self,
+        assembled: Assembled,
+        folder: Folder | None = None,
+        tell: Tell = silent,
+        engine: Engine | None = None,
     ) -> None:
         self.assembled = assembled
         self.config = assembled.config
         self.folder = folder
         self.tell = tell
-        self.engine = engine
-        self.meter = Meter(assembled.task, torch.device(self.config.device))
+        self.engine = engine or InProcess()
+        device = torch.device(self.config.device)
+        self.meter = Meter(assembled.task, device, self.config.performance.precision)
 
     def result(self, command: str) -> RunResult:
-        trained = self._walk("train", self.assembled.training(), None)
+        trained = self.walk("train", self.assembled.training(), None)
         before = self._answers(trained.outcome.workspace)
         walks = {
-            name: self._walk(name, self.assembled.unlearning(name), trained)
+            name: self.walk(name, self.assembled.unlearning(name), trained)
             for name in _methods(self.config)
         }
         after = {name: self._answers(w.outcome.workspace) for name, w in walks.items()}
         result = _result(self.assembled, walks, before, after, command)
         return RunResult(self.config, result, walks)
 
-    def _walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
+    def walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
+        """Carry one plan out, going on from ``trained`` unless it starts from scratch."""
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
         train = self.config.train.hops

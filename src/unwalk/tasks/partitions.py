@@ -119,7 +119,7 @@ def dirichlet(pool: Table, peers: int, how: Dealing, rng: np.random.Generator) -
 
 
 def quantity(pool: Table, peers: int, how: Dealing, rng: np.random.Generator) -> list[Rows]:
-    r"""Size skew: everybody gets the least, the rest goes by shares of :math:`\mathrm{Dir}(\alpha)`.
+    r"""Size skew: everybody gets the least, the rest by shares of :math:`\mathrm{Dir}(\alpha)`.
 
     Which records a peer gets is drawn as in :func:`iid`, so classes are mixed alike everywhere.
     """

@@ -1,0 +1,5 @@
+"""``python -m unwalk``: the command line."""
+
+from unwalk.cli import main
+
+main()

@@ -1,0 +1,269 @@
+r"""Gabor features of pictures: a fixed map, so that a linear head is all that has to be learned.
+
+A picture is filtered with complex Gabor waves of three sizes and eight directions.  The modulus
+of what comes out is averaged over cells of 4 x 4 pixels by Gaussian windows, and the 24 numbers
+of a cell are divided by their own length, so that the contrast of a stroke does not matter.
+Everything here is a constant of this file or depends on the picture itself: no other record, and
+so no record that is to be forgotten, has any part in it.
+
+Lengths are bounded by construction.  A cell has length 1 at most, so all of them divided by the
+root of their number have too; with the constant feature :data:`BIAS` in front,
+:math:`\lVert x \rVert \le 1` for every picture that could exist.
+
+On top of that, if asked for, stand random waves (Rahimi and Recht, 2007): cosines and sines of
+random combinations of the Gabor features, whose inner products come close to a Gaussian kernel.
+Their frequencies are drawn from a public constant, and their length is 1 exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from unwalk.core.data import Held
+from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.validation import check_count, check_number
+from unwalk.tasks import official
+from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.partitions import Dealing, split
+from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.sources import Holdings, Scale, Source, Table
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A Gabor wave: its length, the width of its envelope and the side of its filter, in pixels.
+
+    Responses to a long wave change slowly and are taken at every ``stride``-th pixel only.
+    """
+
+    length: float
+    width: float
+    side: int
+    stride: int = 1
+
+
+WAVES = (Wave(3.0, 1.2, 5), Wave(5.0, 2.0, 7), Wave(8.0, 3.2, 11, stride=2))
+DIRECTIONS = 8
+CELL = 4
+WINDOW = 2.0
+"""Standard deviation in pixels of the window that a cell is averaged with."""
+FLOOR = 0.1
+"""Responses of about this length or less count as an empty cell."""
+FREQUENCY = 2.5
+"""Standard deviation of the random waves' frequencies."""
+BIAS = 0.5
+SHRINK = 1.0 - 1e-5
+"""Keeps lengths below 1 whatever the rounding of 32-bit numbers does."""
+CHUNK = 250
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class GaborMap:
+    """The map from pictures to features; ``cosines`` random waves (an even number) in their place.
+
+    >>> GaborMap().features((1, 28, 28)), GaborMap(cosines=1000).features((1, 28, 28))
+    (1177, 1001)
+    """
+
+    cosines: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("cosines", self.cosines)
+        if self.cosines % 2:
+            raise InvalidInput(
+                f"cosines is {self.cosines}; allowed: an even number, or 0 for none."
+            )
+
+    def features(self, shape: tuple[int, ...]) -> int:
+        """How many features a picture of (channels, height, width) becomes."""
+        return 1 + (self.cosines or _gabor_features(shape))
+
+    def digest(self, shape: tuple[int, ...]) -> str:
+        """Names the map: it changes whenever a constant of this file does."""
+        constants = {
+            "version": VERSION,
+            "shape": shape,
+            "waves": [asdict(wave) for wave in WAVES],
+            "numbers": [DIRECTIONS, CELL, WINDOW, FLOOR, FREQUENCY, BIAS, SHRINK],
+            "cosines": self.cosines,
+        }
+        return hashlib.sha256(json.dumps(constants, sort_keys=True).encode()).hexdigest()
+
+    def __call__(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Features of pictures (records, channels, height, width) with pixels from 0 to 1."""
+        if pictures.dim() != 4 or not len(pictures):
+            raise InvalidInput(
+                f"pictures has shape {tuple(pictures.shape)}; allowed: (records, channels, height, "
+                "width)."
+            )
+        top = math.sqrt(1.0 - BIAS**2) * SHRINK
+        _, channels, height, width = pictures.shape
+        filters = [_filters(wave) for wave in WAVES]
+        out = torch.empty(len(pictures), self.features((channels, height, width)))
+        out[:, 0] = BIAS
+        waves = _frequencies(self.cosines // 2, _gabor_features((channels, height, width)))
+        for rows, chunk in zip(out.split(CHUNK), pictures.split(CHUNK), strict=True):
+            values = _cells(chunk.to(torch.float32), filters)
+            if self.cosines:
+                angles = values @ waves.T
+                values = torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(len(waves))
+            rows[:, 1:] = values * top
+        return out
+
+
+def _gabor_features(shape: tuple[int, ...]) -> int:
+    channels, height, width = shape
+    cells = math.ceil(height / CELL) * math.ceil(width / CELL)
+    return channels * len(WAVES) * DIRECTIONS * cells
+
+
+def _filters(wave: Wave) -> torch.Tensor:
+    """Real, then imaginary parts in all directions: of mean zero and unit energy, as filters."""
+    axis = torch.arange(wave.side, dtype=torch.float64) - wave.side // 2
+    down, right = torch.meshgrid(axis, axis, indexing="ij")
+    envelope = torch.exp(-(down**2 + right**2) / (2 * wave.width**2))
+    parts: list[list[torch.Tensor]] = [[], []]
+    for direction in range(DIRECTIONS):
+        angle = math.pi * direction / DIRECTIONS
+        phase = 2 * math.pi / wave.length * (right * math.cos(angle) + down * math.sin(angle))
+        real, imaginary = envelope * phase.cos(), envelope * phase.sin()
+        real = real - envelope * (real.sum() / envelope.sum())
+        energy = torch.sqrt((real**2 + imaginary**2).sum())
+        parts[0].append(real / energy)
+        parts[1].append(imaginary / energy)
+    return torch.stack(parts[0] + parts[1])[:, None].to(torch.float32)
+
+
+def _windows(size: int, stride: int) -> torch.Tensor:
+    """The weights with which every ``stride``-th pixel of a line enters each cell."""
+    centres = (torch.arange(math.ceil(size / CELL), dtype=torch.float64) + 0.5) * CELL - 0.5
+    pixels = torch.arange(0, size, stride, dtype=torch.float64)
+    weights = torch.exp(-((pixels - centres[:, None]) ** 2) / (2 * WINDOW**2))
+    return (weights / weights.sum(1, keepdim=True)).to(torch.float32)
+
+
+def _cells(pictures: torch.Tensor, filters: list[torch.Tensor]) -> torch.Tensor:
+    """The normalised cells of each picture in a row, of length 1 at most."""
+    records, channels, height, width = pictures.shape
+    planes = pictures.reshape(records * channels, 1, height, width)
+    found = []
+    for wave, filters_of in zip(WAVES, filters, strict=True):
+        response = functional.conv2d(planes, filters_of, stride=wave.stride, padding=wave.side // 2)
+        modulus = torch.hypot(response[:, :DIRECTIONS], response[:, DIRECTIONS:])
+        across, along = _windows(height, wave.stride), _windows(width, wave.stride)
+        pooled = across @ modulus @ along.T
+        found.append(pooled.view(records, -1, *pooled.shape[2:]))
+    cells = torch.cat(found, 1)
+    length = torch.sqrt(cells.square().sum(1, keepdim=True) + FLOOR**2)
+    places = cells.shape[2] * cells.shape[3]
+    return (cells / length).flatten(1) / math.sqrt(places)
+
+
+def _frequencies(count: int, features: int) -> torch.Tensor:
+    """The same for everybody: ``count`` random frequencies from a public constant."""
+    rng = PublicSeeds(0).numpy("task", "gabor", "cosines")
+    return torch.from_numpy(rng.standard_normal((count, features), "float32") * FREQUENCY)
+
+
+def ridge_solution(
+    features: torch.Tensor, labels: torch.Tensor, classes: int, strength: float
+) -> torch.Tensor:
+    r"""The ridge head W (features x classes) in 64-bit numbers: the reference.
+
+    It minimises :math:`\lVert X W - Y \rVert^2 + \lambda \lVert W \rVert^2`, Y being the labels
+    with one 1 a row and :math:`\lambda` the ``strength``.  As the weight of model ``linear`` it
+    is ``W.T``.
+
+    >>> x = torch.eye(2)
+    >>> ridge_solution(x, torch.tensor([0, 1]), 2, 1.0).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    check_number("strength", strength, above=0.0)
+    width = features.shape[1]
+    square = torch.eye(width, dtype=torch.float64) * strength
+    product = torch.zeros(width, classes, dtype=torch.float64)
+    for x, y in zip(features.split(8192), labels.split(8192), strict=True):
+        rows = x.to(torch.float64)
+        square.addmm_(rows.T, rows)
+        product.addmm_(rows.T, functional.one_hot(y, classes).to(torch.float64))
+    return torch.cholesky_solve(product, torch.linalg.cholesky(square))
+
+
+def cached(name: str, wanted: dict[str, tuple[int, int]], make: Make) -> dict[str, torch.Tensor]:
+    """Tensors of these shapes from the file ``name`` in the data folder, or made and put there.
+
+    A file that cannot be read or does not fit is made anew; where the folder cannot be written,
+    tensors are made every time.
+    """
+    place = official.data_root() / "features" / f"{name}.safetensors"
+    with suppress(OSError, SafetensorError), safe_open(place, framework="pt") as stored:
+        found = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        if {key: tuple(tensor.shape) for key, tensor in found.items()} == wanted:
+            return found
+    made = make()
+    passing = place.with_name(f".{place.name}.{os.getpid()}.part")
+    with suppress(OSError, SafetensorError):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            save_file(made, passing)
+            passing.replace(place)
+        finally:
+            passing.unlink(missing_ok=True)
+    return made
+
+
+Make = Callable[[], dict[str, torch.Tensor]]
+
+
+@lru_cache(maxsize=1)
+def _read(root: Path, cosines: int) -> tuple[Source, Table]:
+    from unwalk.tasks import mnist  # its pictures are read only when features are asked for
+
+    everything = Request(1, Dealing("iid"), PublicSeeds(0), {})
+    pictures, holdings = mnist.load(everything)
+    table = holdings.table(0)
+    gabor, shape = GaborMap(cosines), pictures.shape
+    sums = "".join(file.checksum for file in official.DATASETS["mnist"].files)
+    digest = hashlib.sha256((gabor.digest(shape) + sums).encode()).hexdigest()
+    width, scale = gabor.features(shape), pictures.scale or Scale()
+    inputs = {"train": table.x, "test": pictures.test.x}
+    found = cached(
+        f"mnist-gabor-{digest[:16]}",
+        {key: (len(x), width) for key, x in inputs.items()},
+        lambda: {key: gabor(scale.pixels(x)) for key, x in inputs.items()},
+    )
+    test = Held(found["test"], pictures.test.y)
+    source = Source("mnist-gabor", pictures.classes, test, pictures.labels)
+    return source, Table(found["train"], table.y, table.ids)
+
+
+def load(request: Request) -> tuple[Source, Holdings]:
+    """The features of MNIST's training pictures, dealt to peers."""
+    source, pool = _read(official.data_root(), GaborMap(request.options["cosines"]).cosines)
+    rng = request.seeds.numpy("task", "partition")
+    return source, split(pool, request.partition, request.peers, rng)
+
+
+RECIPE = Recipe(
+    name="mnist-gabor",
+    about="mnist as fixed Gabor features of length 1 at most, for a linear head",
+    load=load,
+    model="linear",
+    forget=Deletion("records", size=100),
+    options={"cosines": 0},
+)
