@@ -41,7 +41,7 @@ from unwalk.tasks import Deletion, ShardedTask, build_task, from_arrays
 
 PEERS = (10, 1_000, 100_000)
 ROUNDING = 1e-4  # relative distance of parameters below which two walks did the same work
-GROWTH_LIMIT = 1.10  # a hop among many peers against one among ten; 1 but for the caches
+GROWTH_LIMIT = 1.10  # a hop among many peers against one among ten: the same, but for noise
 RULE = StepRule("momentum", learning_rate=0.02, momentum=0.9)
 
 

@@ -83,6 +83,16 @@ def test_going_on_after_any_hop_gives_the_same_bits(engine, stop, state):
     assert resumed.transcript.text() == whole.transcript.text()
 
 
+def test_state_that_is_wiped_between_phases_does_not_travel(engine):
+    made = plan(train(optimizer="adam", rate=0.01), unlearn(reset_optimizer=True))
+    sink = Stop(6)
+    whole = run(engine, [made], sink)
+    resumed = run(engine, [made], None, {0: sink.kept})
+    hop = whole.transcript.hops[6]
+    assert hop.nbytes == 8 * 8 * len(hop.path)
+    assert resumed.transcript.text() == whole.transcript.text()
+
+
 def test_plans_come_back_in_order_and_the_sink_sees_every_hop(engine):
     sink = Stop()
     plans = [plan(train(hops=h), seed=h) for h in (3, 5)]

@@ -17,6 +17,7 @@ from unwalk.core.events import GradientSteps
 from unwalk.core.plan import Local
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines import per_example
 from unwalk.engines.execute import Bench, execute
 from unwalk.engines.per_example import (
     check_per_example,
@@ -72,6 +73,13 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.head(functional.linear(torch.tanh(self.layer(x)), self.layer.weight.t()))
+
+
+class Mean(nn.Module):
+    """Pictures to one number a channel."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
 
 
 class Overwriting(nn.Module):
@@ -176,6 +184,16 @@ def test_each_way_equals_a_loop_over_examples(name, dtype, way):
         assert_close(found, loop(model, x, y, bound, weights), TOLERANCE[dtype])
 
 
+@pytest.mark.device
+@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_an_accelerator_agrees_with_the_loop(name, way):
+    model, x, y, weights = case(MODELS[name], torch.float64)
+    expected = loop(model, x, y, 0.3, weights)
+    found = WAYS[way](model.cuda(), x.cuda(), y.cuda(), bound=0.3, weights=weights.cuda())
+    assert_close({n: g.cpu() for n, g in found.items()}, expected, 1e-10)
+
+
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_models_beyond_the_ghost_way_fall_back(name):
     model, x, y, weights = case(ODD[name], torch.float64)
@@ -189,12 +207,23 @@ def test_an_input_overwritten_later_is_noticed():
     assert ghost_gradients(model, x, y, bound=1.0) is None
 
 
-def test_large_and_small_convolutions_take_both_forms():
-    """The two layers of the network lie on either side of the rule O K <= 2 L^2."""
-    model, x, *_ = case(MODELS["convolutions"], torch.float64)
-    places = [model[0](x).flatten(2).shape[2], model[:5](x).flatten(2).shape[2]]
-    sides = [model[n].weight.numel() <= 2 * p**2 for n, p in zip((0, 4), places, strict=True)]
-    assert sides == [True, False]
+@pytest.mark.parametrize("listing", [0, 10**9])
+@pytest.mark.parametrize("name", ["convolutions", "residual"])
+def test_convolutions_agree_listed_or_not(name, listing, monkeypatch):
+    model, x, y, weights = case(MODELS[name], torch.float64)
+    monkeypatch.setattr(per_example, "LISTING", listing)
+    found = ghost_gradients(model, x, y, bound=0.3, weights=weights)
+    assert_close(found, loop(model, x, y, 0.3, weights), 1e-10)
+
+
+@settings(max_examples=30)
+@given(*[st.integers(1, 3)] * 4, st.integers(0, 2), st.integers(0, 2))
+def test_convolutions_of_any_shape_equal_the_loop(high, wide, step, gap, down, across):
+    layer = nn.Conv2d(2, 3, (high, wide), (step, 1), (down, across), (1, gap)).double()
+    model = nn.Sequential(layer, nn.Tanh(), Mean())
+    _, x, y, weights = case((lambda: nn.Linear(1, 1), PICTURE), torch.float64, 3)
+    found = ghost_gradients(model, x, y, bound=0.01, weights=weights)
+    assert_close(found, loop(model, x, y, 0.01, weights), 1e-12)
 
 
 def test_without_weights_it_is_the_mean():

@@ -193,6 +193,17 @@ def test_a_ball_round_the_old_model_is_refused_at_any_peer():
         )
 
 
+def test_a_start_that_denies_what_training_did_is_refused():
+    before = [(1, ev.Start("train", "initial", False, ()), PLAIN), (U, PLAIN)]
+    made = transcript((1, CLEAN_START, PLAIN), before=before)
+    refused(lambda: sealed_claim(made, "unlearn", DELTA), "hop 3, start", "but hop 2 did")
+    anew = replace(CLEAN_START, start="initial")
+    assert sealed_claim(transcript((1, anew), before=before), "unlearn", DELTA).grade == "exact"
+    without = [(1, ev.Start("train", "initial", False, ()), PLAIN), (U, RETAINED)]
+    made = transcript((1, CLEAN_START, PLAIN), before=without)
+    assert sealed_claim(made, "unlearn", DELTA).grade == "exact"
+
+
 def test_missing_facts():
     with pytest.raises(InvalidInput, match="phase is 'forget'"):
         sealed_claim(transcript((U, CLEAN_START)), "forget", DELTA)

@@ -151,6 +151,15 @@ def test_bad_questions_get_one_clear_sentence(name, given_, said):
     assert "\n" not in str(caught.value)
 
 
+def test_targets_out_of_reach_are_refused():
+    with pytest.raises(Refused, match="out of reach"):
+        calibrate("visits-rdp", epsilon=1e-6, **{**COIN, "delta": 1e-30})
+    with pytest.raises(Refused, match="out of reach"):
+        calibrate("network", epsilon=1e-3, delta=1e-30, sensitivity=1, hops=3, peers=3)
+    assert calibrate("visits", epsilon=1, **{**COIN, "p": 0.0}) == {"sigma": 0.0}
+    assert calibrate("visits-rdp", epsilon=1, **{**COIN, "p": 0.0})["sigma"] < 1e-9
+
+
 def test_none_counts_as_not_given():
     assert calibrate("seal", epsilon=1, delta=1e-5, ratio=5, sigma=None, hops=None) == {
         "steps": 137

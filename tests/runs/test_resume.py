@@ -24,7 +24,7 @@ from unwalk.runs.run import run
 from unwalk.runs.store import Folder
 
 BITS = ("model.safetensors", "transcript.jsonl", "config.toml")
-LONG: dict[str, Value] = {**BLOBS, "train.hops": 60, "unlearn.hops": 60, "evaluate.every": 20}
+LONG: dict[str, Value] = {**BLOBS, "train.hops": 120, "unlearn.hops": 120, "evaluate.every": 40}
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -72,7 +72,7 @@ def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     run(small(LONG), out=tmp_path / "whole")
     out = tmp_path / "killed"
     resume: list[str] = []
-    for walk, hops in (("train", 60), ("rrdu", 120), ("retrain", 120)):
+    for walk, hops in (("train", 120), ("rrdu", 240), ("retrain", 240)):
         process = start(out, *resume)
         try:
             wait_for(walk_state(out, walk).exists, process)

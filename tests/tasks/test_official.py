@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unwalk import cli, cli_data
+from unwalk import cli
+from unwalk.cli import data as cli_data
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.tasks import official
 from unwalk.tasks.official import DATASETS, DataSet, OfficialFile

@@ -29,7 +29,9 @@ class Shard:
     poisoned: torch.Tensor | None = None
 
     def to(self, device: torch.device) -> Shard:
-        """The same shard on another device."""
+        """The same shard on another device; itself where it is there already."""
+        if self.x.device == device:
+            return self
         poisoned = None if self.poisoned is None else self.poisoned.to(device)
         return replace(self, x=self.x.to(device), y=self.y.to(device), poisoned=poisoned)
 

@@ -15,7 +15,7 @@ from unwalk.core.noise import NoiseSource
 from unwalk.core.plan import Local, Loss
 from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, StepRule, Steps
 from unwalk.core.workspace import State, Workspace
-from unwalk.engines.captured import CapturedGradients
+from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.per_example import add_clipped
 
 
@@ -32,7 +32,7 @@ class Bench:
     peer: int
     generator: torch.Generator
     digest: str | None = None
-    captured: CapturedGradients | None = None
+    captured: CapturedSteps | None = None
     draws: int = 0
 
     def normals(self) -> torch.Tensor:
@@ -112,6 +112,10 @@ def _steps(op: Steps, bench: Bench) -> None:
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
+        if bench.captured is not None and bench.captured.can_run(op):
+            bench.captured.run(op, xs, ys, moments, counter)
+            _count(op, bench, counter + steps)
+            return
     for step in range(steps):
         work.gradient.zero_()
         if op.weights is not None:
@@ -119,15 +123,18 @@ def _steps(op: Steps, bench: Bench) -> None:
         elif op.clip_per_example is not None:
             x, y = xs[step].flatten(0, 1), ys[step].flatten(0, 1)
             add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss)
-        elif bench.captured is not None:
-            bench.captured.mean(xs[step], ys[step])
         else:
             _mean_gradient(bench, work, xs[step], ys[step])
         _shape_gradient(op, bench, work.gradient)
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
+    _count(op, bench, counter)
+
+
+def _count(op: Steps, bench: Bench, counter: int) -> None:
+    """Remember how many steps the moments have seen."""
     if op.rule.state == "carried":
-        work.optimizer_steps = counter
+        bench.work.optimizer_steps = counter
     elif op.rule.state == "local":
         bench.local.optimizer_steps = counter
 

@@ -8,7 +8,7 @@ import torch
 
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines.captured import CapturedGradients
+from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.execute import execute
 from unwalk.engines.walk import Walk
 
@@ -38,7 +38,7 @@ def _carry_out(plan: Plan, index: int, sink: Sink | None, resume: Progress | Non
     captured, cuda = None, []
     if device.type == "cuda":
         cuda = [device]
-        captured = CapturedGradients(
+        captured = CapturedSteps(
             work, plan.task.loss, precision=speed.precision, compiled=speed.compiled
         )
     with torch.random.fork_rng(devices=cuda):

@@ -39,6 +39,9 @@ from unwalk.core.workspace import Workspace
 MEMORY = 256 * 2**20
 """Bytes that the gradients of one chunk of examples may take (``vmap``)."""
 
+LISTING = 100
+"""Operations that cost as much as moving one number: see :func:`_convolution`."""
+
 Gradients = dict[str, torch.Tensor]
 
 
@@ -319,15 +322,15 @@ def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> _Part:
 def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
     r""":math:`g_i = B_i A_i^\top` with patches :math:`A_i` (K, L) and :math:`B_i` (O, L).
 
-    Where :math:`OK \le 2L^2` the gradients are small and are listed; elsewhere
-    :math:`\|g_i\|^2 = \langle A_i^\top A_i, B_i^\top B_i\rangle` costs less memory and time (the
-    rule of Bu, Mao and Xu 2022, arXiv:2205.10683).
+    The gradients are listed, or only their norms are found, by :math:`\|g_i\|^2 = \langle
+    A_i^\top A_i, B_i^\top B_i\rangle`, and the sum by a second product.  Listing moves OK numbers
+    about; norms alone cost :math:`L^2(K+O)` more operations.  They are about
+    even at ``LISTING`` operations a number.
     """
-    patches = functional.unfold(
-        a, layer.kernel_size, layer.dilation, _pair(layer.padding), layer.stride
-    )
-    places = b.flatten(2)
-    if layer.weight.numel() <= 2 * places.shape[2] ** 2:
+    patches, places = _patches(layer, a), b.flatten(2)
+    room = layer.weight.numel()
+    extra = places.shape[2] ** 2 * (patches.shape[1] + places.shape[1])
+    if LISTING * room <= extra:
         return _listed(layer.weight, torch.bmm(places, patches.transpose(1, 2)).flatten(1))
     near = torch.bmm(patches.transpose(1, 2), patches)
     far = torch.bmm(places.transpose(1, 2), places)
@@ -340,6 +343,17 @@ def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
         return total
 
     return _Part(layer.weight, (near * far).sum((1, 2)), weighted)
+
+
+def _patches(layer: nn.Conv2d, a: torch.Tensor) -> torch.Tensor:
+    """What ``functional.unfold`` gives, (records, K, L), in half the time."""
+    down, across = _pair(layer.padding)
+    windows = functional.pad(a, (across, across, down, down))
+    for axis in (0, 1):
+        gap = layer.dilation[axis]
+        reach = (layer.kernel_size[axis] - 1) * gap + 1
+        windows = windows.unfold(2 + axis, reach, layer.stride[axis])[..., ::gap]
+    return windows.permute(0, 1, 4, 5, 2, 3).flatten(4, 5).flatten(1, 3)
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from unwalk.core.plan import Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Visit
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.workspace import State
-from unwalk.engines.captured import CapturedGradients
+from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.execute import Bench, check_finite
 
 CHECKED_EVERY = 10
@@ -49,14 +49,14 @@ class Walk:
             state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
             self.progress = Progress(resume.token, resume.locals, state.anchors, resume.transcript)
 
-    def arrive(self, hop: int, captured: CapturedGradients | None = None) -> Arrival:
+    def arrive(self, hop: int, captured: CapturedSteps | None = None) -> Arrival:
         """Route the token and ask the method what the visit does."""
         plan, state, token = self.plan, self.state, self.progress.token
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
         begun = self._begin(number, phase) if phase_hop == 1 else ()
         memory = {} if phase_hop == 1 else token.memory
-        nbytes = token.nbytes
+        nbytes = state.token(hop=token.hop, at=token.at, memory=memory).nbytes
         move = phase.route.next(
             plan.graph, token.at, memory, plan.seeds.numpy(phase.name, "route", phase_hop)
         )

@@ -9,10 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from unwalk.core.validation import check_choice
 from unwalk.experiments import figure1, table_delta, table_epsilon, table_l, table_p, table_rho
 from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out, provenance
+from unwalk.reports.reproduction import render_reproduction, reproduction_table
 from unwalk.runs.config import Value
 from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
@@ -48,7 +51,7 @@ def reproduce(
         check_choice("experiment", name, [*EXPERIMENTS, "all"])
     tasks = ["digits"] if quick else list(TASKS) if task is None else [task]
     given = {**(QUICK if quick else {}), **(settings or {})}
-    written = []
+    written: list[Path] = []
     for one in tasks:
         count = 1 if quick else seeds
         listed = {n: EXPERIMENTS[n](one, *([] if count is None else [count])) for n in names}
@@ -56,17 +59,37 @@ def reproduce(
         parts = iter(carry_out(study, out / "parts", tell))
         for name in names:
             mine = [next(parts) for _ in listed[name]]
-            written += _write(out, name, one, mine, command)
-    return written
+            written += _write(out, name, one, preset, mine, command)
+    page = render_reproduction(documents(out), notes(out), figure1.REPORTED)
+    write_file(out / "reproduction.html", page)
+    return [*written, out / "reproduction.html"]
+
+
+def documents(out: Path) -> dict[str, Any]:
+    """Every result document in a folder, by name."""
+    found = sorted(p for n in EXPERIMENTS for p in out.glob(f"{n}-*.json"))
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
+
+
+def notes(out: Path) -> dict[str, str]:
+    """What a person says about each table: ``notes/NAME.txt`` in the folder."""
+    return {p.stem: p.read_text(encoding="utf-8") for p in sorted(out.glob("notes/*.txt"))}
+
+
+def summary(out: Path) -> Table:
+    """The documents of a folder as a table for the terminal."""
+    return reproduction_table(documents(out), figure1.REPORTED)
 
 
 def _write(
-    out: Path, name: str, task: str, parts: list[dict[str, Any]], command: str
+    out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]], command: str
 ) -> list[Path]:
+    """One document; only the main reading goes without its name in the file's."""
     rows = [row for part in parts for row in (_series(part) if name == "figure1" else [_end(part)])]
-    document = {**provenance(command), "task": task, "rows": rows}
-    stem = out / f"{name}-{task}"
-    write_file(stem.with_suffix(".json"), json.dumps(document, indent=1, allow_nan=False) + "\n")
+    document = {**provenance(command), "task": task, "train_hops": parts[0]["train_hops"]}
+    stem = out / (f"{name}-{task}" if preset == "paper-matched" else f"{name}-{task}-{preset}")
+    text = json.dumps({**document, "rows": rows}, indent=1, allow_nan=False)
+    write_file(stem.with_suffix(".json"), text + "\n")
     table = io.StringIO()
     writer = csv.DictWriter(table, fieldnames=list(rows[0]))
     writer.writeheader()

@@ -99,6 +99,7 @@ def _part(study: Study, cell: Cell, memory: _Memory, tell: Tell) -> dict[str, An
         "final": walked.readings[-1].values(),
         "seconds": round(sum(walked.seconds), 3),
         "sigma": assembled.sigma,
+        "train_hops": config.train.hops,
     }
 
 

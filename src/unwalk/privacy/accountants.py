@@ -18,6 +18,7 @@ from unwalk.core.validation import check_number
 from unwalk.privacy.claims import (
     Claim,
     check_local_state,
+    check_start,
     check_travels,
     noise_origins,
     phase_of,
@@ -117,10 +118,15 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
 
 
 def _visits(
-    hops: Sequence[Hop], u: int, distance: float | None, *, shrinking: bool = False
+    transcript: Transcript,
+    hops: Sequence[Hop],
+    distance: float | None,
+    *,
+    shrinking: bool = False,
 ) -> tuple[float, list[_Visit], ev.Start]:
     """The seal's mu, the visits after it, and the start event; refuses what cannot be bound."""
-    start = start_of(hops)
+    u = unlearner_of(transcript)
+    start = check_start(transcript, hops, u)
     brought = 0.0
     if start.carries_forgotten:
         if hops[0].receiver != u or distance is None:
@@ -164,9 +170,8 @@ def sealed_claim(
     buffers and local state wiped.  Neighbours: with and without D_f, where u adds noise alone
     for steps on forgotten records, and replacement (2 clips) for mixed ones.
     """
-    u = unlearner_of(transcript)
     hops = phase_of(transcript, phase)
-    seal_mu, visits, start = _visits(hops, u, distance, shrinking=shrinking)
+    seal_mu, visits, start = _visits(transcript, hops, distance, shrinking=shrinking)
     mu = compose_mu([seal_mu, *(visit.mu for visit in visits)])
     if mu == 0.0 and not start.carries_forgotten:
         return Claim("exact", 0.0, 0.0, "events", PUBLIC, "nothing in this phase depends on D_f")
@@ -191,9 +196,8 @@ def public_coin_claim(
     visit is).  Statement: :func:`unwalk.privacy.visits.visits_log_delta`; checks as in
     :func:`sealed_claim`.
     """
-    u = unlearner_of(transcript)
     hops = phase_of(transcript, phase)
-    seal_mu, visits, start = _visits(hops, u, distance)
+    seal_mu, visits, start = _visits(transcript, hops, distance)
     if not visits:
         raise Refused(f"phase {phase!r} has no visit to u from which a visit's cost can be read.")
     ratio = visits[0].mu

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.validation import check_choice, check_number, near
 from unwalk.privacy import gaussian, ledger, network, noisy_start, nominal, pld, seal, visits
 from unwalk.privacy.roots import increasing_root, largest_safe
@@ -86,9 +86,14 @@ def _by_search(given: Given, size: float, epsilon: Callable[[float], float]) -> 
 
         check_number("epsilon", target, above=0.0)
         low = gaussian.gaussian_mu(target, given["delta"])
-        while excess(low) > 0.0 and low > 1e-12:
+        while excess(low) > 0.0:
             low *= 0.5
-        return size / largest_safe(excess, increasing_root(excess, low, 2.0 * low))
+            if low < 1e-12:
+                raise Refused(
+                    f"epsilon {target:g} at delta {given['delta']:g} is out of reach of this "
+                    "accountant's Renyi orders, whatever the noise."
+                )
+        return size / largest_safe(excess, increasing_root(excess, low, 2.0 * low, largest=1e12))
 
     return _sigma_or_epsilon(given, sigma, lambda std: epsilon(size / std))
 

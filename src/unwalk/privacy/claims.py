@@ -76,6 +76,22 @@ def start_of(hops: Sequence[Hop]) -> ev.Start:
     raise Refused(f"hop {hops[0].hop} begins a phase without a start event.")
 
 
+def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start:
+    """The start event, refused when earlier hops contradict what it says of D_f."""
+    start = start_of(hops)
+    if start.carries_forgotten or start.start == "initial":
+        return start
+    for hop in reversed(transcript.hops):
+        if hop.hop >= hops[0].hop:
+            continue
+        for event in reversed(hop.events):
+            if isinstance(event, ev.Start) and event.start == "initial":
+                return start
+            if isinstance(event, ev.GradientSteps) and hop.receiver == u and event.touched:
+                refuse(hops[0], start, f"it says that nothing carries D_f, but hop {hop.hop} did")
+    return start
+
+
 def check_travels(hop: Hop, start: ev.Start) -> None:
     """Refuse a phase that goes on with moments or buffers that depend on the forgotten records."""
     wiped = {event.what for event in hop.events if isinstance(event, ev.Wipe)}

@@ -75,15 +75,14 @@ def log_delta_at(a: float, mu: float) -> float:
 
 
 def gaussian_log_deltas(epsilon: float | Floats, mu: Floats) -> Floats:
-    r""":func:`gaussian_log_delta` for arrays; entries with :math:`\mu = 0` give minus infinity.
+    r""":func:`gaussian_log_delta` for arrays of one shape; :math:`\mu = 0` gives minus infinity.
 
     >>> gaussian_log_deltas(1.0, np.array([0.0, 1.0])).round(6)
     array([     -inf, -2.064066])
     """
-    epsilons, mu = np.broadcast_arrays(np.asarray(epsilon, np.float64), mu)
     out = np.full(mu.shape, -math.inf)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        a = epsilons / mu - 0.5 * mu
+        a = epsilon / mu - 0.5 * mu
     some = (mu > 0.0) & (a <= _FAR)
     inner = some & (a < 0.0) & (mu < 0.5)
     early = some & (a < 0.0) & (mu >= 0.5)

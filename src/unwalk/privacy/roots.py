@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from unwalk.core.errors import Refused
+
 MARGIN = 1e-12
 """How far below its target log delta must come out: more than the bounds' own rounding."""
 
@@ -42,13 +44,17 @@ def increasing_root(
 def largest_safe(excess: Callable[[float], float], root: float) -> float:
     """The first value at or just below ``root`` at which ``excess`` is not positive.
 
+    Refused when no positive value is safe.
+
     >>> largest_safe(lambda x: x - 1.0, 1.0 + 1e-15) <= 1.0
     True
     """
     value, step = root, 1e-15
-    while value > 0.0 and excess(value) > 0.0:
+    while excess(value) > 0.0:
         value = root * (1.0 - step)
         step *= 2.0
+        if value <= 0.0:
+            raise Refused("the target is out of reach of this bound, whatever the noise.")
     return value
 
 

@@ -176,18 +176,20 @@ def visits_sigma(
     check_number("sensitivity", sensitivity, above=0.0)
     law = _law_for(delta, hops, p, cap)
     target = math.log(delta) - MARGIN
-    seen = law[0] > 0.0
-    if not seen.any() or float(logsumexp(law[1][seen])) <= target:
+    visited = math.fsum(np.exp(law[1][law[0] > 0.0]))
+    if visited == 0.0 or math.log(visited) <= target:
         return 0.0
 
     def excess(ratio: float) -> float:
         return _log_delta(epsilon, ratio, law) - target
 
-    # All visits at once are the worst case: this ratio certainly meets the target.
-    low = gaussian_mu(epsilon, delta) / math.sqrt(float(law[0][-1]))
-    if law[2] > -math.inf:
-        low = gaussian_mu(epsilon, delta) / math.sqrt(hops)
-    ratio = largest_safe(excess, increasing_root(excess, low, 2.0 * low))
+    # Start where about as many visits as two stds above the mean would have to be hidden; as
+    # many as there are hops is the worst case, so going down ends.
+    spread = hops * p + 2.0 * math.sqrt(hops * p * (1.0 - p)) + 1.0
+    low = gaussian_mu(epsilon, delta) / math.sqrt(spread)
+    while excess(low) > 0.0:
+        low /= 1.25
+    ratio = largest_safe(excess, increasing_root(excess, low, 1.25 * low))
     return sensitivity / ratio
 
 

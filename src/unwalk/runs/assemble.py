@@ -59,6 +59,9 @@ LEAST: dict[str, int] = {
     "data.records": 1,
     "data.features": 1,
     "data.classes": 2,
+    "data.classes_per_peer": 1,
+    "data.min_records": 1,
+    "data.cosines": 0,
     "train.hops": 1,
     "train.epochs": 1,
     "train.minibatches": 1,
@@ -79,6 +82,8 @@ EDGES: dict[str, dict[str, float]] = {
     **{k: {"low": 0.0} for k in ("data.spread", "unlearn.sigma", "performance.checkpoint")},
     **{k: {"above": 0.0} for k in ("ddp.clip", "ddp.radius", "ddp.constant", "dpsgd.clip")},
     **{k: {"low": 0.0} for k in ("ddp.sigma", "dpsgd.noise_multiplier")},
+    "data.alpha": {"above": 0.0},
+    "data.holdout": {"above": 0.0, "below": 1.0},
     "unlearn.p": {"low": 0.0, "high": 1.0},
     "unlearn.delta": {"above": 0.0, "below": 1.0},
 }

@@ -16,7 +16,7 @@ READINGS = ("continued", "from-start")
 SIGMA_RULES = {"alg2": "algorithm", "table2": "table", "lemma": "lemma"}
 _FORMULAS = {
     "alg2": "Algorithm 2 (sigma^2 = 8 L^2 ln(1.25/delta)/epsilon^2), made for a single step",
-    "table2": "Table 2 (sigma = (m L/epsilon) sqrt(T ln(1/delta) ln N/N)), with unit constant",
+    "table2": "Table 2 (sigma = (m L/epsilon) sqrt(T ln(1/delta) ln N/N)), unit constant, factor m",
     "lemma": "the view lemma (D_alpha <= C alpha L^2 (T/N) ln N/(sigma^2 N)), its constant C "
     "not known",
 }

@@ -54,11 +54,24 @@ class ModelConfig:
 class DataConfig:
     """How records reach peers.  Empty values are the task's own."""
 
-    partition: str | None = setting(None, "how records are dealt to peers")
+    partition: str | None = setting(None, "iid, dirichlet, label, quantity or natural")
+    alpha: float | None = setting(None, "dirichlet, quantity: the smaller, the more skewed")
+    classes_per_peer: int | None = setting(None, "label: number of classes that a peer holds")
+    min_records: int | None = setting(None, "records that every peer gets at least")
     records: int | None = setting(None, "blobs: records per peer")
     features: int | None = setting(None, "blobs: number of features")
     classes: int | None = setting(None, "blobs: number of classes")
     spread: float | None = setting(None, "blobs: standard deviation within a class")
+    cosines: int | None = setting(None, "mnist-gabor: random waves; 0: Gabor features themselves")
+    holdout: float | None = setting(None, "heart, file: share of records that is the test set")
+    path: str | None = setting(None, "file: a .csv, .tsv, .parquet or .npz file, or a folder")
+    test_path: str | None = setting(None, "file: the test set; empty: data.holdout of the records")
+    label_column: str | None = setting(None, "file: column of the label; empty: label")
+    id_column: str | None = setting(None, "file: column of the record id; empty: id, if there")
+    group_column: str | None = setting(None, "file: column of the peer; empty: group, if there")
+    labels: str | None = setting(None, "file: the classes, as in low|high; empty: as they occur")
+    categories: str | None = setting(None, "file: values of text columns, as in sex=f|m; ward=a|b")
+    scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
 
 
 @dataclass(frozen=True)

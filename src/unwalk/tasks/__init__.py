@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.catalogue import TASKS, build_task
+from unwalk.tasks.files import from_file
 from unwalk.tasks.forgetting import KINDS, Deletion
 from unwalk.tasks.models import MODELS, check_model, load_factory
 from unwalk.tasks.own import OwnData, from_arrays, from_dataset
-from unwalk.tasks.partitions import PARTITIONS
+from unwalk.tasks.partitions import PARTITIONS, Dealing
 from unwalk.tasks.recipes import Recipe
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 from unwalk.tasks.task import Samples, ShardedTask
@@ -20,6 +21,7 @@ __all__ = [
     "MODELS",
     "PARTITIONS",
     "TASKS",
+    "Dealing",
     "Deletion",
     "Holdings",
     "OwnData",
@@ -34,5 +36,6 @@ __all__ = [
     "check_model",
     "from_arrays",
     "from_dataset",
+    "from_file",
     "load_factory",
 ]

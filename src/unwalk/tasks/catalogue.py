@@ -10,7 +10,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
-from unwalk.tasks import a9a, blobs, cifar10, digits, heart, mnist
+from unwalk.tasks import a9a, blobs, cifar10, digits, files, gabor, heart, mnist
 from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model
@@ -21,7 +21,8 @@ from unwalk.tasks.recipes import Options, Recipe, Request
 from unwalk.tasks.task import ShardedTask
 
 TASKS: Mapping[str, Recipe] = {
-    room.RECIPE.name: room.RECIPE for room in (digits, blobs, mnist, cifar10, heart, a9a)
+    room.RECIPE.name: room.RECIPE
+    for room in (digits, blobs, mnist, gabor, cifar10, heart, a9a, files)
 }
 
 
@@ -52,12 +53,16 @@ def build_task(
     """
     deals = {k: v for k, v in (options or {}).items() if k in SETTINGS}
     options = {k: v for k, v in (options or {}).items() if k not in SETTINGS}
+    own = None
     if is_name(name):
         if options:
             raise InvalidInput(f"task {name!r} has no option {next(iter(options))!r}; it has none.")
-        data = own_data(call_named(load_named(name, "task"), name, "task"), name)
+        own = own_data(call_named(load_named(name, "task"), name, "task"), name)
+    elif name == files.RECIPE.name:
+        own = files.from_options(files.RECIPE.complete(options))
+    if own is not None:
         return own_task(
-            data,
+            own,
             peers=peers,
             partition=partition,
             deals=deals,

@@ -151,7 +151,7 @@ def own_task(
     """The data dealt to peers, with a model; ``deals`` are settings of the partition."""
     seeds = PublicSeeds(check_count("seed", seed))
     how = _dealing(data, partition, deals or {})
-    source, holdings = _load(data, peers, how, seeds, dtype)
+    source, holdings = load_own(data, peers, how, seeds, dtype)
     return ShardedTask(
         source=source,
         holdings=holdings,
@@ -165,13 +165,14 @@ def own_task(
     )
 
 
-def _load(
+def load_own(
     data: OwnData,
     peers: int | None,
     how: Dealing | None,
     seeds: PublicSeeds,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | None = torch.float32,
 ) -> tuple[Source, Holdings]:
+    """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
     x = checked_inputs(data.x, "x", dtype)
     y = checked_labels(data.y, "y", len(x), data.classes)
     pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)))

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -18,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from unwalk.cli.terminal import JsonOption, err_console, out_console
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Official data files: what is there, getting them, and where they belong.",
 )
-out_console = Console()
-err_console = Console(stderr=True)
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TaskName = Annotated[str | None, typer.Argument(help="mnist, cifar10, heart or a9a.")]
 
 

@@ -1,0 +1,57 @@
+"""The command line: one module a group of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import unwalk
+from unwalk.cli import calibrate, data, listing, reproduce, running
+from unwalk.cli.terminal import say
+from unwalk.core.errors import UnwalkError
+
+FIRST_STEPS = (
+    "Start with: unwalk run --out runs/first\n\n"
+    "That trains on handwritten digits while one peer is poisoned, forgets the poison in three "
+    "ways, prints a table and writes runs/first/report.html, in less than a minute."
+)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train one model by passing it from peer to peer, and make it forget again.",
+    epilog=FIRST_STEPS,
+)
+app.command()(running.run)
+app.command()(running.compare)
+app.command()(reproduce.reproduce)
+app.command()(calibrate.calibrate)
+app.command()(listing.methods)
+app.command()(listing.tasks)
+app.command()(listing.settings)
+app.add_typer(data.app, name="data")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(unwalk.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
+def main() -> None:
+    """Entry point: an error that unwalk raises on purpose is one sentence and exit code 2."""
+    try:
+        app()
+    except UnwalkError as error:
+        say(f"unwalk: {error}")
+        raise SystemExit(2) from None

@@ -1,0 +1,70 @@
+"""``unwalk reproduce``: the paper's figure and tables beside its own numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unwalk.cli.terminal import (
+    DeviceOption,
+    JsonOption,
+    Set,
+    changes_of,
+    command_line,
+    loading,
+    print_whole,
+    progress,
+    show,
+)
+
+
+def reproduce(
+    which: Annotated[
+        str,
+        typer.Argument(
+            help="figure1, table-p, table-rho, table-l, table-epsilon, table-delta or all."
+        ),
+    ] = "all",
+    task: Annotated[
+        str | None, typer.Option(help="mnist or cifar10; both where nothing is said.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help="The reading of the paper.")] = "paper-matched",
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds a cell; the paper's number where nothing is said.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="digits, one seed, short walks: shows that it runs.")
+    ] = False,
+    device: DeviceOption = None,
+    set_: Set = None,
+    out: Annotated[Path, typer.Option(help="Folder for results and finished parts.")] = Path(
+        "results"
+    ),
+    json_: JsonOption = False,
+) -> None:
+    """Rebuild the paper's experiments; finished parts in --out are not run again."""
+    with progress(None) as bars:
+        with loading():
+            from unwalk.experiments.reproduce import reproduce as rebuild
+            from unwalk.experiments.reproduce import summary
+
+        written = rebuild(
+            which,
+            out,
+            task=task,
+            preset=preset,
+            seeds=seeds,
+            quick=quick,
+            settings=changes_of(set_, device=device),
+            command=command_line(),
+            tell=bars.tell,
+        )
+    if json_:
+        import json
+
+        print(json.dumps({"written": [str(path) for path in written]}))
+        return
+    print_whole(summary(out))
+    show(f"page: {out / 'reproduction.html'}", soft_wrap=True)

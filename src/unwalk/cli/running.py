@@ -1,0 +1,150 @@
+"""``unwalk run`` and ``unwalk compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unwalk.cli.terminal import (
+    DeviceOption,
+    File,
+    JsonOption,
+    MethodOption,
+    ModelOption,
+    OutOption,
+    OverwriteOption,
+    PresetOption,
+    ResumeOption,
+    SeedOption,
+    Set,
+    TaskOption,
+    changes_of,
+    command_line,
+    config_of,
+    loading,
+    print_whole,
+    progress,
+    show,
+)
+
+MEANINGS = {
+    "clean": "clean: accuracy on the test set",
+    "forget": "forget: accuracy on the records that had to be forgotten",
+    "asr": "ASR: attack success, the share of triggered pictures answered with the target class",
+}
+
+
+def run(
+    file: File = None,
+    set_: Set = None,
+    task: TaskOption = None,
+    method: MethodOption = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    model: ModelOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Train by token walk, forget, and measure; with --out, leave a report behind."""
+    with progress(out) as bars:
+        with loading():
+            from unwalk.runs.run import run as run_config
+
+        changes = changes_of(
+            set_, task=task, method=method, preset=preset, seed=seed, device=device, model=model
+        )
+        result = run_config(
+            config_of(file, changes),
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=command_line(),
+            tell=bars.tell,
+        ).result
+    if json_:
+        print(json.dumps(result, allow_nan=False))
+        return
+    _show_start(result)
+    _show_end(result, out)
+
+
+def _show_start(result: dict[str, Any]) -> None:
+    """One line on the model before anything was forgotten."""
+    from unwalk.reports.numbers import percent
+
+    hops = result["phases"]["train"]
+    readings = (r for m in result["methods"] for r in m["series"])
+    start = next((r for r in readings if r["phase"] == "train" and r["hop"] == hops), None)
+    if start is not None:
+        ends = [f"{MEANINGS[k].partition(':')[0]} {percent(start[k])}" for k in _shown(result)]
+        show(f"before unlearning, after {hops} hops: {', '.join(ends)}\n")
+
+
+def _show_end(result: dict[str, Any], out: Path | None) -> None:
+    """The table, what is claimed, and where the rest is."""
+    from unwalk.reports import summary_table
+
+    print_whole(summary_table(result))
+    for key in _shown(result):
+        show(MEANINGS[key])
+    show()
+    for claim in result["claims"]:
+        numbers = ""
+        if claim["epsilon"] is not None:
+            numbers = f" (epsilon {claim['epsilon']:g}, delta {claim['delta']:g})"
+        show(f"guarantee {claim['grade']}{numbers}: {claim['reason']}")
+    kept = "add --out DIR to keep the model, the transcript and a report"
+    show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _shown(result: dict[str, Any]) -> list[str]:
+    """The measures that the table shows."""
+    final = result["methods"][0]["final"]
+    return [
+        k for k in ("clean", "forget" if final["asr"] is None else "asr") if final[k] is not None
+    ]
+
+
+def compare(
+    file: File = None,
+    set_: Set = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated; the first is the main one.")] = (
+        "rrdu,finetune,retrain"
+    ),
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 5,
+    task: TaskOption = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    model: ModelOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Run several methods over several seeds and print means and deviations."""
+    with progress(out) as bars:
+        with loading():
+            from unwalk.runs.compare import compare as compare_config
+
+        main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
+        changes = changes_of(set_, task=task, preset=preset, seed=seed, device=device, model=model)
+        result = compare_config(
+            config_of(file, {**changes, "method": main, "compare": others}),
+            seeds,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=command_line(),
+            tell=bars.tell,
+        ).result
+    if json_:
+        print(json.dumps(result, allow_nan=False))
+        return
+    _show_end(result, out)

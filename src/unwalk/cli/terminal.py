@@ -1,0 +1,166 @@
+"""What commands share: options, consoles, progress bars, listings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unwalk.runs import partial_of
+
+if TYPE_CHECKING:
+    from unwalk.runs.config import Config
+
+out_console = Console()
+err_console = Console(stderr=True)
+
+File = Annotated[Path | None, typer.Argument(help="Settings as TOML.", metavar="FILE.toml")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting; unwalk settings lists them."),
+]
+TaskOption = Annotated[str | None, typer.Option(help="The task; unwalk tasks lists them.")]
+MethodOption = Annotated[str | None, typer.Option(help="The method; unwalk methods lists them.")]
+PresetOption = Annotated[str | None, typer.Option(help="practical, paper-matched or paper.")]
+SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
+    """Options that were given, then ``--set`` pairs, as flat settings."""
+    from unwalk.runs.config import parse_set
+
+    keys = {"model": "model.name"}
+    given = {keys.get(k, k): v for k, v in options.items() if v is not None}
+    return {**given, **parse_set(pairs or [])}
+
+
+def command_line() -> str:
+    """What was typed."""
+    return shlex.join(["unwalk", *sys.argv[1:]])
+
+
+def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
+    """The configuration of a file and what was changed on the command line."""
+    from unwalk.runs.assemble import resolve
+    from unwalk.runs.config import read_toml
+
+    if file is None:
+        return resolve(changes)
+    return resolve(changes, read_toml(file), file_name=str(file))
+
+
+class Bars:
+    """Progress on the terminal's error stream: a line for each of the last few walks."""
+
+    SHOWN = 5
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            TimeRemainingColumn(),
+            console=err_console,
+            transient=True,
+            disable=not err_console.is_terminal,
+        )
+        self.lines: dict[str, TaskID] = {}
+        self.loading = self.progress.add_task("loading", total=None, count="")
+
+    def tell(self, walk: str, done: int, hops: int) -> None:
+        """Show how far a walk got."""
+        if walk not in self.lines:
+            self.progress.update(self.loading, visible=False)
+            self.lines[walk] = self.progress.add_task(walk, total=hops, count="")
+            for old in list(self.lines.values())[: -self.SHOWN]:
+                self.progress.update(old, visible=False)
+        self.progress.update(self.lines[walk], completed=done, count=f"{done}/{hops} hops")
+
+
+@contextmanager
+def loading() -> Generator[None]:
+    """Put an interrupt off to the end: an import that is cut short leaves broken modules."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def progress(out: Path | None) -> Generator[Bars]:
+    """Bars while something runs; when it is stopped, one line that says how to go on."""
+    bars = Bars()
+    try:
+        with bars.progress:
+            yield bars
+    except KeyboardInterrupt:
+        if out is not None and partial_of(out).exists():
+            words = [a for a in sys.argv[1:] if a != "--resume"]
+            text = f"go on with: {shlex.join(['unwalk', *words, '--resume'])}"
+        else:
+            text = "nothing was kept"
+        say(f"unwalk: stopped; {text}")
+        raise typer.Exit(130) from None
+
+
+def say(text: str) -> None:
+    """One line on the error stream."""
+    err_console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_whole(table: Table) -> None:
+    """Print a table of numbers; where the terminal is too narrow, lines wrap: none is cut."""
+    room = out_console.options.update(max_width=1000)
+    needed = out_console.measure(table, options=room).maximum
+    Console(width=max(needed, out_console.width)).print(table)
+
+
+def show(text: str = "", *, soft_wrap: bool = False) -> None:
+    """One line on the output stream."""
+    out_console.print(text, markup=False, highlight=False, soft_wrap=soft_wrap)
+
+
+def listing(rows: list[dict[str, Any]], json_: bool) -> None:
+    """Rows as a table, or as JSON."""
+    if json_:
+        print(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    out_console.print(table)
+
+
+def _cell(value: Any) -> str:
+    """A value as ``--set`` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(value)
+    return "" if value is None else str(value)

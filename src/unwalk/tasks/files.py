@@ -1,0 +1,178 @@
+"""``file``: records in a file of the user's own, one row a record, or in a folder of pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unwalk.core.errors import InvalidInput
+from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.own import OwnData, load_own, own_task
+from unwalk.tasks.pictures import read_folder
+from unwalk.tasks.recipes import Options, Recipe, Request
+from unwalk.tasks.sources import Holdings, Source
+from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
+from unwalk.tasks.task import ShardedTask
+
+HOLDOUT = 0.2
+READERS = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
+
+
+def from_file(
+    path: str | Path,
+    *,
+    label: str = "label",
+    id: str | None = None,
+    group: str | None = None,
+    labels: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[str]] | None = None,
+    scale: Mapping[str, tuple[float, float]] | None = None,
+    test: str | Path | float = HOLDOUT,
+    **settings: Any,
+) -> ShardedTask:
+    """A task from a file or a folder of pictures; see :class:`Columns` for what is declared.
+
+    ``test`` is a file like the first one, or the share of every peer's records that is held out.
+    ``settings`` are those of :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget,
+    trigger, loss, seed, unlearner, dtype).
+    """
+    columns = Columns(label, id, group, labels, categories or {}, scale or {})
+    return own_task(read_file(Path(path), columns, test), **settings)
+
+
+def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) -> OwnData:
+    """The records of a file, with their labels as numbers."""
+    records, names = _read(path, columns), columns.labels
+    tested = None
+    held_out: Any = test
+    if isinstance(test, str | Path):
+        tested = _read(Path(test), replace(columns, test=True))
+        if tested.features != records.features:
+            raise InvalidInput(
+                f"{test} has the features {', '.join(tested.features)}; {path} has "
+                f"{', '.join(records.features)}, and both need the same in the same order."
+            )
+    if names is None:
+        names = _classes([*records.y, *([] if tested is None else tested.y)])
+    if tested is not None and isinstance(test, str | Path):
+        held_out = (tested.x, _numbered(tested, names, Path(test)))
+    return OwnData(
+        records.x,
+        _numbered(records, names, path),
+        test=held_out,
+        groups=records.groups,
+        classes=max(len(names), 2),
+        ids=records.ids,
+        labels=names if len(names) > 1 else None,
+        name=path.name,
+    )
+
+
+def _read(path: Path, columns: Columns) -> Records:
+    if path.is_dir():
+        return Records(*read_folder(path))
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise InvalidInput(
+            f"{path} is not a kind of file that is read; allowed: {', '.join(READERS)}, or a "
+            "folder of pictures."
+        )
+    try:
+        return reader(path, columns)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _classes(labels: Sequence[Any]) -> list[str]:
+    """The labels that occur: whole numbers by size, texts by the alphabet.
+
+    >>> _classes(["10", "9", "9"]), _classes(["b", "10", "a"])
+    (['9', '10'], ['10', 'a', 'b'])
+    """
+    names = {str(label) for label in labels}
+    whole = all(re.fullmatch("-?[0-9]+", name) for name in names)
+    return sorted(names, key=lambda name: (int(name) if whole else 0, name))
+
+
+def _numbered(records: Records, names: Sequence[str], path: Path) -> npt.NDArray[np.int64]:
+    number = {name: at for at, name in enumerate(names)}
+    for row, label in enumerate(records.y):
+        if str(label) not in number:
+            raise InvalidInput(
+                f"{path}, {records.place(row)}, has label {str(label)!r}; "
+                f"allowed: {', '.join(names)}."
+            )
+    return np.array([number[str(label)] for label in records.y], np.int64)
+
+
+def from_options(options: Options) -> OwnData:
+    """The file that the settings ``data.*`` of task ``file`` describe."""
+    path = options["path"]
+    if not path:
+        raise InvalidInput("task 'file' needs a path: set data.path.")
+    columns = Columns(
+        options["label_column"] or "label",
+        options["id_column"],
+        options["group_column"],
+        _parts(options["labels"], "|") or None,
+        {name: _parts(values, "|") for name, values in _pairs("categories", options).items()},
+        {name: _scale(name, values) for name, values in _pairs("scale", options).items()},
+    )
+    return read_file(Path(path), columns, options["test_path"] or options["holdout"])
+
+
+def _parts(text: str | None, sign: str) -> list[str]:
+    return [part.strip() for part in (text or "").split(sign) if part.strip()]
+
+
+def _pairs(key: str, options: Options) -> dict[str, str]:
+    """Columns and what is said of them, as in ``sex=f|m; ward=a|b``."""
+    pairs = [part.partition("=") for part in _parts(options[key], ";")]
+    for name, equals, said in pairs:
+        if not (name.strip() and equals and said.strip()):
+            raise InvalidInput(
+                f"data.{key} has {(name + equals + said)!r}; allowed: column=..., with ';' between."
+            )
+    return {name.strip(): said.strip() for name, _, said in pairs}
+
+
+def _scale(name: str, text: str) -> tuple[float, float]:
+    centre, colon, reach = text.partition(":")
+    numbers = number_or_nan(centre), number_or_nan(reach)
+    if not colon or not all(map(math.isfinite, numbers)) or numbers[1] == 0.0:
+        raise InvalidInput(
+            f"data.scale has {text!r} for {name!r}; allowed: centre:reach, two numbers, the second "
+            "not 0."
+        )
+    return numbers
+
+
+def load(request: Request) -> tuple[Source, Holdings]:
+    """The records of the file, dealt to peers."""
+    return load_own(from_options(request.options), request.peers, request.partition, request.seeds)
+
+
+RECIPE = Recipe(
+    name="file",
+    about="your own .csv, .tsv, .parquet or .npz file, or a folder of pictures: data.path",
+    load=load,
+    model="",
+    forget=Deletion("nothing"),
+    options={
+        "path": None,
+        "test_path": None,
+        "holdout": HOLDOUT,
+        "label_column": None,
+        "id_column": None,
+        "group_column": None,
+        "labels": None,
+        "categories": None,
+        "scale": None,
+    },
+)

@@ -1,0 +1,236 @@
+"""Tables in files: CSV, Parquet and NumPy archives, one row a record.
+
+Whatever cannot be read is refused with the place where it stands.  Nothing is computed from the
+records: scales and the values of text columns are declared by the user.  A mean, or a list of the
+values that occur, would carry every record, also one that is to be forgotten.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.validation import check_number, near
+from unwalk.tasks.named import told
+
+ARRAYS = ("x", "y", "id", "group")
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean; those not named are features, in the table's order.
+
+    Without ``id`` or ``group``, columns called so are taken where there are any.  ``categories``
+    names the values of text columns, each of which becomes a feature; ``scale`` a centre and a
+    reach, and a value becomes ``(value - centre) / reach``.  ``labels`` are the classes in order.
+    The table of a ``test`` set needs no ids and groups.
+    """
+
+    label: str = "label"
+    id: str | None = None
+    group: str | None = None
+    labels: Sequence[str] | None = None
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    test: bool = False
+
+    def __post_init__(self) -> None:
+        for name, (_, reach) in self.scale.items():
+            checknumber_or_nan(f"the reach of {name!r} in scale", abs(reach), above=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What a file holds: inputs, labels as they stand there, ids, groups, names of the features."""
+
+    x: Array
+    y: Sequence[Any]
+    ids: Sequence[Any] | Array | None = None
+    groups: Sequence[Any] | Array | None = None
+    features: tuple[str, ...] = ()
+    place: Callable[[int], str] = "row {}".format
+
+
+def read_csv(path: Path, columns: Columns) -> Records:
+    """A table of text in UTF-8, with a header; a record's id is its line where it has no other."""
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    lines, rows = [], []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter=delimiter, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise InvalidInput(
+                        f"{path}, line {reader.line_num}, has {len(row)} values; the header names "
+                        f"{len(header)} columns."
+                    )
+                lines.append(reader.line_num)
+                rows.append(row)
+    except csv.Error as error:
+        raise InvalidInput(f"{path}, line {reader.line_num}: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
+    cells = list(zip(*rows, strict=True)) if rows else [() for _ in header]
+    return _table(path, header, cells, lambda row: f"line {lines[row]}", columns, lines)
+
+
+def read_parquet(path: Path, columns: Columns) -> Records:
+    """A Parquet table."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise InvalidInput(
+            f"{path} is read with pyarrow, which is not installed: pip install 'unwalk[files]'."
+        ) from error
+    try:
+        with ParquetFile(path) as stored:
+            table = stored.read()
+    except ArrowException as error:
+        raise InvalidInput(f"{path} is not a Parquet file: {told(error)}.") from error
+    cells = [column.to_pylist() for column in table.columns]
+    return _table(path, table.column_names, cells, "row {}".format, columns)
+
+
+def read_npz(path: Path, columns: Columns) -> Records:
+    """Arrays ``x`` and ``y``, with ``id`` and ``group`` if wanted; bytes are pixels of pictures."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in stored.files}
+    except ValueError as error:
+        raise InvalidInput(f"{path} is not an archive of plain arrays: {told(error)}.") from error
+    except Exception as error:  # a broken archive raises any of zipfile's and zlib's errors
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise InvalidInput(f"{path} is not a whole .npz file: {told(error)}.") from error
+    for name in found:
+        if name not in ARRAYS:
+            raise InvalidInput(f"{path} has an array {name!r}; allowed: {', '.join(ARRAYS)}.")
+    for name in ("x", "y"):
+        if name not in found:
+            raise InvalidInput(f"{path} has no array {name!r}; needed: x and y.")
+    x, y = found["x"], found["y"]
+    if y.ndim != 1 or y.dtype.kind not in "biuU":
+        raise InvalidInput(
+            f"y in {path} has shape {y.shape} and type {y.dtype}; allowed: one whole number or "
+            "text a record."
+        )
+    if x.dtype == np.uint8 and x.ndim > 2:  # pictures
+        x = x.astype(np.float32) / 255
+    return Records(x, y.tolist(), found.get("id"), found.get("group"))
+
+
+def _table(
+    path: Path,
+    header: Sequence[str],
+    cells: Sequence[Sequence[Any]],
+    place: Callable[[int], str],
+    columns: Columns,
+    ids: Sequence[Any] | None = None,
+) -> Records:
+    """A table's columns by what they are declared to be; ``ids`` where it has no column of them."""
+    for name in header:
+        if not name or header.count(name) > 1:
+            raise InvalidInput(
+                f"{path} has {'no name for a column' if not name else f'two columns {name!r}'}; "
+                "allowed: a different name for each."
+            )
+    if not cells or not len(cells[0]):
+        raise InvalidInput(f"{path} holds no record.")
+    table = dict(zip(header, cells, strict=True))
+    asked: dict[str, str | None] = {
+        "label": columns.label,
+        "id": columns.id,
+        "group": columns.group,
+    }
+    for key, values in (("categories", columns.categories), ("scale", columns.scale)):
+        asked.update({f"{key} of {name}": name for name in values})
+    for key, name in asked.items():
+        if name is not None and name not in table:
+            if columns.test and key in ("id", "group"):
+                continue
+            raise InvalidInput(
+                f"{path} has no column {name!r}{near(name, table)}, named as {key}; its columns "
+                f"are {', '.join(table)}."
+            )
+    special: dict[str, str] = {
+        "label": columns.label,
+        "id": columns.id or "id",
+        "group": columns.group or "group",
+    }
+    found = {
+        key: [_told(path, place(row), name, cell) for row, cell in enumerate(table[name])]
+        for key, name in special.items()
+        if name in table
+    }
+    features = tuple(name for name in table if name not in special.values())
+    if not features:
+        raise InvalidInput(f"{path} has no column left to be a feature.")
+    x = np.concatenate([_feature(path, n, table[n], place, columns) for n in features], axis=1)
+    return Records(x, found["label"], found.get("id", ids), found.get("group"), features, place)
+
+
+def _feature(
+    path: Path, name: str, cells: Sequence[Any], place: Callable[[int], str], columns: Columns
+) -> Array:
+    """One column as features: a number, or one for each declared value."""
+    values = columns.categories.get(name)
+    if values is not None:
+        number = {str(value): at for at, value in enumerate(values)}
+        for row, cell in enumerate(cells):
+            if _told(path, place(row), name, cell) not in number:
+                raise InvalidInput(
+                    f"{path}, {place(row)}, column {name!r}: {cell!r} is not one of its declared "
+                    f"values, {', '.join(number)}."
+                )
+        return np.eye(len(number))[[number[str(cell).strip()] for cell in cells]]
+    try:
+        array = np.array(cells, dtype=np.float64)
+    except (ValueError, TypeError):
+        array = np.array([number_or_nan(cell) for cell in cells])
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if wrong.size:
+        row = int(wrong[0])
+        _told(path, place(row), name, cells[row])
+        raise InvalidInput(
+            f"{path}, {place(row)}, column {name!r}: {cells[row]!r} is not a finite number; put "
+            f"one there, or declare the column's values in categories."
+        )
+    centre, reach = columns.scale.get(name, (0.0, 1.0))
+    return ((array - centre) / reach)[:, None]
+
+
+def number_or_nan(cell: Any) -> float:
+    """A cell as a number; NaN where it is none.
+
+    >>> number_or_nan("2.5"), number_or_nan("two")
+    (2.5, nan)
+    """
+    try:
+        return float(cell)
+    except (ValueError, TypeError):
+        return math.nan
+
+
+def _told(path: Path, place: str, column: str, cell: Any) -> str:
+    """A cell as text; an empty one is refused."""
+    text = "" if cell is None else str(cell).strip()
+    if not text:
+        raise InvalidInput(
+            f"{path}, {place}, column {column!r} is empty; put a value there that does not come "
+            "from the other records."
+        )
+    return text
