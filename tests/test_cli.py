@@ -17,6 +17,7 @@ import pytest
 import unwalk
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
+from unwalk.cli import terminal
 from unwalk.runs import partial_of
 from unwalk.runs.config import Config, Value, flatten
 
@@ -334,7 +335,7 @@ def test_an_interrupt_while_loading_waits_for_the_end_of_it():
     reached = []
 
     def load() -> None:
-        with cli._loading():
+        with terminal.loading():
             signal.raise_signal(signal.SIGINT)
             reached.append("the end")
 
@@ -344,7 +345,7 @@ def test_an_interrupt_while_loading_waits_for_the_end_of_it():
 
 
 def test_only_the_last_few_walks_have_a_bar():
-    bars = cli._Bars()
+    bars = terminal.Bars()
     for number in range(9):
         bars.tell(f"walk {number}", 1, 2)
         bars.tell(f"walk {number}", 2, 2)

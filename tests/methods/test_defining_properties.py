@@ -131,7 +131,7 @@ def test_rrdu_adds_noise_and_projects_at_u_only():
         ("forget", PLAIN, 0.5, ETA * 0.5),
         ("forget", PLAIN, None, None),
         ("forget", StepRule("momentum", learning_rate=ETA), 0.5, None),
-        ("corrected", PLAIN, 0.5, ETA * 0.5),
+        ("corrected", PLAIN, 0.5, 2 * ETA * 0.5),
     ],
 )
 def test_sensitivity_is_stated_only_where_it_is_bounded(direction, rule, clip, expected):

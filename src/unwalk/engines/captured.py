@@ -251,11 +251,11 @@ def _shadow(model: nn.Module) -> nn.Module:
 
 
 def _blocks(shadow: nn.Module, dtype: torch.dtype) -> list[_Block]:
-    """Lay the shadow's parameters out flat: matrices and kernels in ``dtype``, the rest float32."""
+    """Lay the shadow's parameters out flat, in ``dtype``; batch normalisation's stay float32."""
     lowered = {
         f"{name}.{key}" if name else key
         for name, module in shadow.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear)
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
         for key, _ in module.named_parameters(recurse=False)
     }
     named = [(n, p) for n, p in shadow.named_parameters() if p.requires_grad]

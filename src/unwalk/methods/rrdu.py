@@ -94,15 +94,18 @@ class Correction:
     def sensitivity(self, steps: Steps | None) -> float | None:
         """How far this visit's steps can carry parameters because of the forgotten records.
 
-        Plain clipped steps move at most eta L each; descent on retained rows moves nothing that
-        depends on them; with moments or without a clip nothing bounds it.
+        Descent on retained rows moves nothing that depends on them.  Plain clipped steps on
+        forgotten rows move at most eta L each, and none in the world without those rows; mixed
+        ones move in both worlds, so they part by at most twice that.  With moments or without a
+        clip nothing bounds it.
         """
         if steps is None or steps.data == "retained":
             return 0.0
         if steps.rule.optimizer != "sgd" or steps.clip is None or steps.rule.weight_decay:
             return None
         count: int = steps.batches.shape[0]
-        return steps.step_size * steps.clip * count
+        worlds = 2 if steps.data == "mixed" else 1
+        return worlds * steps.step_size * steps.clip * count
 
 
 def _paired(

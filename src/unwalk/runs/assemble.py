@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -23,6 +22,7 @@ from unwalk.engines.per_example import check_per_example
 from unwalk.methods.ddp import RADIUS_MEANS
 from unwalk.methods.local_work import SCHEDULES, WORK
 from unwalk.methods.rrdu import ALIASES, DIRECTIONS, NOISE_ON
+from unwalk.privacy.nominal import nominal_sigma
 from unwalk.runs.baselines import READINGS, SIGMA_RULES, Calibrated, ddp_noise, dpsgd_noise
 from unwalk.runs.catalogue import KEEPS, METHODS, VISITS, Noise, train_phase
 from unwalk.runs.config import Config, Value, apply, flatten, to_toml
@@ -159,18 +159,20 @@ class Assembled:
 
     @property
     def sigma(self) -> float:
-        r"""Noise scale at u: given, none, or the paper's Corollary 5.2 with unit constant.
-
-        :math:`\sigma = \frac{L}{\varepsilon}\sqrt{p T_u \ln(1/\delta) \ln N / N}`.
-        """
-        unlearn, peers = self.config.unlearn, self.task.peers
+        """Noise scale at u: given, none, or the paper's Corollary 5.2 with unit constant."""
+        unlearn = self.config.unlearn
         if unlearn.sigma is not None:
             return unlearn.sigma
         if unlearn.calibration == "none":
             return 0.0
-        bound = unlearn.clip if unlearn.clip is not None else 1.0
-        inside = self.p * unlearn.hops * math.log(1 / unlearn.delta) * math.log(peers) / peers
-        return bound / unlearn.epsilon * math.sqrt(inside)
+        return nominal_sigma(
+            unlearn.epsilon,
+            unlearn.delta,
+            unlearn.clip if unlearn.clip is not None else 1.0,
+            unlearn.hops,
+            self.p,
+            self.task.peers,
+        )
 
     def plan(self, *phases: Phase, method: str) -> Plan:
         """A plan of these phases on this task and graph."""

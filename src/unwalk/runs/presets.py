@@ -53,6 +53,8 @@ PRESETS: dict[str, dict[str, Settings]] = {
             "unlearn.calibration": "none",
         },
         "digits": {"unlearn.hops": 200},
+        "heart": {"train.optimizer": "sgd", "train.learning_rate": 1.0},
+        "a9a": {"train.optimizer": "sgd", "train.learning_rate": 2.0},
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,33 +49,32 @@ def from_file(
 
 def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) -> OwnData:
     """The records of a file, with their labels as numbers."""
-    records, names = _read(path, columns), columns.labels
-    tested = None
-    held_out: Any = test
+    records = _read(path, columns)
+    sets = [(path, records)]
     if isinstance(test, str | Path):
-        tested = _read(Path(test), replace(columns, test=True))
-        if tested.features != records.features:
+        sets.append((Path(test), _read(Path(test), replace(columns, test=True))))
+        if sets[1][1].features != records.features:
             raise InvalidInput(
-                f"{test} has the features {', '.join(tested.features)}; {path} has "
+                f"{test} has the features {', '.join(sets[1][1].features)}; {path} has "
                 f"{', '.join(records.features)}, and both need the same in the same order."
             )
-    if names is None:
-        names = _classes([*records.y, *([] if tested is None else tested.y)])
-    if tested is not None and isinstance(test, str | Path):
-        held_out = (tested.x, _numbered(tested, names, Path(test)))
+    names = columns.labels or _classes([label for _, found in sets for label in found.y])
+    (_, y), *tested = [(found.x, _numbered(found, names, place)) for place, found in sets]
     return OwnData(
         records.x,
-        _numbered(records, names, path),
-        test=held_out,
+        y,
+        test=tested[0] if tested else test,  # type: ignore[arg-type]
         groups=records.groups,
         classes=max(len(names), 2),
         ids=records.ids,
-        labels=names if len(names) > 1 else None,
+        labels=[str(name) for name in names] if len(names) > 1 else None,
         name=path.name,
     )
 
 
 def _read(path: Path, columns: Columns) -> Records:
+    if not path.exists():
+        raise InvalidInput(f"there is no file or folder {path}.")
     if path.is_dir():
         return Records(*read_folder(path))
     reader = READERS.get(path.suffix.lower())
@@ -101,12 +101,12 @@ def _classes(labels: Sequence[Any]) -> list[str]:
 
 
 def _numbered(records: Records, names: Sequence[str], path: Path) -> npt.NDArray[np.int64]:
-    number = {name: at for at, name in enumerate(names)}
+    number = {str(name): at for at, name in enumerate(names)}
     for row, label in enumerate(records.y):
         if str(label) not in number:
             raise InvalidInput(
                 f"{path}, {records.place(row)}, has label {str(label)!r}; "
-                f"allowed: {', '.join(names)}."
+                f"allowed: {', '.join(number)}."
             )
     return np.array([number[str(label)] for label in records.y], np.int64)
 
@@ -145,11 +145,8 @@ def _pairs(key: str, options: Options) -> dict[str, str]:
 def _scale(name: str, text: str) -> tuple[float, float]:
     centre, colon, reach = text.partition(":")
     numbers = number_or_nan(centre), number_or_nan(reach)
-    if not colon or not all(map(math.isfinite, numbers)) or numbers[1] == 0.0:
-        raise InvalidInput(
-            f"data.scale has {text!r} for {name!r}; allowed: centre:reach, two numbers, the second "
-            "not 0."
-        )
+    if not colon or not all(map(math.isfinite, numbers)):
+        raise InvalidInput(f"data.scale has {text!r} for {name!r}; allowed: centre:reach.")
     return numbers
 
 

@@ -265,5 +265,5 @@ RECIPE = Recipe(
     load=load,
     model="linear",
     forget=Deletion("records", size=100),
-    options={"cosines": 0},
+    options={"cosines": 1000},
 )

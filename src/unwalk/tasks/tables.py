@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from unwalk.core.validation import check_number, near
 from unwalk.tasks.named import told
 
 ARRAYS = ("x", "y", "id", "group")
+DECLARED = ("categories", "scale")
 
 Array = npt.NDArray[Any]
 
@@ -45,8 +46,14 @@ class Columns:
     test: bool = False
 
     def __post_init__(self) -> None:
-        for name, (_, reach) in self.scale.items():
-            checknumber_or_nan(f"the reach of {name!r} in scale", abs(reach), above=0.0)
+        for name, (centre, reach) in self.scale.items():
+            check_number(f"the centre of {name!r}", centre, above=-math.inf, below=math.inf)
+            check_number(f"the reach of {name!r}", reach, above=0.0, below=math.inf)
+        if self.labels is not None and len(set(self.labels)) < max(len(self.labels), 2):
+            raise InvalidInput(
+                f"labels is {', '.join(map(str, self.labels))}; allowed: two classes or more, each "
+                "named once."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +115,7 @@ def read_parquet(path: Path, columns: Columns) -> Records:
 def read_npz(path: Path, columns: Columns) -> Records:
     """Arrays ``x`` and ``y``, with ``id`` and ``group`` if wanted; bytes are pixels of pictures."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}
     except ValueError as error:
         raise InvalidInput(f"{path} is not an archive of plain arrays: {told(error)}.") from error
@@ -151,36 +158,38 @@ def _table(
     if not cells or not len(cells[0]):
         raise InvalidInput(f"{path} holds no record.")
     table = dict(zip(header, cells, strict=True))
-    asked: dict[str, str | None] = {
-        "label": columns.label,
-        "id": columns.id,
-        "group": columns.group,
-    }
-    for key, values in (("categories", columns.categories), ("scale", columns.scale)):
-        asked.update({f"{key} of {name}": name for name in values})
-    for key, name in asked.items():
-        if name is not None and name not in table:
-            if columns.test and key in ("id", "group"):
-                continue
-            raise InvalidInput(
-                f"{path} has no column {name!r}{near(name, table)}, named as {key}; its columns "
-                f"are {', '.join(table)}."
-            )
-    special: dict[str, str] = {
-        "label": columns.label,
-        "id": columns.id or "id",
-        "group": columns.group or "group",
-    }
+    owned = {"label": columns.label, "id": columns.id or "id", "group": columns.group or "group"}
+    _check_declared(path, table, owned.values(), columns)
     found = {
         key: [_told(path, place(row), name, cell) for row, cell in enumerate(table[name])]
-        for key, name in special.items()
+        for key, name in owned.items()
         if name in table
     }
-    features = tuple(name for name in table if name not in special.values())
+    features = tuple(name for name in table if name not in owned.values())
     if not features:
         raise InvalidInput(f"{path} has no column left to be a feature.")
     x = np.concatenate([_feature(path, n, table[n], place, columns) for n in features], axis=1)
     return Records(x, found["label"], found.get("id", ids), found.get("group"), features, place)
+
+
+def _check_declared(
+    path: Path, table: Mapping[str, Any], owned: Collection[str], columns: Columns
+) -> None:
+    """Refuse columns that are not there, or that are declared to be two things."""
+    optional = {} if columns.test else {"id": columns.id, "group": columns.group}
+    features = {f"{key} of {name!r}": name for key in DECLARED for name in getattr(columns, key)}
+    for key, name in {"label": columns.label, **optional, **features}.items():
+        if name is not None and name not in table:
+            raise InvalidInput(
+                f"{path} has no column {name!r}{near(name, table)}, named as {key}; its columns "
+                f"are {', '.join(table)}."
+            )
+    for key, name in features.items():
+        if name in owned:
+            raise InvalidInput(f"{key} is given, but {name!r} is no feature of {path}.")
+    for name in columns.categories:
+        if name in columns.scale:
+            raise InvalidInput(f"{name!r} has categories and a scale; allowed: one of them.")
 
 
 def _feature(

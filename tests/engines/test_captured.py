@@ -1,0 +1,108 @@
+"""Captured steps on a CUDA device against the reference on the same device."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.tiny import TinyTask
+from unwalk.core.noise import SimulatedNoise
+from unwalk.core.plan import Local
+from unwalk.core.program import StepRule, Steps
+from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines.captured import CapturedSteps
+from unwalk.engines.execute import Bench, execute
+
+pytestmark = pytest.mark.device
+
+
+def network():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6, 6)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 3),
+    )
+
+
+TASK = TinyTask(size=48, features=36, classes=3, factory=network, dtype=torch.float32)
+
+
+def run(op, *, captured, precision="float32", compiled=False, visits=2):
+    device = torch.device("cuda")
+    work = Workspace(build_model(TASK.model, 0), device)
+    shard, local, steps = TASK.shard(0).to(device), Local(), None
+    if captured:
+        steps = CapturedSteps(work, None, precision=precision, compiled=compiled)
+    for hop in range(visits):
+        generator = torch.Generator(device=device)
+        work.model.train()
+        bench = Bench(
+            work, shard, local, SimulatedNoise(0), None, hop, 0, generator, captured=steps
+        )
+        execute((op,), bench)
+    return work
+
+
+@pytest.fixture(autouse=True)
+def exact_float32():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def batches(steps=5, minibatches=1, size=8, seed=0):
+    return np.random.default_rng(seed).integers(48, size=(steps, minibatches, size))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("state", ["carried", "local", "fresh"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip": 0.05},
+        {"direction": 1, "scale": 0.2, "clip": 0.01},
+        {"minibatches": 3},
+    ],
+    ids=["plain", "clipped", "ascent", "averaged"],
+)
+def test_captured_steps_equal_the_reference(optimizer, state, options):
+    options = dict(options)
+    rows = batches(minibatches=options.pop("minibatches", 1))
+    rule = StepRule(optimizer, learning_rate=0.01, weight_decay=0.1, state=state)
+    op = Steps(rows, "all", rule, 0.01, **options)
+    reference, mine = run(op, captured=False), run(op, captured=True)
+    scale = float((reference.parameters - reference.anchors["initial"]).norm())
+    assert scale > 0
+    assert float((mine.parameters - reference.parameters).norm()) < 2e-3 * scale
+    for name, buffer in reference.buffers.items():
+        assert torch.allclose(mine.buffers[name], buffer, rtol=1e-3, atol=1e-5), name
+    for slot, moment in reference.moments.items():
+        assert float((mine.moments[slot] - moment).norm()) < 2e-3 * float(moment.norm()) + 1e-7
+    assert mine.optimizer_steps == reference.optimizer_steps
+
+
+def test_bfloat16_stays_near_and_compiling_changes_rounding_only():
+    op = Steps(batches(steps=20), "all", StepRule("momentum", learning_rate=0.01), 0.01)
+    reference = run(op, captured=True)
+    scale = float((reference.parameters - reference.anchors["initial"]).norm())
+    half = run(op, captured=True, precision="bfloat16")
+    fast = run(op, captured=True, compiled=True)
+    assert float((half.parameters - reference.parameters).norm()) < 0.1 * scale
+    assert float((fast.parameters - reference.parameters).norm()) < 5e-3 * scale
+
+
+def test_steps_that_cannot_be_captured_are_left_to_the_reference():
+    rows = batches()
+    rule = StepRule("sgd")
+    assert CapturedSteps.can_run(Steps(rows, "all", rule, 0.1))
+    assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, noise=1.0))
+    assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, clip_per_example=1.0))
+    assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, weights=rows * 0.1))
