@@ -163,7 +163,7 @@ class Assembled:
         unlearn = self.config.unlearn
         if unlearn.sigma is not None:
             return unlearn.sigma
-        if unlearn.calibration == "none":
+        if unlearn.calibration == "none" or self.p == 0.0:
             return 0.0
         return nominal_sigma(
             unlearn.epsilon,

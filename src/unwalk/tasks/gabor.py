@@ -189,9 +189,8 @@ def ridge_solution(
     with one 1 a row and :math:`\lambda` the ``strength``.  As the weight of model ``linear`` it
     is ``W.T``.
 
-    >>> x = torch.eye(2)
-    >>> ridge_solution(x, torch.tensor([0, 1]), 2, 1.0).tolist()
-    [[0.5, 0.0], [0.0, 0.5]]
+    >>> ridge_solution(torch.eye(2), torch.tensor([0, 1]), 2, 3.0).tolist()
+    [[0.25, 0.0], [0.0, 0.25]]
     """
     check_number("strength", strength, above=0.0)
     width = features.shape[1]
