@@ -17,7 +17,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GradientSteps, Projection
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Phase
-from unwalk.core.program import Ball, Project, StepRule, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Project, StepRule, Steps, Visit
 from unwalk.core.workspace import build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.ddp import DDP, feasible_ball
@@ -216,3 +216,15 @@ def test_the_reading_decides_how_many_hops_are_noised():
     later = replace(config, ddp=DDPConfig(sigma_rule="lemma"))
     first = replace(config, ddp=DDPConfig(sigma_rule="lemma", reading="from-start"))
     assert ddp_noise(first, 10, 5).scale == pytest.approx(2 * ddp_noise(later, 10, 5).scale)
+
+
+def test_noise_on_the_weights_comes_once_a_visit_and_is_projected_once():
+    method = replace(ddp("epochs"), noise_on="weights")
+    program = method.visit(visit(1))
+    assert [type(op) for op in program] == [Steps, AddNoise, Project]
+    steps, noise, _ = program
+    assert steps.batches.shape[0] == 2
+    assert steps.noise == 0.0
+    assert noise.std == pytest.approx(ETA * SIGMA)
+    outcome = walk(method, 4)
+    assert float(outcome.token.parameters.norm()) <= RADIUS * (1 + 1e-9)

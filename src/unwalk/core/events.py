@@ -73,7 +73,8 @@ class Wipe:
 
 @dataclass(frozen=True)
 class Start:
-    """A phase began from ``start``: ``initial`` (public) or ``token`` (whatever was handed over).
+    """A phase began from ``start``: ``initial`` (public), ``token`` (whatever was handed over) or
+    ``arrival`` (the copy that the forgetting peer kept as the token arrived for hop ``hop``).
 
     ``carries_forgotten`` says whether the starting token was trained on the forgotten records and
     left un-noised since.  ``travels`` names what the token carries besides parameters.
@@ -84,11 +85,27 @@ class Start:
     start: str
     carries_forgotten: bool
     travels: tuple[str, ...]
+    hop: int | None = None
 
 
-Event = GradientSteps | GaussianNoise | Projection | Wipe | Start
+@dataclass(frozen=True)
+class OwnSums:
+    r"""A peer put its own sums of :math:`x x^T` and :math:`x y^T` in the place of its former ones.
+
+    ``data`` says over which of its records; ``bits`` is the precision of the fixed point, and
+    ``strength`` the ridge parameter with which the model is solved for.
+    """
+
+    kind: ClassVar[str] = "own-sums"
+    data: str
+    touched: bool
+    bits: int
+    strength: float
+
+
+Event = GradientSteps | GaussianNoise | Projection | Wipe | Start | OwnSums
 _KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start)
+    cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums)
 }
 
 

@@ -9,7 +9,7 @@ change how fast it is computed stand in :class:`Performance`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -63,9 +63,11 @@ class Task(Protocol):
 class Phase:
     """``hops`` visits of one method along one route.
 
-    ``start`` is ``token`` (go on with what is there) or ``initial`` (a new model).  ``keep``
-    chooses the iterate that is the phase's result: ``last``, ``average`` or ``random``.
-    ``carries_forgotten`` says whether the starting token was trained on the forgotten records.
+    ``start`` is ``token`` (go on with what is there), ``initial`` (the public initial model) or
+    ``arrival`` (what the forgetting peer kept when the token arrived for hop ``start_hop``, with
+    every peer's local state as it was then).  ``keep`` chooses the iterate that is the phase's
+    result: ``last``, ``average`` or ``random``.  ``carries_forgotten`` says whether the starting
+    token was trained on the forgotten records.
     """
 
     name: str
@@ -75,6 +77,8 @@ class Phase:
     keep: str = "last"
     reset_optimizer: bool = False
     carries_forgotten: bool = False
+    start: str = "token"
+    start_hop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,11 @@ class Performance:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One walk, from the first hop to the last."""
+    """One walk, from the first hop to the last.
+
+    ``keeps`` says which arrivals the forgetting peer keeps a copy of: ``none``, the ``first`` one
+    or ``all``.  ``salt`` is a secret that makes the digests of the transcript commitments.
+    """
 
     run: str
     task: Task
@@ -104,6 +112,8 @@ class Plan:
     unlearner: int = -1
     public: Mapping[str, Any] = field(default_factory=dict)
     performance: Performance = field(default_factory=Performance)
+    keeps: str = "none"
+    salt: bytes = field(default=b"", repr=False)
 
     @property
     def hops(self) -> int:
@@ -126,6 +136,7 @@ class Plan:
             "graph": self.graph.kind,
             "unlearner": self.unlearner,
             "noise": self.noise.origin,
+            "digests": "salted" if self.salt else "plain",
             "phases": [
                 {"name": p.name, "method": p.method.name, "hops": p.hops} for p in self.phases
             ],
@@ -135,37 +146,54 @@ class Plan:
 
 @dataclass(eq=False)
 class Local:
-    """What one peer keeps between visits."""
+    """What one peer keeps between visits.
+
+    ``in_phase`` counts the visits in ``phase``, the last one it was visited in.  ``sums`` are what
+    it contributed to the sums that travel.
+    """
 
     visits: int = 0
     moments: dict[str, torch.Tensor] = field(default_factory=dict)
     optimizer_steps: int = 0
+    phase: str = ""
+    in_phase: int = 0
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def copy(self) -> Local:
+        """A copy that stays as it is."""
+        return replace(
+            self,
+            moments={k: v.clone() for k, v in self.moments.items()},
+            sums={k: v.clone() for k, v in self.sums.items()},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """The token as it arrived at the forgetting peer, and what every peer kept just then."""
+
+    token: Token
+    locals: dict[int, Local]
 
 
 @dataclass(eq=False)
 class Progress:
-    """All that is needed to go on with a walk after any hop."""
+    """All that is needed to go on with a walk after any hop; ``arrivals`` is keyed by hop."""
 
     token: Token
     locals: dict[int, Local]
     anchors: dict[str, torch.Tensor]
     transcript: Transcript
+    arrivals: dict[int, Kept] = field(default_factory=dict)
 
     def fork(self, header: dict[str, Any]) -> Progress:
         """A copy under another header: several walks may go on from the same hop."""
         transcript = Transcript(header)
         for hop in self.transcript.hops:
             transcript.add(hop)
-        copies = {
-            peer: Local(
-                local.visits,
-                {k: v.clone() for k, v in local.moments.items()},
-                local.optimizer_steps,
-            )
-            for peer, local in self.locals.items()
-        }
+        copies = {peer: local.copy() for peer, local in self.locals.items()}
         anchors = {k: v.clone() for k, v in self.anchors.items()}
-        return Progress(self.token.clone(), copies, anchors, transcript)
+        return Progress(self.token.clone(), copies, anchors, transcript, dict(self.arrivals))
 
 
 @dataclass(frozen=True, eq=False)

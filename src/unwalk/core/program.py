@@ -113,7 +113,26 @@ class Forget:
     what: str
 
 
-Op = Steps | AddNoise | Project | Forget
+@dataclass(frozen=True)
+class ReplaceSums:
+    r"""Put this peer's sums of :math:`x x^T` and :math:`x y^T` over ``data`` in the place of its
+    former ones, and the ridge solution in the place of the parameters (a linear head, no bias).
+
+    Sums travel in fixed point with ``bits`` binary places, so that adding and taking away is exact
+    in any order.  ``strength`` is the ridge parameter.
+    """
+
+    data: str
+    strength: float
+    bits: int = 40
+
+    @property
+    def touched(self) -> bool:
+        """Whether records to be forgotten, if this peer has any, may take part."""
+        return self.data != "retained"
+
+
+Op = Steps | AddNoise | Project | Forget | ReplaceSums
 Program = tuple[Op, ...]
 
 
@@ -152,3 +171,4 @@ class Visit:
     earlier_visits: int
     records: Records
     rng: np.random.Generator
+    earlier_in_phase: int = 0

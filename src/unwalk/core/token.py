@@ -59,12 +59,13 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """Parameters, buffers, optimizer moments, kept iterates, and where the walk stands."""
+    """Parameters, buffers, moments, kept iterates, sums of data, and where the walk stands."""
 
     parameters: torch.Tensor
     buffers: Mapping[str, torch.Tensor]
     moments: Mapping[str, torch.Tensor] = field(default_factory=dict)
     kept: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
     optimizer_steps: int = 0
     hop: int = 0
     at: int = -1
@@ -77,6 +78,7 @@ class Token:
             ("buffer", self.buffers),
             ("moment", self.moments),
             ("kept", self.kept),
+            ("sum", self.sums),
         ):
             named.update({f"{group}/{k}": members[k] for k in sorted(members)})
         return named
@@ -98,6 +100,7 @@ class Token:
             buffers=copy(self.buffers),
             moments=copy(self.moments),
             kept=copy(self.kept),
+            sums=copy(self.sums),
             memory=dict(self.memory),
         )
 
@@ -125,7 +128,9 @@ class Token:
             tensors = _load_safetensors(data)
         except Exception as error:  # safetensors raises its own and json's errors
             raise Corrupt(f"these {len(data)} bytes are not a token ({error}).") from error
-        groups: dict[str, dict[str, torch.Tensor]] = {"buffer": {}, "moment": {}, "kept": {}}
+        groups: dict[str, dict[str, torch.Tensor]] = {
+            group: {} for group in ("buffer", "moment", "kept", "sum")
+        }
         for name, tensor in tensors.items():
             group, _, rest = name.partition("/")
             if group in groups:
@@ -135,6 +140,7 @@ class Token:
             buffers=groups["buffer"],
             moments=groups["moment"],
             kept=groups["kept"],
+            sums=groups["sum"],
             optimizer_steps=header["optimizer_steps"],
             hop=header["hop"],
             at=header["at"],

@@ -18,7 +18,7 @@ from unwalk.core.token import Layout, Token
 
 
 class State:
-    """What a walk changes: parameters, buffers, moments, kept iterates and anchors."""
+    """What a walk changes: parameters, buffers, moments, kept iterates, sums and anchors."""
 
     def __init__(
         self, layout: Layout, parameters: torch.Tensor, buffers: dict[str, torch.Tensor]
@@ -28,6 +28,8 @@ class State:
         self.buffers = buffers
         self.moments: dict[str, torch.Tensor] = {}
         self.kept: dict[str, torch.Tensor] = {}
+        self.sums: dict[str, torch.Tensor] = {}
+        self.initial_buffers = {k: v.clone() for k, v in buffers.items()}
         self.anchors: dict[str, torch.Tensor] = {"initial": parameters.clone()}
         self.optimizer_steps = 0
 
@@ -50,7 +52,16 @@ class State:
             buffer.copy_(token.buffers[name])
         self.moments = {k: v.to(self.device, copy=True) for k, v in token.moments.items()}
         self.kept = {k: v.to(self.device, copy=True) for k, v in token.kept.items()}
+        self.sums = {k: v.to(self.device, copy=True) for k, v in token.sums.items()}
         self.optimizer_steps = token.optimizer_steps
+
+    def begin_anew(self) -> None:
+        """Back to the public initial model, with nothing else left."""
+        self.parameters.copy_(self.anchors["initial"])
+        for name, buffer in self.buffers.items():
+            buffer.copy_(self.initial_buffers[name])
+        self.moments, self.kept, self.sums = {}, {}, {}
+        self.optimizer_steps = 0
 
     def token(self, *, hop: int, at: int, memory: Mapping[str, int]) -> Token:
         """The token that this state shows now (borrowed: clone it to keep it)."""
@@ -59,6 +70,7 @@ class State:
             buffers=self.buffers,
             moments=self.moments,
             kept=self.kept,
+            sums=self.sums,
             optimizer_steps=self.optimizer_steps,
             hop=hop,
             at=at,

@@ -13,10 +13,20 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import Diverged
 from unwalk.core.noise import NoiseSource
 from unwalk.core.plan import Local, Loss
-from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, StepRule, Steps
+from unwalk.core.program import (
+    AddNoise,
+    Ball,
+    Forget,
+    Program,
+    Project,
+    ReplaceSums,
+    StepRule,
+    Steps,
+)
 from unwalk.core.workspace import State, Workspace
 from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.per_example import add_clipped
+from unwalk.engines.sums import replace_sums
 
 
 @dataclass(eq=False)
@@ -69,6 +79,9 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
             case Forget():
                 _forget(op.what, bench)
                 happened.append(ev.Wipe(op.what))
+            case ReplaceSums():
+                replace_sums(op, bench.work, bench.shard, bench.local)
+                happened.append(ev.OwnSums(op.data, op.touched, op.bits, op.strength))
     return tuple(happened), gradients
 
 
@@ -273,4 +286,5 @@ def _forget(what: str, bench: Bench) -> None:
         bench.work.optimizer_steps = 0
     else:
         bench.local.moments.clear()
+        bench.local.sums.clear()
         bench.local.optimizer_steps = 0

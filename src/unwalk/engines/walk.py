@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
-from unwalk.core.plan import Local, Move, Phase, Plan, Progress
+from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Visit
+from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.workspace import State
 from unwalk.engines.captured import CapturedSteps
@@ -47,21 +48,25 @@ class Walk:
         else:
             state.load(resume.token)
             state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
-            self.progress = Progress(resume.token, resume.locals, state.anchors, resume.transcript)
+            self.progress = replace(resume, anchors=state.anchors)
 
     def arrive(self, hop: int, captured: CapturedSteps | None = None) -> Arrival:
         """Route the token and ask the method what the visit does."""
-        plan, state, token = self.plan, self.state, self.progress.token
+        plan, state = self.plan, self.state
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
         begun = self._begin(number, phase) if phase_hop == 1 else ()
+        token = self.progress.token
         memory = {} if phase_hop == 1 else token.memory
         nbytes = state.token(hop=token.hop, at=token.at, memory=memory).nbytes
         move = phase.route.next(
             plan.graph, token.at, memory, plan.seeds.numpy(phase.name, "route", phase_hop)
         )
         peer = move.receiver
+        self._keep_arrival(hop, peer)
         local = self.progress.locals.setdefault(peer, Local())
+        if local.phase != phase.name:
+            local.phase, local.in_phase = phase.name, 0
         shard = self._shard(peer)
         visit = Visit(
             hop=hop,
@@ -71,6 +76,7 @@ class Walk:
             earlier_visits=local.visits,
             records=shard.records,
             rng=plan.seeds.numpy(phase.name, "batches", phase_hop),
+            earlier_in_phase=local.in_phase,
         )
         bench = Bench(
             work=state,
@@ -106,6 +112,7 @@ class Walk:
         if state.device.type == "cpu" or end or hop % CHECKED_EVERY == 0:
             check_finite(arrival.bench)
         arrival.bench.local.visits += 1
+        arrival.bench.local.in_phase += 1
         self._keep(arrival.phase, arrival.phase_hop)
         sender = self.progress.token.at
         token = state.token(hop=hop, at=peer, memory=arrival.move.memory)
@@ -121,13 +128,16 @@ class Walk:
                 nbytes=arrival.nbytes * len(arrival.move.path),
                 events=arrival.begun + events,
                 gradients=gradients,
-                digest=token.digest() if end or self.plan.performance.digests else None,
+                digest=self._digest(token) if end or self.plan.performance.digests else None,
             )
         )
 
     def _begin(self, number: int, phase: Phase) -> tuple[ev.Event, ...]:
         """What happens before a phase's first visit."""
         state = self.state
+        kept = number > 0 and phase.start != "token"
+        if kept:
+            self._start_from(phase)
         state.anchors["start"] = state.parameters.clone()
         state.kept.clear()
         begun: list[ev.Event] = []
@@ -136,8 +146,36 @@ class Walk:
             state.optimizer_steps = 0
             begun.append(ev.Wipe("optimizer"))
         travels = (*sorted(state.buffers), *phase.method.travels)
-        start = "initial" if number == 0 else "token"
-        return (ev.Start(phase.name, start, phase.carries_forgotten, travels), *begun)
+        start = "initial" if number == 0 else phase.start
+        hop = phase.start_hop if kept else None
+        return (ev.Start(phase.name, start, phase.carries_forgotten, travels, hop), *begun)
+
+    def _start_from(self, phase: Phase) -> None:
+        """Put the initial model, or what the forgetting peer kept, in the place of the token."""
+        progress, state = self.progress, self.state
+        token = progress.token
+        if phase.start == "initial":
+            state.begin_anew()
+            progress.token = state.token(hop=token.hop, at=token.at, memory={})
+            return
+        kept = progress.arrivals[phase.start_hop or 0]
+        state.load(kept.token)
+        progress.locals = {peer: local.copy() for peer, local in kept.locals.items()}
+        progress.token = state.token(hop=token.hop, at=self.plan.unlearner, memory={})
+
+    def _keep_arrival(self, hop: int, peer: int) -> None:
+        """The forgetting peer's copy of the token as it came."""
+        progress, keeps = self.progress, self.plan.keeps
+        if keeps == "none" or peer != self.plan.unlearner:
+            return
+        if keeps == "first" and progress.arrivals:
+            return
+        token = self.state.token(hop=progress.token.hop, at=progress.token.at, memory={})
+        locals_ = {other: local.copy() for other, local in progress.locals.items()}
+        progress.arrivals[hop] = Kept(token.clone(), locals_)
+
+    def _digest(self, token: Token) -> str:
+        return token.digest(self.plan.salt)
 
     def _keep(self, phase: Phase, phase_hop: int) -> None:
         """Maintain the iterate that is the phase's result."""

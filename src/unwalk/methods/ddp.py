@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Ball, Op, Program, Project, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.local_work import Descent
 
 RADIUS_MEANS = ("diameter", "radius")
+NOISE_ON = ("gradient", "weights")
 
 
 def feasible_ball(size: float, means: str) -> Ball:
@@ -45,15 +46,19 @@ class DDP:
     """Noise and projection at every step of every peer.
 
     ``descent`` brings clip L, noise sigma and the feasible ball; ``data`` is ``retained``
-    (continued) or ``all`` (from the start).
+    (continued) or ``all`` (from the start).  ``noise_on`` ``gradient`` is the algorithm as it is
+    written; ``weights`` adds eta sigma Z and projects once, after a visit's last step: the reading
+    under which a visit of many steps leaves anything of the model.
     """
 
     descent: Descent
     data: str = "retained"
+    noise_on: str = "gradient"
     name: str = field(default="ddp", init=False)
 
     def __post_init__(self) -> None:
         check_choice("data", self.data, ("retained", "all"))
+        check_choice("noise_on", self.noise_on, NOISE_ON)
         rule, work = self.descent.rule, self.descent.work
         if rule.slots and rule.state == "fresh" and work.kind == "epochs":
             raise InvalidInput(
@@ -67,10 +72,22 @@ class DDP:
 
     def visit(self, visit: Visit) -> Program:
         ball = self.descent.feasible
-        program = tuple(_step_by_step(self.descent.program(visit, self.data)))
+        if self.noise_on == "weights":
+            program = self._noisy_visit(visit)
+        else:
+            program = tuple(_step_by_step(self.descent.program(visit, self.data)))
         if visit.phase_hop == 1 and ball is not None:
             return (Project((ball,)), *program)
         return program
+
+
+    def _noisy_visit(self, visit: Visit) -> Program:
+        """Quiet steps, then noise on the weights and the projection, once."""
+        quiet = replace(self.descent, noise=0.0, feasible=None).program(visit, self.data)
+        step_size = self.descent.schedule.at(visit.phase_hop, self.descent.rule.learning_rate)
+        noisy = (*quiet, AddNoise(step_size * self.descent.noise))
+        ball = self.descent.feasible
+        return noisy if ball is None else (*noisy, Project((ball,)))
 
 
 def _step_by_step(program: Program) -> Iterator[Op]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Ball, Program, Project, Rows, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_count, check_number
 
-WORK = ("epochs", "averaged", "full")
+WORK = ("epochs", "averaged", "full", "iid", "slots")
 SCHEDULES = ("constant", "sqrt", "inverse")
 
 
@@ -24,18 +25,37 @@ class LocalWork:
     * ``averaged``: one step on the mean gradient of ``minibatches`` batches, each drawn without
       replacement and independently of the others (the paper's s).
     * ``full``: one step on the gradient over all rows.
+    * ``iid``: ``minibatches`` steps, each on ``batch`` rows drawn one by one with replacement: how
+      many steps there are does not depend on how many rows there are.
+    * ``slots``: ``epochs`` passes of ``slots`` steps.  A keyed permutation of the row numbers 0 to
+      ``capacity`` - 1 sends each row to a slot, whoever else is there, and a slot's gradient sum
+      is divided by the nominal batch B, the most that a slot can hold.  With and without some of
+      the rows all others stay where they are, which is what the stability ledger rests on.
     """
 
     kind: str = "epochs"
     batch: int = 64
     epochs: int = 1
     minibatches: int = 4
+    slots: int = 1
+    capacity: int = 1
 
     def __post_init__(self) -> None:
         check_choice("work", self.kind, WORK)
         check_count("batch", self.batch, low=1)
         check_count("epochs", self.epochs, low=1)
         check_count("minibatches", self.minibatches, low=1)
+        check_count("slots", self.slots, low=1)
+        check_count("capacity", self.capacity, low=1)
+
+    @property
+    def nominal_batch(self) -> int:
+        """B of ``slots``: the most rows that a slot can hold.
+
+        >>> LocalWork("slots", slots=4, capacity=10).nominal_batch
+        3
+        """
+        return -(-self.capacity // self.slots)
 
     def batches(
         self, rows: Rows, rng: np.random.Generator
@@ -54,11 +74,64 @@ class LocalWork:
         if self.kind == "averaged":
             draws = [rng.choice(rows, size, replace=False) for _ in range(self.minibatches)]
             return np.stack(draws)[None], None
+        if self.kind == "iid":
+            drawn = rng.choice(rows, (self.minibatches, 1, self.batch))
+            return drawn, None
+        if self.kind == "slots":
+            return self._slotted(rows, rng)
         parts = math.ceil(rows.size / size)
         padded = np.full(parts * size, -1, np.int64)
         padded[: rows.size] = rows
         batches = padded.reshape(1, parts, size)
         return batches, (batches >= 0) / rows.size
+
+    def _slotted(
+        self, rows: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+        """Each row in its slot; the generator is used alike whatever ``rows`` are."""
+        if rows.size and int(rows.max()) >= self.capacity:
+            raise InvalidInput(
+                f"capacity is {self.capacity}, but a peer holds row {int(rows.max())}; "
+                "allowed: at least the number of records of the largest peer."
+            )
+        batches = np.full((self.epochs * self.slots, 1, self.nominal_batch), -1, np.int64)
+        for epoch in range(self.epochs):
+            slot_of = rng.permutation(self.capacity)[rows] % self.slots
+            for slot in range(self.slots):
+                members = rows[slot_of == slot]
+                batches[epoch * self.slots + slot, 0, : members.size] = members
+        return batches, (batches >= 0) / self.nominal_batch
+
+    def without(
+        self, everything: Rows, retained: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, npt.NDArray[np.float64] | None, bool]:
+        """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
+        rows may be used, and whether any had to be changed.
+
+        Batches drawn independently (``iid``, ``averaged``) are kept up to the first that drew a
+        forgotten row and drawn anew from there on.  A shuffled pass loses its forgotten rows and
+        is cut into batches again; a slot keeps a hole.  Each is distributed as the batches over
+        ``retained`` alone: ``docs/certificates.md`` gives the reasons.
+        """
+        if self.kind in ("full", "slots"):
+            batches, weights = self.batches(retained, rng)
+            return batches, weights, retained.size < everything.size
+        drawn, _ = self.batches(everything, rng)
+        dirty = ~np.isin(drawn, retained)
+        if not dirty.any():
+            return drawn, None, False
+        if self.kind == "epochs":
+            raise InvalidInput("shuffled passes are re-cut by recut, from their permutations.")
+        fresh, _ = self.batches(retained, rng)
+        if fresh.shape != drawn.shape:
+            raise InvalidInput(
+                f"{retained.size} rows are left, fewer than a batch of {self.batch}; allowed for "
+                "first use: at least as many as a batch holds."
+            )
+        flat, anew = (b.reshape(-1, b.shape[-1]).copy() for b in (drawn, fresh))
+        first = int(np.flatnonzero(dirty.any(-1).reshape(-1))[0])
+        flat[first:] = anew[first:]
+        return flat.reshape(drawn.shape), None, True
 
 
 @dataclass(frozen=True)
@@ -123,9 +196,14 @@ class Descent:
     def program(self, visit: Visit, data: str) -> Program:
         """The operations of one visit; none when the peer has no such rows."""
         rows = visit.records.rows(data)
-        if rows.size == 0:
+        if rows.size == 0 and self.work.kind != "slots":
             return ()
-        batches, weights = self.work.batches(rows, visit.rng)
+        return self.steps(visit, data, *self.work.batches(rows, visit.rng))
+
+    def steps(
+        self, visit: Visit, data: str, batches: Rows, weights: npt.NDArray[np.float64] | None
+    ) -> Program:
+        """Steps on these batches, then the projection on the feasible ball."""
         steps = Steps(
             batches=batches,
             weights=weights,

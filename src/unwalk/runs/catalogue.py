@@ -159,7 +159,8 @@ def _ddp_method(config: Config, noise: Noise) -> DDP:
     ddp = config.ddp
     ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means)
     base = _private_descent(config, ddp.reading, ddp.optimizer, ddp.work)
-    return DDP(replace(base, clip=ddp.clip, noise=noise.sigma, feasible=ball), data_of(ddp.reading))
+    descent = replace(base, clip=ddp.clip, noise=noise.sigma, feasible=ball)
+    return DDP(descent, data_of(ddp.reading), ddp.noise_on)
 
 
 def _dpsgd_method(config: Config, noise: Noise) -> DPSGD:

@@ -142,6 +142,7 @@ class DDPConfig:
     )
     optimizer: str = setting("plain", "plain SGD as in Algorithm 2, or the token's (same)")
     work: str | None = setting(None, "a visit: epochs, averaged or full; empty: as the walk's")
+    noise_on: str = setting("gradient", "noise on every gradient, or once a visit on the weights")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
             "unlearn.trust_radius": 10.82,
         },
         "digits": {"unlearn.hops": 200},
+        "mnist": {"train.learning_rate": 0.01, "train.weight_decay": 5e-4},
         "cifar10": {"unlearn.clip": 0.2, "unlearn.trust_radius": 56.30},
     },
     "practical": {
@@ -54,6 +55,8 @@ PRESETS: dict[str, dict[str, Settings]] = {
         },
         "digits": {"unlearn.hops": 200},
         "heart": {"train.optimizer": "sgd", "train.learning_rate": 1.0},
+        # Inputs of length 1 at most: steps may be long.
+        "mnist-gabor": {"train.learning_rate": 1.0},
         "a9a": {"train.optimizer": "sgd", "train.learning_rate": 2.0},
     },
 }

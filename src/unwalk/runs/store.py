@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.plan import Local, Progress
+from unwalk.core.plan import Kept, Local, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.runs import partial_of
@@ -154,11 +154,13 @@ class WalkFile:
             raise Corrupt(f"{self.lines_path} is not the transcript of its checkpoint.")
         write_file(self.lines_path, transcript.text())
         self.written = len(transcript.lines)
+        arrivals: dict[str, Any] = header["arrivals"]
         progress = Progress(
-            token=_token(header["token"], tensors),
-            locals=_locals(header["locals"], tensors),
+            token=_token(header["token"], tensors, "token/"),
+            locals=_locals(header["locals"], tensors, "local/"),
             anchors=_group(tensors, "anchor/"),
             transcript=transcript,
+            arrivals={int(hop): _kept(hop, kept, tensors) for hop, kept in arrivals.items()},
         )
         return progress, [Reading(**r) for r in header["readings"]], header["seconds"]
 
@@ -174,17 +176,21 @@ class WalkFile:
             "token": progress.token.header(),
             "lines": self.written,
             "chain": progress.transcript.chain,
-            "locals": {
-                str(peer): {"visits": local.visits, "optimizer_steps": local.optimizer_steps}
-                for peer, local in progress.locals.items()
+            "locals": _local_headers(progress.locals),
+            "arrivals": {
+                str(hop): {"token": kept.token.header(), "locals": _local_headers(kept.locals)}
+                for hop, kept in progress.arrivals.items()
             },
             "readings": [asdict(r) for r in readings],
             "seconds": seconds,
         }
         tensors = {f"token/{k}": v for k, v in progress.token.tensors().items()}
         tensors |= {f"anchor/{k}": v for k, v in progress.anchors.items()}
-        for peer, local in progress.locals.items():
-            tensors |= {f"local/{peer}/{k}": v for k, v in local.moments.items()}
+        tensors |= _local_tensors(progress.locals, "local/")
+        for hop, kept in progress.arrivals.items():
+            place = f"arrival/{hop}/"
+            tensors |= {f"{place}token/{k}": v for k, v in kept.token.tensors().items()}
+            tensors |= _local_tensors(kept.locals, f"{place}local/")
         flat = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
         data = save_safetensors(flat, metadata={"unwalk-checkpoint": json.dumps(header)})
         write_file(self.state_path, data)
@@ -194,22 +200,47 @@ def _group(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Ten
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _token(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Token:
+def _token(header: dict[str, Any], tensors: dict[str, torch.Tensor], place: str) -> Token:
     return Token(
-        parameters=tensors["token/parameters"],
-        buffers=_group(tensors, "token/buffer/"),
-        moments=_group(tensors, "token/moment/"),
-        kept=_group(tensors, "token/kept/"),
+        parameters=tensors[f"{place}parameters"],
+        buffers=_group(tensors, f"{place}buffer/"),
+        moments=_group(tensors, f"{place}moment/"),
+        kept=_group(tensors, f"{place}kept/"),
+        sums=_group(tensors, f"{place}sum/"),
         **header,
     )
 
 
-def _locals(header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[int, Local]:
+def _locals(
+    header: dict[str, Any], tensors: dict[str, torch.Tensor], place: str
+) -> dict[int, Local]:
     return {
         int(peer): Local(
-            visits=kept["visits"],
-            moments=_group(tensors, f"local/{peer}/"),
-            optimizer_steps=kept["optimizer_steps"],
+            **numbers,
+            moments=_group(tensors, f"{place}{peer}/moment/"),
+            sums=_group(tensors, f"{place}{peer}/sum/"),
         )
-        for peer, kept in header.items()
+        for peer, numbers in header.items()
     }
+
+
+def _local_headers(locals_: dict[int, Local]) -> dict[str, dict[str, Any]]:
+    names = ("visits", "optimizer_steps", "phase", "in_phase")
+    return {str(peer): {n: getattr(local, n) for n in names} for peer, local in locals_.items()}
+
+
+def _local_tensors(locals_: dict[int, Local], place: str) -> dict[str, torch.Tensor]:
+    return {
+        f"{place}{peer}/{group}/{name}": tensor
+        for peer, local in locals_.items()
+        for group, members in (("moment", local.moments), ("sum", local.sums))
+        for name, tensor in members.items()
+    }
+
+
+def _kept(hop: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Kept:
+    place = f"arrival/{hop}/"
+    return Kept(
+        _token(header["token"], tensors, f"{place}token/"),
+        _locals(header["locals"], tensors, f"{place}local/"),
+    )
