@@ -42,6 +42,9 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for results and finished parts.")] = Path(
         "results"
     ),
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Run nothing: make the page of finished parts.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Rebuild the paper's experiments; finished parts in --out are not run again."""
@@ -60,6 +63,7 @@ def reproduce(
             settings=changes_of(set_, device=device),
             command=command_line(),
             tell=bars.tell,
+            collect=collect,
         )
     if json_:
         import json

@@ -14,7 +14,7 @@ from rich.table import Table
 from unwalk.core.validation import check_choice
 from unwalk.experiments import figure1, table_delta, table_epsilon, table_l, table_p, table_rho
 from unwalk.experiments.cells import TASKS, Cell
-from unwalk.experiments.study import Study, carry_out, provenance
+from unwalk.experiments.study import Study, carry_out
 from unwalk.reports.reproduction import render_reproduction, reproduction_table
 from unwalk.runs.config import Value
 from unwalk.runs.run import Tell, silent
@@ -44,8 +44,12 @@ def reproduce(
     settings: Mapping[str, Value] | None = None,
     command: str = "",
     tell: Tell = silent,
+    collect: bool = False,
 ) -> list[Path]:
-    """Run one experiment or ``all``; returns the result files."""
+    """Run one experiment or ``all``; returns the result files.
+
+    With ``collect`` nothing is run: the documents are made from the parts that are there.
+    """
     names = list(EXPERIMENTS) if which == "all" else [which]
     for name in names:
         check_choice("experiment", name, [*EXPERIMENTS, "all"])
@@ -56,10 +60,11 @@ def reproduce(
         count = 1 if quick else seeds
         listed = {n: EXPERIMENTS[n](one, *([] if count is None else [count])) for n in names}
         study = Study(one, preset, tuple(c for n in names for c in listed[n]), given)
-        parts = iter(carry_out(study, out / "parts", tell))
+        parts = iter(carry_out(study, out / "parts", tell, command=command, collect=collect))
         for name in names:
-            mine = [next(parts) for _ in listed[name]]
-            written += _write(out, name, one, preset, mine, command)
+            mine = [part for part in (next(parts) for _ in listed[name]) if part is not None]
+            if mine:
+                written += _write(out, name, one, preset, mine)
     page = render_reproduction(documents(out), notes(out), figure1.REPORTED)
     write_file(out / "reproduction.html", page)
     return [*written, out / "reproduction.html"]
@@ -81,12 +86,14 @@ def summary(out: Path) -> Table:
     return reproduction_table(documents(out), figure1.REPORTED)
 
 
-def _write(
-    out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]], command: str
-) -> list[Path]:
+def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]]) -> list[Path]:
     """One document; only the main reading goes without its name in the file's."""
     rows = [row for part in parts for row in (_series(part) if name == "figure1" else [_end(part)])]
-    document = {**provenance(command), "task": task, "train_hops": parts[0]["train_hops"]}
+    origin = {
+        key: "; ".join(sorted({part[key] for part in parts}))
+        for key in ("machine", "commit", "command")
+    }
+    document = {**origin, "task": task, "train_hops": parts[0]["train_hops"]}
     stem = out / (f"{name}-{task}" if preset == "paper-matched" else f"{name}-{task}-{preset}")
     text = json.dumps({**document, "rows": rows}, indent=1, allow_nan=False)
     write_file(stem.with_suffix(".json"), text + "\n")

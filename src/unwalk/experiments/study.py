@@ -48,16 +48,23 @@ class Study:
         return resolve({**base, **self.settings, **cell.settings}, where=cell.name)
 
 
-def carry_out(study: Study, parts: Path, tell: Tell = silent) -> list[dict[str, Any]]:
-    """The part of every cell, in order of the cells; finished parts are read, not run."""
+def carry_out(
+    study: Study, parts: Path, tell: Tell = silent, *, command: str = "", collect: bool = False
+) -> list[dict[str, Any] | None]:
+    """The part of every cell, in order of the cells; finished parts are read, not run.
+
+    With ``collect`` nothing is run: a part that is not there is None.
+    """
     parts.mkdir(parents=True, exist_ok=True)
     paths = [parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells]
     memory = _Memory()
     for cell, path in sorted(zip(study.cells, paths, strict=True), key=lambda pair: pair[0].seed):
-        if not path.exists():
-            part = _part(study, cell, memory, tell)
+        if not path.exists() and not collect:
+            part = {**_part(study, cell, memory, tell), **provenance(command)}
             write_file(path, json.dumps(part, allow_nan=False) + "\n")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
+    ]
 
 
 class _Memory:

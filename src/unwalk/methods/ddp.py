@@ -26,10 +26,11 @@ from unwalk.methods.local_work import Descent
 
 RADIUS_MEANS = ("diameter", "radius")
 NOISE_ON = ("gradient", "weights")
+CENTRES = ("origin", "initial", "start")
 
 
-def feasible_ball(size: float, means: str) -> Ball:
-    """Theta: the ball round the origin of which ``size`` is the diameter or the radius.
+def feasible_ball(size: float, means: str, centre: str = "origin") -> Ball:
+    """Theta: the ball round ``centre`` of which ``size`` is the diameter or the radius.
 
     The paper's R = 10 is a diameter in section 6 and a radius in App. D.
 
@@ -38,7 +39,8 @@ def feasible_ball(size: float, means: str) -> Ball:
     """
     check_number("radius", size, above=0.0)
     check_choice("radius_means", means, RADIUS_MEANS)
-    return Ball("origin", size / 2.0 if means == "diameter" else size)
+    check_choice("centre", centre, CENTRES)
+    return Ball(centre, size / 2.0 if means == "diameter" else size)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,6 @@ class DDP:
         if visit.phase_hop == 1 and ball is not None:
             return (Project((ball,)), *program)
         return program
-
 
     def _noisy_visit(self, visit: Visit) -> Program:
         """Quiet steps, then noise on the weights and the projection, once."""

@@ -19,7 +19,7 @@ from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.core.workspace import build_model
 from unwalk.engines.per_example import check_per_example
-from unwalk.methods.ddp import NOISE_ON, RADIUS_MEANS
+from unwalk.methods.ddp import CENTRES, RADIUS_MEANS
 from unwalk.methods.local_work import SCHEDULES, WORK
 from unwalk.methods.rrdu import ALIASES, DIRECTIONS, NOISE_ON
 from unwalk.privacy.nominal import nominal_sigma
@@ -47,6 +47,7 @@ CHOICES: dict[str, Collection[str]] = {
     "unlearn.calibration": ("paper", "none"),
     "unlearn.noise_on": NOISE_ON,
     "unlearn.trust_centre": ("start", "initial"),
+    "ddp.centre": CENTRES,
     "ddp.noise_on": NOISE_ON,
     "ddp.radius_means": RADIUS_MEANS,
     "ddp.sigma_rule": SIGMA_RULES,

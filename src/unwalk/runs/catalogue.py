@@ -157,7 +157,7 @@ def _private_descent(config: Config, reading: str, optimizer: str, work: str | N
 
 def _ddp_method(config: Config, noise: Noise) -> DDP:
     ddp = config.ddp
-    ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means)
+    ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means, ddp.centre)
     base = _private_descent(config, ddp.reading, ddp.optimizer, ddp.work)
     descent = replace(base, clip=ddp.clip, noise=noise.sigma, feasible=ball)
     return DDP(descent, data_of(ddp.reading), ddp.noise_on)

@@ -130,7 +130,8 @@ class DDPConfig:
     """DDP, network-private SGD.  Epsilon, delta and hops are those of the unlearning walk."""
 
     clip: float = setting(1.0, "bound L on the norm of every step's gradient")
-    radius: float | None = setting(10.0, "size R of the ball round the origin; empty: none")
+    radius: float | None = setting(10.0, "size R of the feasible ball; empty: none")
+    centre: str = setting("origin", "its centre: origin, initial or start (of the phase)")
     radius_means: str = setting(
         "diameter", "R is the ball's diameter (section 6) or radius (App. D)"
     )
