@@ -36,7 +36,6 @@ class LockStep:
         self.parameters = parameters
         self.buffers = buffers
         self.gradient = gradient
-        self.carried: dict[str, torch.Tensor] = {}
 
     def run(self, party: Party) -> None:
         """Group walks by optimizer and take every group's steps."""
