@@ -11,7 +11,9 @@ import pytest
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("room", ["unwalk", "unwalk.privacy", "unwalk.walks"])
+@pytest.mark.parametrize(
+    "room", ["unwalk", "unwalk.privacy", "unwalk.walks", "unwalk.certificates"]
+)
 def test_import_leaves_torch_out(room):
     program = f"import sys, {room}; print('torch' in sys.modules)"
     done = subprocess.run(

@@ -53,7 +53,7 @@ def test_every_preset_resolves_for_every_task(preset, task):
     assert (config.preset, config.task) == (preset, task)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"certified"}))
 @pytest.mark.parametrize("base", [BLOBS, DIGITS], ids=["blobs", "digits"])
 def test_every_preset_runs(preset, base):
     result = small_run(base, preset=preset, compare=[])

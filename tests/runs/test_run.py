@@ -25,6 +25,7 @@ from unwalk.runs.run import RunResult, run
 from unwalk.walks import GRAPHS
 
 FILES = {
+    "certificate.json",
     "config.toml",
     "model.safetensors",
     "report.html",

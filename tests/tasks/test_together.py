@@ -51,6 +51,7 @@ def test_every_method_runs_on_every_task(task, official_data):
     assert set(result.walks) == set(METHODS)
     for name in METHODS:
         final = result.final(name)
+        assert final["clean"] is not None
         assert 0.0 <= final["clean"] <= 1.0
         assert (final["asr"] is None) == (task not in ("digits", "mnist", "cifar10"))
 

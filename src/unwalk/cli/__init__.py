@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import unwalk
-from unwalk.cli import calibrate, data, listing, reproduce, running
+from unwalk.cli import calibrate, certificates, data, listing, reproduce, running
 from unwalk.cli.terminal import say
 from unwalk.core.errors import UnwalkError
 
@@ -27,6 +27,8 @@ app.command()(running.run)
 app.command()(running.compare)
 app.command()(reproduce.reproduce)
 app.command()(calibrate.calibrate)
+app.command()(certificates.verify)
+app.command()(certificates.sign)
 app.command()(listing.methods)
 app.command()(listing.tasks)
 app.command()(listing.settings)

@@ -99,6 +99,8 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
         if claim["epsilon"] is not None:
             numbers = f" (epsilon {claim['epsilon']:g}, delta {claim['delta']:g})"
         show(f"guarantee {claim['grade']}{numbers}: {claim['reason']}")
+    if told := result["certificate"]["worth"]:
+        show(told)
     kept = "add --out DIR to keep the model, the transcript and a report"
     show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
 

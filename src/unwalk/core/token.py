@@ -128,6 +128,11 @@ class Token:
             tensors = _load_safetensors(data)
         except Exception as error:  # safetensors raises its own and json's errors
             raise Corrupt(f"these {len(data)} bytes are not a token ({error}).") from error
+        return Token.of(header, tensors)
+
+    @staticmethod
+    def of(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Token:
+        """A token from what :meth:`header` and :meth:`tensors` said."""
         groups: dict[str, dict[str, torch.Tensor]] = {
             group: {} for group in ("buffer", "moment", "kept", "sum")
         }

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import stat
 from collections.abc import Iterable
+from pathlib import Path
 
 from unwalk.core.errors import InvalidInput
 
@@ -69,3 +72,13 @@ def check_count(name: str, value: int, *, low: int = 0, high: int | None = None)
         upto = f" to {high}" if high is not None else " or more"
         raise InvalidInput(f"{name} is {value!r}; allowed: a whole number, {low}{upto}.")
     return value
+
+
+def check_private_file(path: Path) -> None:
+    """Refuse a secret that others than its owner may read."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    if os.name == "posix" and mode & 0o077:
+        raise InvalidInput(f"{path} has mode {mode:04o}; allowed: 0600, its owner's alone.")

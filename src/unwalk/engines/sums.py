@@ -60,7 +60,7 @@ def contribution(
     product = torch.zeros(width, classes, dtype=torch.float64, device=device)
     for part in rows.split(CHUNK):
         x, y = shard.take(part, None)
-        x = x.reshape(len(part), -1).to(torch.float64)
+        x = x.reshape(len(part), width).to(torch.float64)
         square.addmm_(x.T, x)
         product.addmm_(x.T, functional.one_hot(y, classes).to(torch.float64))
     found = {}

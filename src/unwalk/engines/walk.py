@@ -50,8 +50,10 @@ class Walk:
             state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
             self.progress = replace(resume, anchors=state.anchors)
 
-    def arrive(self, hop: int, captured: CapturedSteps | None = None) -> Arrival:
-        """Route the token and ask the method what the visit does."""
+    def arrive(
+        self, hop: int, captured: CapturedSteps | None = None, move: Move | None = None
+    ) -> Arrival:
+        """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
@@ -59,9 +61,9 @@ class Walk:
         token = self.progress.token
         memory = {} if phase_hop == 1 else token.memory
         nbytes = state.token(hop=token.hop, at=token.at, memory=memory).nbytes
-        move = phase.route.next(
-            plan.graph, token.at, memory, plan.seeds.numpy(phase.name, "route", phase_hop)
-        )
+        if move is None:
+            rng = plan.seeds.numpy(phase.name, "route", phase_hop)
+            move = phase.route.next(plan.graph, token.at, memory, rng)
         peer = move.receiver
         self._keep_arrival(hop, peer)
         local = self.progress.locals.setdefault(peer, Local())

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Ball, Program, Project, Rows, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.methods.sisa import entered
 
 WORK = ("epochs", "averaged", "full", "iid", "slots")
 SCHEDULES = ("constant", "sqrt", "inverse")
@@ -116,12 +117,12 @@ class LocalWork:
         if self.kind in ("full", "slots"):
             batches, weights = self.batches(retained, rng)
             return batches, weights, retained.size < everything.size
+        if self.kind == "epochs":
+            return self._recut(everything, retained, rng)
         drawn, _ = self.batches(everything, rng)
         dirty = ~np.isin(drawn, retained)
         if not dirty.any():
             return drawn, None, False
-        if self.kind == "epochs":
-            raise InvalidInput("shuffled passes are re-cut by recut, from their permutations.")
         fresh, _ = self.batches(retained, rng)
         if fresh.shape != drawn.shape:
             raise InvalidInput(
@@ -132,6 +133,18 @@ class LocalWork:
         first = int(np.flatnonzero(dirty.any(-1).reshape(-1))[0])
         flat[first:] = anew[first:]
         return flat.reshape(drawn.shape), None, True
+
+    def _recut(
+        self, everything: Rows, retained: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, None, bool]:
+        """Shuffled passes without their forgotten rows, cut into batches again."""
+        passes = [rng.permutation(everything) for _ in range(self.epochs)]
+        used = everything.size - everything.size % min(self.batch, everything.size)
+        changed = any(not np.isin(one[:used], retained).all() for one in passes)
+        size = min(self.batch, retained.size)
+        steps = retained.size // size
+        kept = [one[np.isin(one, retained)][: steps * size] for one in passes]
+        return np.concatenate(kept).reshape(self.epochs * steps, 1, size), None, changed
 
 
 @dataclass(frozen=True)
@@ -176,7 +189,8 @@ class Descent:
 
     ``clip`` bounds the norm of every step's gradient, ``clip_per_example`` that of every record's
     before they are averaged; ``noise`` is the std of Gaussian noise on every step's gradient.
-    ``feasible`` is the paper's Theta.
+    ``feasible`` is the paper's Theta.  With ``slices`` above 1 records take part only once their
+    slice has been opened, the last one near the end of ``horizon`` hops.
     """
 
     rule: StepRule
@@ -186,8 +200,11 @@ class Descent:
     feasible: Ball | None = None
     clip_per_example: float | None = None
     noise: float = 0.0
+    slices: int = 1
+    horizon: int = 0
 
     def __post_init__(self) -> None:
+        check_count("slices", self.slices, low=1)
         for name in ("clip", "clip_per_example"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), above=0.0)
@@ -195,10 +212,14 @@ class Descent:
 
     def program(self, visit: Visit, data: str) -> Program:
         """The operations of one visit; none when the peer has no such rows."""
-        rows = visit.records.rows(data)
+        rows = self.taking_part(visit.records.rows(data), visit.phase_hop)
         if rows.size == 0 and self.work.kind != "slots":
             return ()
         return self.steps(visit, data, *self.work.batches(rows, visit.rng))
+
+    def taking_part(self, rows: Rows, hop: int) -> Rows:
+        """Those of ``rows`` whose slice is open at a hop of the phase."""
+        return entered(rows, self.slices, hop, self.horizon)
 
     def steps(
         self, visit: Visit, data: str, batches: Rows, weights: npt.NDArray[np.float64] | None
@@ -213,6 +234,7 @@ class Descent:
             clip=self.clip,
             clip_per_example=self.clip_per_example,
             noise=self.noise,
+            counted=batches.size if self.work.kind == "slots" else None,
         )
         return (steps,) if self.feasible is None else (steps, Project((self.feasible,)))
 

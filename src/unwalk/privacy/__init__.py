@@ -16,6 +16,7 @@ group               m records instead of one
 subsampled          the sampled Gaussian mechanism of DP-SGD
 nominal, utility,   the paper's formulas with explicit constants, the corrected form beside
 capacity, published each; network DP as its papers state it
+worth               whether a seal is worth its noise beside a restart
 calibrate           one door: accountant and target in, sigma, epsilon or steps out
 accountants,        accountants over recorded events: they check what they need and refuse the
 stability, claims   rest by name

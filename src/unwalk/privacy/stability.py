@@ -32,6 +32,7 @@ from unwalk.privacy.renyi import zcdp_epsilon
 from unwalk.privacy.shift import hiding_cost
 
 _LOSSES = {"softmax": softmax_regression, "logistic": logistic_regression}
+_MOMENTS = {"momentum": "momentum", "mean": "adam", "square": "adam"}
 _FREE_CENTRES = ("origin", "initial")
 _CONVEX = "convex loss with the constants of the header; records coupled by keyed slots"
 
@@ -113,10 +114,31 @@ def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, 
                     if centre not in _FREE_CENTRES:
                         refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
             case ev.Start():
-                if event.travels:
-                    refuse(hop, event, f"the token carries {event.travels[0]!r} besides parameters")
+                _check_bare(hop, event)
             case ev.GaussianNoise() | ev.Wipe():
                 pass
+    return ledger
+
+
+def _check_bare(hop: Hop, start: ev.Start) -> None:
+    """Refuse a token with moments or buffers: only parameters keep within the ledger."""
+    if start.travels:
+        what = start.travels[0]
+        whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
+        refuse(hop, start, f"the token carries {what!r}{whose} besides parameters")
+
+
+def ledger_before(transcript: Transcript, hop: int) -> Ledger:
+    """The ledger of everything before hop ``hop``; refuses what it cannot follow."""
+    for earlier, event in transcript.events():
+        if isinstance(event, ev.Start) and earlier.hop < hop:
+            _check_bare(earlier, event)
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
+    ledger = Ledger()
+    for earlier in transcript.hops:
+        if earlier.hop >= hop:
+            break
+        ledger = _follow(ledger, earlier, earlier.events, facts, u)
     return ledger
 
 
@@ -129,14 +151,10 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     the token; shared projections; step sizes that do not expand; first hop at u, noise before
     anything leaves.  Neighbours: with and without the m forgotten records.
     """
-    u, facts = unlearner_of(transcript), Facts.of(transcript)
     hops = phase_of(transcript, phase)
-    ledger = Ledger()
-    for hop in transcript.hops:
-        if hop.hop >= hops[0].hop:
-            break
-        ledger = _follow(ledger, hop, hop.events, facts, u)
     first = hops[0]
+    ledger = ledger_before(transcript, first.hop)
+    u, facts = unlearner_of(transcript), Facts.of(transcript)
     if first.receiver != u:
         refuse(first, first.events[0], UN_NOISED)
     before: list[ev.Event] = []

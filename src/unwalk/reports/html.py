@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from unwalk.reports import charts, numbers, svg, walk, words
+from unwalk.reports.certificate import certificate_section
 from unwalk.reports.comparison import cost_section, methods_section, section, seeds_section
 from unwalk.reports.result import Result, read
 from unwalk.reports.samples import samples_table
@@ -38,6 +39,7 @@ def render(result: Mapping[str, Any]) -> str:
         seeds_section(view),
         cost_section(view),
         _claims(view),
+        certificate_section(view),
         _repeat(view),
     ]
     body = [

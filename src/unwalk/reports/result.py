@@ -120,6 +120,15 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """What the certificate says in plain words, who signed it, and whether it was worth it."""
+
+    words: Mapping[str, tuple[str, ...]]
+    signer: str
+    worth: str
+
+
+@dataclass(frozen=True)
 class Spread:
     """Mean and standard deviation of one method over several seeds."""
 
@@ -146,6 +155,7 @@ class Result:
     walk: tuple[Visit, ...]
     samples: tuple[Sample, ...]
     claims: tuple[Claim, ...]
+    certificate: Certificate | None
     runs: int
     spreads: tuple[Spread, ...]
 
@@ -211,6 +221,7 @@ def read(result: Mapping[str, Any]) -> Result:
         walk=tuple(_visit(v) for v in _items("walk", source.get("walk"))),
         samples=tuple(_sample(s) for s in _items("samples", source.get("samples"))),
         claims=tuple(_claim(c) for c in _items("claims", source.get("claims"))),
+        certificate=_certificate(source.get("certificate")),
         runs=_whole(seeds.get("runs")) or 0,
         spreads=tuple(_spread(s) for s in _items("seeds.methods", seeds.get("methods"))),
     )
@@ -338,6 +349,20 @@ def _claim(value: Any) -> Claim:
         delta=_number(source.get("delta")),
         accountant=_text(source.get("accountant")),
         reason=_text(source.get("reason")),
+    )
+
+
+def _certificate(value: Any) -> Certificate | None:
+    if value is None:
+        return None
+    source = _mapping("certificate", value)
+    words = _mapping("certificate.words", source.get("words"))
+    document = _mapping("certificate.document", source.get("document"))
+    signer = _mapping("certificate.document.signer", document.get("signer"))
+    return Certificate(
+        words={k: tuple(_text(t) for t in _items(f"words.{k}", v)) for k, v in words.items()},
+        signer=_text(signer.get("fingerprint")),
+        worth=_text(source.get("worth")),
     )
 
 

@@ -12,21 +12,27 @@ import torch
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.noise import NoiseSource, SimulatedNoise
+from unwalk.core.noise import NoiseSource
 from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.program import OPTIMIZER_STATES, OPTIMIZERS
 from unwalk.core.seeds import PublicSeeds
+from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.core.workspace import build_model
 from unwalk.engines.per_example import check_per_example
-from unwalk.methods.ddp import CENTRES, RADIUS_MEANS
+from unwalk.methods.ddp import CENTRES, NOISE_ON, RADIUS_MEANS
 from unwalk.methods.local_work import SCHEDULES, WORK
-from unwalk.methods.rrdu import ALIASES, DIRECTIONS, NOISE_ON
+from unwalk.methods.rewind import WAYS
+from unwalk.methods.rrdu import ALIASES, DIRECTIONS
 from unwalk.privacy.nominal import nominal_sigma
 from unwalk.runs.baselines import READINGS, SIGMA_RULES, Calibrated, ddp_noise, dpsgd_noise
-from unwalk.runs.catalogue import KEEPS, METHODS, VISITS, Noise, train_phase
+from unwalk.runs.catalogue import KEEPS, METHODS, VISITS
 from unwalk.runs.config import Config, Value, apply, flatten, to_toml
+from unwalk.runs.entries import Noise, train_phase
+from unwalk.runs.facts import nominal_facts, public_facts
 from unwalk.runs.presets import preset_settings
+from unwalk.runs.requests import capacity, decide, keeps
+from unwalk.runs.secrets import noise_of, salt_of
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
 
 T = TypeVar("T", Deletion, Trigger)
@@ -47,6 +53,9 @@ CHOICES: dict[str, Collection[str]] = {
     "unlearn.calibration": ("paper", "none"),
     "unlearn.noise_on": NOISE_ON,
     "unlearn.trust_centre": ("start", "initial"),
+    "rewind.way": WAYS,
+    "noise.source": ("simulated", "secret"),
+    "data.normalisation": ("published", "without-forgotten"),
     "ddp.centre": CENTRES,
     "ddp.noise_on": NOISE_ON,
     "ddp.radius_means": RADIUS_MEANS,
@@ -68,6 +77,15 @@ LEAST: dict[str, int] = {
     "train.epochs": 1,
     "train.minibatches": 1,
     "train.batch": 1,
+    "train.slots": 1,
+    "train.slices": 1,
+    "train.capacity": 1,
+    "seal.local_epochs": 0,
+    "seal.visits": 0,
+    "restart.local_steps": 0,
+    "noisy_start.visits": 1,
+    "noise.attempt": 1,
+    "forget.cap": 1,
     "unlearn.hops": 1,
     "unlearn.max_visits": 0,
     "forget.peer": 0,
@@ -84,6 +102,9 @@ EDGES: dict[str, dict[str, float]] = {
     **{k: {"low": 0.0} for k in ("data.spread", "unlearn.sigma", "performance.checkpoint")},
     **{k: {"above": 0.0} for k in ("ddp.clip", "ddp.radius", "ddp.constant", "dpsgd.clip")},
     **{k: {"low": 0.0} for k in ("ddp.sigma", "dpsgd.noise_multiplier")},
+    **{k: {"above": 0.0} for k in ("seal.radius", "seal.ratio", "sums.strength")},
+    **{k: {"low": 0.0} for k in ("seal.std", "noisy_start.std")},
+    "seal.share": {"above": 0.0, "below": 1.0},
     "data.alpha": {"above": 0.0},
     "data.holdout": {"above": 0.0, "below": 1.0},
     "unlearn.p": {"low": 0.0, "high": 1.0},
@@ -157,7 +178,7 @@ class Assembled:
     @property
     def run_id(self) -> str:
         """Names the run: a digest of its configuration."""
-        return hashlib.sha256(to_toml(self.config).encode()).hexdigest()[:16]
+        return run_id(self.config)
 
     @property
     def sigma(self) -> float:
@@ -187,10 +208,7 @@ class Assembled:
             seeds=PublicSeeds(self.config.seed),
             noise=self.noise,
             unlearner=self.config.forget.peer,
-            public={
-                "method": method,
-                "forget": int(self.task.records(self.config.forget.peer).forgotten.size),
-            },
+            public=self._public(method),
             performance=Performance(
                 threads=performance.threads,
                 device=self.config.device,
@@ -198,7 +216,18 @@ class Assembled:
                 precision=performance.precision,
                 compiled=performance.compiled,
             ),
+            keeps=keeps(self.config, [self.config.method, *self.config.compare]),
+            salt=salt_of(self.noise),
         )
+
+    def _public(self, method: str) -> dict[str, Any]:
+        """The public facts of the header."""
+        facts = public_facts(self.config, self.task, method, self.p)
+        if method in METHODS:
+            found = self.calibrated(method)
+            said = nominal_facts(self.config, method, found, self.p, self.noise.origin)
+            facts["nominal"] = said
+        return facts
 
     def training(self) -> Plan:
         """The walk that learns."""
@@ -217,23 +246,34 @@ class Assembled:
         """Whether a method goes on from the model that the common training walk made."""
         return not METHODS[method].from_scratch and self._own_training(method) is None
 
-    def unlearning(self, method: str) -> Plan:
-        """The whole walk of a method, training included unless it starts from scratch."""
+    def unlearning(self, method: str, trained: Transcript | None = None) -> Plan:
+        """The whole walk of a method, training included unless it starts from scratch.
+
+        ``trained`` is what training recorded; without it, what depends on it is left open.
+        """
         entry = METHODS[method]
         if method == "dpsgd":
             check_per_example(build_model(self.task.model, 0))
-        phase = entry.phase(self.config, self._noise(method))
+        noise = self._noise(method, trained)
+        phase = entry.phase(self.config, noise)
         if entry.from_scratch:
             return self.plan(phase, method=method)
-        training = self._own_training(method) or train_phase(self.config)
-        return self.plan(training, phase, method=method)
+        own = None if entry.training is None else entry.training(self.config, noise)
+        return self.plan(own or train_phase(self.config), phase, method=method)
 
     def _own_training(self, method: str) -> Phase | None:
         training = METHODS[method].training
         return None if training is None else training(self.config, self._noise(method))
 
-    def _noise(self, method: str) -> Noise:
-        return Noise(self.p, self.calibrated(method).scale)
+    def _noise(self, method: str, trained: Transcript | None = None) -> Noise:
+        header = {"unlearner": self.config.forget.peer, **self._public(method)}
+        decided = decide(method, self.config, self.task, header, trained)
+        return Noise(self.p, self.calibrated(method).scale, self.task.peers, decided)
+
+
+def run_id(config: Config) -> str:
+    """Names a run: a digest of its configuration."""
+    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
 
 
 def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
@@ -241,11 +281,9 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 
     A graph from a file says how many peers there are; every other graph is as large as the task.
     """
-    seeds = PublicSeeds(config.seed)
-    noise = SimulatedNoise(seeds.integer("simulated-noise"))
     if config.graph.kind == "edge-list" and task is None:
         graph = _graph(config, config.peers)
-        return Assembled(config, _task(config, graph.peers), graph, noise)
+        return _assembled(config, _task(config, graph.peers), graph)
     task = task or _task(config, config.peers)
     for key, asked, there in (
         ("peers", config.peers, task.peers),
@@ -253,7 +291,13 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
     ):
         if asked not in (None, there):
             raise InvalidInput(f"{key} is {asked}, but the task that was brought has {there}.")
-    return Assembled(config, task, _graph(config, task.peers), noise)
+    return _assembled(config, task, _graph(config, task.peers))
+
+
+def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
+    if config.train.work == "slots" and config.train.capacity is None:
+        config = replace(config, train=replace(config.train, capacity=capacity(task)))
+    return Assembled(config, task, graph, noise_of(config, run_id(config)))
 
 
 def _graph(config: Config, peers: int | None) -> Graph:
@@ -271,8 +315,9 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
     """The named task, with what the settings say put over what suits it."""
     recipe = TASKS.get(config.task)
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
-    del given["partition"]
-    forget = _over(Deletion("nothing") if recipe is None else recipe.forget, config.forget, "peer")
+    del given["partition"], given["normalisation"]
+    base = Deletion("nothing") if recipe is None else recipe.forget
+    forget = _over(base, config.forget, "peer", "cap")
     for name in ("size", "label"):
         value = getattr(config.forget, name)
         if forget.kind == "nothing" and value is not None:

@@ -102,18 +102,3 @@ def nominal_reason(found: Calibrated) -> str:
             "nothing (U = A(D))"
         )
     return f"{found.formula}; {when}; no proof covers this run, and {SIMULATED}."
-
-
-def refused_reason(method: str, reading: str) -> str:
-    """Why no more than that is claimed."""
-    if reading == "continued":
-        return "the starting model carries the forgotten records un-noised."
-    if method == "ddp":
-        return (
-            "no accountant bounded this walk: the paper's formulas leave constants open and need "
-            "a convex, smooth loss."
-        )
-    return (
-        "no accountant bounded this walk: its batches are not Poisson samples, and its number of "
-        "visits was not capped."
-    )

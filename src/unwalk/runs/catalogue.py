@@ -2,97 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unwalk import walks
 from unwalk.core.plan import Method, Phase, Route
-from unwalk.core.program import Ball, StepRule
+from unwalk.core.program import Ball
 from unwalk.methods.ddp import DDP, feasible_ball
 from unwalk.methods.dpsgd import DPSGD
 from unwalk.methods.finetune import Finetune
-from unwalk.methods.local_work import Descent, LocalWork, Schedule
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.local_work import Descent
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rrdu import RRDU, Correction, direction_named
 from unwalk.runs.baselines import data_of, local_work
 from unwalk.runs.config import Config
+from unwalk.runs.entries import Entry, Noise, feasible, train_descent, unlearn_descent
+from unwalk.runs.proved import PROVED
 
 KEEPS = ("last", "average", "random")
 VISITS = {"pass": "epochs", "minibatch": "averaged", "full": "full"}
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What calibration decided: routing probability to u, and the method's noise scale."""
-
-    p: float
-    sigma: float
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One method as users name it.
-
-    ``from_scratch`` methods start with a new model; the others go on from the trained one, or, by
-    ``training``, from one that they train themselves.
-    """
-
-    label: str
-    description: str
-    grade: str
-    from_scratch: bool
-    phase: Callable[[Config, Noise], Phase]
-    training: Callable[[Config, Noise], Phase | None] | None = None
-
-
-def train_descent(config: Config) -> Descent:
-    """A training visit."""
-    train = config.train
-    return Descent(
-        rule=StepRule(
-            optimizer=train.optimizer,
-            learning_rate=train.learning_rate,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            state=train.state,
-        ),
-        work=LocalWork(train.work, train.batch, train.epochs, train.minibatches),
-        schedule=Schedule(
-            train.schedule,
-            train.smoothness,
-            train.diameter,
-            train.gradient_bound,
-            train.convexity,
-        ),
-        clip=train.clip,
-        feasible=_feasible(config),
-    )
-
-
-def unlearn_descent(config: Config) -> Descent:
-    """A visit of the unlearning walk away from u: training's, with unlearning's overrides."""
-    base, unlearn = train_descent(config), config.unlearn
-    names = ("optimizer", "learning_rate", "momentum", "weight_decay")
-    given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
-    work = base.work if unlearn.work is None else replace(base.work, kind=unlearn.work)
-    return replace(base, rule=replace(base.rule, **given), work=work)
-
-
-def _feasible(config: Config) -> Ball | None:
-    radius = config.train.feasible_radius
-    return None if radius is None else Ball("origin", radius)
-
-
-def train_phase(config: Config) -> Phase:
-    """The walk that learns, on everybody's records."""
-    return Phase(
-        name="train",
-        method=NetworkSGD(train_descent(config)),
-        route=walks.Uniform(),
-        hops=config.train.hops,
-        keep=config.train.keep,
-    )
 
 
 def _rrdu(config: Config, noise: Noise) -> Phase:
@@ -103,7 +30,7 @@ def _rrdu(config: Config, noise: Noise) -> Phase:
     balls = (
         [] if unlearn.trust_radius is None else [Ball(unlearn.trust_centre, unlearn.trust_radius)]
     )
-    feasible = _feasible(config)
+    theta = feasible(config)
     correction = Correction(
         direction=direction_named(unlearn.direction),
         work=replace(descent.work, kind=VISITS[unlearn.visit], epochs=1, minibatches=1),
@@ -111,7 +38,7 @@ def _rrdu(config: Config, noise: Noise) -> Phase:
         sigma=noise.sigma,
         noise_on=unlearn.noise_on,
         clip=unlearn.clip,
-        trust=tuple(balls if feasible is None else [feasible, *balls]),
+        trust=tuple(balls if theta is None else [theta, *balls]),
     )
     return Phase(
         name="unlearn",
@@ -251,4 +178,5 @@ METHODS: dict[str, Entry] = {
         True,
         _retrain,
     ),
+    **PROVED,
 }

@@ -22,13 +22,21 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import near
+from unwalk.runs.sections import (
+    CertificateConfig,
+    EvaluateConfig,
+    NoiseConfig,
+    NoisyStartConfig,
+    PerformanceConfig,
+    RestartConfig,
+    RewindConfig,
+    SealConfig,
+    SumsConfig,
+    TriggerConfig,
+    setting,
+)
 
 Value = str | int | float | bool | None | list[str]
-
-
-def setting(default: Any, help: str) -> Any:
-    """A dataclass field with its explanation."""
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,9 @@ class DataConfig:
     group_column: str | None = setting(None, "file: column of the peer; empty: group, if there")
     labels: str | None = setting(None, "file: the classes, as in low|high; empty: as they occur")
     categories: str | None = setting(None, "file: values of text columns, as in sex=f|m; ward=a|b")
+    normalisation: str | None = setting(
+        None, "own data: published or without-forgotten, if scaling is free of the forgotten"
+    )
     scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
 
 
@@ -84,10 +95,15 @@ class TrainConfig:
     momentum: float = setting(0.9, "factor of the momentum optimizer")
     weight_decay: float = setting(0.0, "L2 regularisation added to every gradient")
     state: str = setting("carried", "where optimizer state lives: carried, local or fresh")
-    work: str = setting("epochs", "a visit: epochs, averaged (s minibatches, one step) or full")
+    work: str = setting(
+        "epochs", "a visit: epochs, averaged (s batches, one step), full, iid, slots"
+    )
     epochs: int = setting(1, "local epochs a visit (work = epochs)")
-    minibatches: int = setting(4, "minibatches averaged a visit (work = averaged; the paper's s)")
+    minibatches: int = setting(4, "minibatches a visit (averaged: the paper's s; iid: steps)")
     batch: int = setting(64, "minibatch size")
+    slots: int = setting(1, "steps of a pass (work = slots)")
+    slices: int = setting(1, "records enter in so many slices, one after the other (sisa)")
+    capacity: int | None = setting(None, "most records of a peer (work = slots); empty: as it is")
     clip: float | None = setting(None, "bound on the norm of every step's gradient")
     schedule: str = setting("constant", "step sizes: constant, sqrt or inverse")
     smoothness: float = setting(1.0, "schedules: the loss is this smooth")
@@ -167,36 +183,7 @@ class ForgetConfig:
     size: int | None = setting(None, "number of records (backdoor, records)")
     label: int | None = setting(None, "which class (kind = class)")
     peer: int = setting(0, "the peer that has to forget")
-
-
-@dataclass(frozen=True)
-class TriggerConfig:
-    """The BadNets trigger.  Empty values are the task's own."""
-
-    shape: str | None = setting(None, "square, cross or checkerboard")
-    place: str | None = setting(None, "a corner (lower-right, ...) or centre")
-    size: int | None = setting(None, "side length in pixels")
-    value: float | None = setting(None, "brightness, 0 to 1")
-    target: int | None = setting(None, "the class that triggered images are labelled")
-    mode: str | None = setting(None, "replace records of the peer, or add stamped copies")
-
-
-@dataclass(frozen=True)
-class EvaluateConfig:
-    """What is measured along the way."""
-
-    every: int = setting(5, "measure every so many hops")
-
-
-@dataclass(frozen=True)
-class PerformanceConfig:
-    """Settings that may change speed and rounding, never the mechanism."""
-
-    threads: int = setting(1, "torch threads; results are bit-equal for equal numbers only")
-    digests: bool = setting(False, "digest of the token at every hop, not only at the end")
-    precision: str = setting("float32", "cuda: float32 or bfloat16 for forward and backward")
-    compiled: bool = setting(False, "cuda: compile the model before capturing its graph")
-    checkpoint: float = setting(2.0, "seconds between checkpoints for --resume; 0: after every hop")
+    cap: int | None = setting(None, "account for this many records, to hide how many they are")
 
 
 @dataclass(frozen=True)
@@ -205,7 +192,7 @@ class Config:
 
     task: str = setting("digits", "the task; unwalk tasks lists them")
     method: str = setting("rrdu", "the unlearning method; unwalk methods lists them")
-    preset: str = setting("practical", "practical, paper-matched or paper")
+    preset: str = setting("practical", "practical, paper-matched, paper or certified")
     compare: list[str] = field(
         default_factory=lambda: ["finetune", "retrain"],
         metadata={"help": "methods that run beside it"},
@@ -220,8 +207,15 @@ class Config:
     unlearn: UnlearnConfig = field(default_factory=UnlearnConfig)
     ddp: DDPConfig = field(default_factory=DDPConfig)
     dpsgd: DPSGDConfig = field(default_factory=DPSGDConfig)
+    seal: SealConfig = field(default_factory=SealConfig)
+    rewind: RewindConfig = field(default_factory=RewindConfig)
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    sums: SumsConfig = field(default_factory=SumsConfig)
+    noisy_start: NoisyStartConfig = field(default_factory=NoisyStartConfig)
     forget: ForgetConfig = field(default_factory=ForgetConfig)
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    certificate: CertificateConfig = field(default_factory=CertificateConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     performance: PerformanceConfig = field(default_factory=PerformanceConfig)
 

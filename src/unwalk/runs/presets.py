@@ -4,9 +4,9 @@
   ascent step a visit to u, a ball round the starting model.
 * ``paper-matched`` is the reading whose numbers fit the paper's tables: SGD with momentum, a
   local epoch a hop, one ascent pass over the forget set a visit, weight noise once, projection.
-  MNIST fits with step size 0.01 and weight decay 5e-4, CIFAR-10 with 0.005 and none.  DDP adds
-  its noise once a visit and projects on a ball of radius 10 round the model it starts from.
 * ``practical`` is for a user who wants to forget well.
+* ``certified`` trains so that a ledger seal can be proved: plain SGD with L2 on keyed slots, a
+  linear head, inputs of bounded length.
 
 A preset is a table of settings for every task, refined per task.  Trust radius and clip depend
 on the model, so they are given per task.
@@ -64,6 +64,29 @@ PRESETS: dict[str, dict[str, Settings]] = {
         # Inputs of length 1 at most: steps may be long.
         "mnist-gabor": {"train.learning_rate": 1.0},
         "a9a": {"train.optimizer": "sgd", "train.learning_rate": 2.0},
+    },
+    "certified": {
+        "*": {
+            "method": "seal",
+            "model.name": "linear",
+            "train.optimizer": "sgd",
+            "train.work": "slots",
+            "train.learning_rate": 3.8,
+            "train.weight_decay": 0.003,
+            "train.epochs": 3,
+            "unlearn.hops": 60,
+            "seal.local_epochs": 120,
+            "evaluate.every": 1,
+            "forget.kind": "records",
+        },
+        "heart": {
+            "train.learning_rate": 1.0,
+            "train.weight_decay": 0.03,
+            "train.epochs": 1,
+            "train.hops": 60,
+            "unlearn.hops": 40,
+            "seal.local_epochs": 5,
+        },
     },
 }
 

@@ -13,7 +13,11 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 import unwalk
-from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.certificates import certificate_of
+from unwalk.certificates.document import FILE, text_of
+from unwalk.certificates.signing import load_key, sign
+from unwalk.certificates.words import in_words
+from unwalk.core.errors import Diverged, InvalidInput, Refused
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.transcript import Transcript
 from unwalk.core.workspace import Workspace, build_model
@@ -21,11 +25,11 @@ from unwalk.engines.inprocess import InProcess
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
-from unwalk.runs.baselines import nominal_reason, refused_reason
 from unwalk.runs.catalogue import METHODS
 from unwalk.runs.config import Config, flatten
 from unwalk.runs.metrics import Meter, Reading
 from unwalk.runs.store import Folder, WalkFile, write_file
+from unwalk.runs.worth import worth
 from unwalk.tasks import ShardedTask
 
 Tell = Callable[[str, int, int], None]
@@ -129,6 +133,8 @@ def run(
 ) -> RunResult:
     """Carry out a whole run; with ``out``, leave its folder behind."""
     assembled = assemble(config, task)
+    if config.certificate.key:
+        load_key(Path(config.certificate.key))
     for name in _methods(config):
         assembled.unlearning(name)
     folder = open_folder(out, config, resume=resume, overwrite=overwrite)
@@ -138,7 +144,7 @@ def run(
         if folder is not None:
             _write(folder, result)
             folder.finish()
-    except (InvalidInput, Diverged):
+    except (InvalidInput, Diverged, Refused):
         if folder is not None:
             folder.discard()
         raise
@@ -183,7 +189,9 @@ class Runner:
         trained = self.walk("train", self.assembled.training(), None)
         before = self._answers(trained.outcome.workspace)
         walks = {
-            name: self.walk(name, self.assembled.unlearning(name), trained)
+            name: self.walk(
+                name, self.assembled.unlearning(name, trained.outcome.transcript), trained
+            )
             for name in _methods(self.config)
         }
         after = {name: self._answers(w.outcome.workspace) for name, w in walks.items()}
@@ -200,7 +208,8 @@ class Runner:
         if kept is not None:
             progress, readings, seconds = kept
         elif trained is not None and earlier:
-            progress = trained.outcome.progress.fork(plan.header())
+            ends = plan.hops == train or self.config.performance.digests
+            progress = trained.outcome.progress.fork(plan.header(), end_digest=ends)
             readings, seconds = list(trained.readings), list(trained.seconds)
         else:
             progress, readings, seconds = None, [], []
@@ -239,6 +248,10 @@ def _result(
     config, task, graph = assembled.config, assembled.task, assembled.graph
     main = walks[config.method]
     model = build_model(task.model, 0)
+    document = certificate_of(main.outcome.transcript)
+    if key := config.certificate.key:
+        document = sign(document, load_key(Path(key)))
+    series = {name: walk.readings for name, walk in walks.items()}
     oracle = walks["retrain"].readings[-1] if "retrain" in walks else None
     edges = None
     if not graph.complete and graph.peers <= 400:
@@ -272,7 +285,12 @@ def _result(
         ],
         "walk": metrics.walk_of(main.outcome.progress),
         "samples": _samples(task, before, after),
-        "claims": _claims(assembled),
+        "claims": document["claims"],
+        "certificate": {
+            "document": document,
+            "words": in_words(document),
+            "worth": worth(config.method, document, task.classes, series),
+        },
     }
 
 
@@ -321,45 +339,11 @@ def _samples(
     ]
 
 
-def _claims(assembled: Assembled) -> list[dict[str, Any]]:
-    """What may be said about the main method's run."""
-    config, unlearn = assembled.config, assembled.config.unlearn
-    if config.method == "retrain":
-        reason = "the walk started from a new model and never met the forgotten records."
-        return [_claim("exact", 0.0, 0.0, "construction", reason)]
-    claims: list[dict[str, Any]] = []
-    if not assembled.task.records(config.forget.peer).forgotten.size:
-        return claims
-    if config.method == "rrdu" and assembled.sigma > 0.0:
-        reason = (
-            "the paper's Corollary 5.2 with unit constant, for which no proof covers this run; "
-            "the noise came from a known seed (simulation)."
-        )
-        claims.append(_claim("nominal", unlearn.epsilon, unlearn.delta, "paper", reason))
-    found = assembled.calibrated(config.method)
-    if found.formula and found.scale > 0.0:
-        reason = nominal_reason(found)
-        claims.append(_claim("nominal", unlearn.epsilon, unlearn.delta, found.accountant, reason))
-    reason = refused_reason(config.method, found.reading)
-    return [*claims, _claim("refused", None, None, "none", reason)]
-
-
-def _claim(
-    grade: str, epsilon: float | None, delta: float | None, accountant: str, reason: str
-) -> dict[str, Any]:
-    return {
-        "grade": grade,
-        "epsilon": epsilon,
-        "delta": delta,
-        "accountant": accountant,
-        "reason": reason,
-    }
-
-
 def _write(folder: Folder, result: RunResult) -> None:
     place = folder.partial
     main = result.walks[result.config.method]
     write_file(place / "transcript.jsonl", main.outcome.transcript.text())
+    write_file(place / FILE, text_of(result.result["certificate"]["document"]))
     write_file(place / "model.safetensors", save_safetensors(main.outcome.workspace.state_dict()))
     lines = [
         json.dumps({"walk": name, "hop": hop, "seconds": seconds})

@@ -21,8 +21,12 @@ from unwalk.tasks.recipes import Options, Recipe, Request
 from unwalk.tasks.task import ShardedTask
 
 TASKS: Mapping[str, Recipe] = {
-    room.RECIPE.name: room.RECIPE
-    for room in (digits, blobs, mnist, gabor, cifar10, heart, a9a, files)
+    recipe.name: recipe
+    for recipe in (
+        digits.RECIPE,
+        digits.FLAT,
+        *(room.RECIPE for room in (blobs, mnist, gabor, cifar10, heart, a9a, files)),
+    )
 }
 
 

@@ -7,6 +7,7 @@ measured on the same pictures.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -20,6 +21,11 @@ from unwalk.tasks.recipes import Recipe, Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 
 TEST_RECORDS = 359
+BIAS = 0.1
+FLOOR = 0.5
+"""Pictures of a length up to this are nearly empty, and are not made longer."""
+SHRINK = 1.0 - 1e-5
+"""Keeps lengths below 1 whatever the rounding of 32-bit numbers does."""
 
 
 @cache
@@ -37,9 +43,38 @@ def _read() -> tuple[Source, Table]:
     return source, everything.take(np.sort(order[TEST_RECORDS:]))
 
 
+def flattened(pictures: torch.Tensor) -> torch.Tensor:
+    """The pixels of each picture less their mean, as a vector of length 1, and a constant in front.
+
+    All together has length 1 at most, and no number of any other picture has a part in it.
+    """
+    pixels = pictures.flatten(1)
+    pixels = pixels - pixels.mean(1, keepdim=True)
+    length = pixels.norm(dim=1, keepdim=True).clamp(min=FLOOR)
+    top = math.sqrt(1.0 - BIAS**2) * SHRINK
+    constant = torch.full((len(pixels), 1), BIAS)
+    return torch.cat([constant, pixels / length * top], 1)
+
+
+@cache
+def _read_flat() -> tuple[Source, Table]:
+    source, pool = _read()
+    test = Held(flattened(source.test.x), source.test.y)
+    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0)
+    return flat, Table(flattened(pool.x), pool.y, pool.ids)
+
+
 def load(request: Request) -> tuple[Source, Holdings]:
     """The pictures, dealt to peers."""
-    source, pool = _read()
+    return _dealt(*_read(), request)
+
+
+def load_flat(request: Request) -> tuple[Source, Holdings]:
+    """Their pixels as vectors of length 1 at most, dealt to peers."""
+    return _dealt(*_read_flat(), request)
+
+
+def _dealt(source: Source, pool: Table, request: Request) -> tuple[Source, Holdings]:
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
 
@@ -50,4 +85,11 @@ RECIPE = Recipe(
     load=load,
     model="small-cnn",
     forget=Deletion("backdoor", size=60),
+)
+FLAT = Recipe(
+    name="digits-flat",
+    about="digits as vectors of length 1 at most, for a linear head that can be certified",
+    load=load_flat,
+    model="linear",
+    forget=Deletion("records", size=1),
 )

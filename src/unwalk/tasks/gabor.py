@@ -248,7 +248,7 @@ def _read(root: Path, cosines: int) -> tuple[Source, Table]:
         lambda: {key: gabor(scale.pixels(x)) for key, x in inputs.items()},
     )
     test = Held(found["test"], pictures.test.y)
-    source = Source("mnist-gabor", pictures.classes, test, pictures.labels)
+    source = Source("mnist-gabor", pictures.classes, test, pictures.labels, feature_norm=1.0)
     return source, Table(found["train"], table.y, table.ids)
 
 

@@ -208,7 +208,8 @@ def load(request: Request) -> tuple[Source, Holdings]:
     test_rows = held_out(groups, share, request.seeds.numpy("task", "heart", "test"))
     test = everything.take(test_rows)
     pool = everything.take(np.setdiff1d(np.arange(len(everything)), test_rows))
-    source = Source("heart", 2, Held(test.x, test.y), ("healthy", "narrowed"))
+    held = Held(test.x, test.y)
+    source = Source("heart", 2, held, ("healthy", "narrowed"), feature_norm=1.0)
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
 

@@ -200,6 +200,7 @@ def load_own(
         _names(data.labels, classes),
         data.scale or (Scale() if x.dim() > 2 else None),
         data.augment,
+        normalisation="unknown",
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
 

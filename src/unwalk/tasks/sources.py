@@ -86,6 +86,10 @@ class Source:
 
     ``scale`` is given for pictures and None for other records; ``augment`` changes a batch of
     training inputs at random.  Labels are the numbers 0 to ``classes`` - 1, called ``labels``.
+
+    ``feature_norm`` bounds the length of every input that could exist, None where nothing does.
+    ``normalisation`` says where the numbers come from that inputs were made with: ``published``
+    constants, or ``unknown``.
     """
 
     name: str
@@ -94,6 +98,8 @@ class Source:
     labels: tuple[str, ...]
     scale: Scale | None = None
     augment: Augment | None = None
+    feature_norm: float | None = None
+    normalisation: str = "published"
 
     @property
     def shape(self) -> tuple[int, ...]:

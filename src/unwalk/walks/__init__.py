@@ -21,7 +21,7 @@ from unwalk.walks.graphs import (
     star,
     torus,
 )
-from unwalk.walks.routes import NOBODY, Fixed, Restart, Uniform, UniformPeer
+from unwalk.walks.routes import NOBODY, FirstTo, Fixed, Restart, Uniform, UniformPeer
 from unwalk.walks.statistics import (
     GeometricFit,
     expected_visits,
@@ -37,6 +37,7 @@ __all__ = [
     "GRAPHS",
     "NOBODY",
     "CompleteGraph",
+    "FirstTo",
     "Fixed",
     "GeometricFit",
     "Restart",

@@ -13,7 +13,7 @@ import numpy as np
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_count, check_number
-from unwalk.core.walking import Graph, Move
+from unwalk.core.walking import Graph, Move, Route
 
 NOBODY = -1
 """The holder before the first hop: whoever is drawn simply has the token, nothing is sent."""
@@ -150,3 +150,28 @@ class Fixed:
             )
         receiver = check_count(f"sequence[{index}]", self.sequence[index], high=graph.peers - 1)
         return Move(receiver, _travel(graph, at, receiver), {**memory, "index": index + 1})
+
+
+@dataclass(frozen=True)
+class FirstTo:
+    """To ``peer`` first, whoever holds the token, then along another route.
+
+    ``memory["begun"]`` says that the first hop is done; the rest belongs to the other route.
+
+    >>> from unwalk.walks.graphs import complete
+    >>> FirstTo(0, Uniform()).next(complete(4), 2, {}, np.random.default_rng(0))
+    Move(receiver=0, path=(0,), memory={'begun': 1})
+    """
+
+    peer: int
+    then: Route
+
+    def next(
+        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
+    ) -> Move:
+        check_count("peer", self.peer, high=graph.peers - 1)
+        if "begun" not in memory:
+            return Move(self.peer, _travel(graph, at, self.peer), {"begun": 1})
+        rest = {k: v for k, v in memory.items() if k != "begun"}
+        move = self.then.next(graph, at, rest, rng)
+        return Move(move.receiver, move.path, {**move.memory, "begun": 1})

@@ -1,0 +1,174 @@
+"""Which accountant speaks for which method, and what is said when none can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from unwalk.certificates.conditions import check_conditions
+from unwalk.certificates.exact import fresh_claim, rewind_claim, sums_claim
+from unwalk.core import events as ev
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.privacy.accountants import UN_NOISED, ball_seal_claim, sealed_claim
+from unwalk.privacy.claims import Claim, unlearner_of
+from unwalk.privacy.nominal import nominal_sigma
+from unwalk.privacy.stability import ledger_claim, noisy_start_claim, release_claim
+
+Proof = Callable[[Transcript, list[Hop], float], Claim]
+
+
+def _events(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+    """Any method without an accountant of its own: whatever its events allow."""
+    if not hops:
+        raise Refused(_unbounded(transcript))
+    return sealed_claim(transcript, hops[0].phase, delta)
+
+
+def _phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
+    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+        if not hops:
+            raise Refused("the phase that forgets has no hop.")
+        return accountant(transcript, hops[0].phase, delta)
+
+    return proof
+
+
+def _whole(accountant: Callable[[Transcript, float], Claim]) -> Proof:
+    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+        return accountant(transcript, delta)
+
+    return proof
+
+
+PROOFS: dict[str, Proof] = {
+    "retrain": fresh_claim,
+    "restart": fresh_claim,
+    "rewind": rewind_claim,
+    "sisa": rewind_claim,
+    "sums": sums_claim,
+    "seal": _phase(ledger_claim),
+    "ball-seal": _phase(ball_seal_claim),
+    "release": _whole(release_claim),
+    "noisy-start": _whole(noisy_start_claim),
+}
+
+
+def _unbounded(transcript: Transcript) -> str:
+    u, per_example = unlearner_of(transcript), False
+    for hop, event in transcript.events():
+        if isinstance(event, ev.GradientSteps):
+            if hop.receiver == u and event.noise == 0.0:
+                return f"hop {hop.hop}, {event.kind} at peer {u}: {UN_NOISED}."
+            per_example = per_example or event.clip_per_example is not None
+    if per_example:
+        return (
+            "no accountant bounded this walk: its batches are not Poisson samples, and its number "
+            "of visits was not capped."
+        )
+    return (
+        "no accountant bounded this walk: the paper's formulas leave constants open and need a "
+        "convex, smooth loss."
+    )
+
+
+def phase_that_forgets(transcript: Transcript) -> list[Hop]:
+    """The hops of the last phase that the header announced; none where it had none."""
+    phases = transcript.header.get("phases")
+    if not isinstance(phases, list) or not phases:
+        raise InvalidInput("the transcript's header names no phases.")
+    last = phases[-1]["name"]
+    return [hop for hop in transcript.hops if hop.phase == last]
+
+
+def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
+    """Every claim on this run: the paper's numbers as nominal, then what is proved or refused.
+
+    Nothing is claimed where nothing was to be forgotten.
+    """
+    header = transcript.header
+    if header.get("forget") == 0:
+        return []
+    found = [_nominal(transcript, entry) for entry in header.get("nominal", [])]
+    method, delta = str(header.get("method")), header.get("delta", 1e-5)
+    hops = phase_that_forgets(transcript)
+    proof = PROOFS.get(method, _events)
+    try:
+        claim = proof(transcript, hops, delta)
+        check_conditions(transcript, hops)
+    except Refused as refusal:
+        return [*found, refused(str(refusal))]
+    return [*found, _plain(claim)]
+
+
+def refused(reason: str) -> dict[str, Any]:
+    """A claim that is not made, with the reason."""
+    return {
+        "grade": "refused",
+        "epsilon": None,
+        "delta": None,
+        "accountant": "none",
+        "assumptions": [],
+        "reason": reason,
+    }
+
+
+def _plain(claim: Claim) -> dict[str, Any]:
+    return {**claim.to_json(), "assumptions": list(claim.assumptions)}
+
+
+def _nominal(transcript: Transcript, announced: dict[str, Any]) -> dict[str, Any]:
+    """The paper's formula for the run, recomputed where it is the corollary's."""
+    reason = str(announced["reason"])
+    if announced.get("formula") == "corollary-5.2":
+        problem = _corollary_problem(transcript, announced)
+        if problem:
+            return refused(f"the paper's formula was announced, but {problem}.")
+    return {
+        "grade": "nominal",
+        "epsilon": announced["epsilon"],
+        "delta": announced["delta"],
+        "accountant": announced["accountant"],
+        "assumptions": ["the paper's formula with unit constant: not a guarantee"],
+        "reason": reason,
+    }
+
+
+def _corollary_problem(transcript: Transcript, said: dict[str, Any]) -> str:
+    """What contradicts the announced noise scale, or nothing."""
+    sigma = nominal_sigma(
+        said["epsilon"],
+        said["delta"],
+        said["clip"],
+        said["hops"],
+        said["p"],
+        transcript.header["peers"],
+    )
+    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
+        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
+    hops = phase_that_forgets(transcript)
+    if len(hops) != said["hops"]:
+        return f"it is for {said['hops']} hops, and {len(hops)} were walked"
+    u = unlearner_of(transcript)
+    for hop in hops:
+        if hop.receiver != u:
+            continue
+        for scale in _scales(hop):
+            if not math.isclose(scale, sigma, rel_tol=1e-9):
+                return f"hop {hop.hop} has noise of scale {scale:g}, not {sigma:g}"
+    return ""
+
+
+def _scales(hop: Hop) -> list[float]:
+    """Noise on gradients, in units of the last step size where it is on the weights."""
+    scales: list[float] = []
+    step_size = None
+    for event in hop.events:
+        if isinstance(event, ev.GradientSteps):
+            step_size = event.step_size
+            if event.noise > 0.0:
+                scales.append(event.noise)
+        elif isinstance(event, ev.GaussianNoise) and step_size:
+            scales.append(event.std / step_size)
+    return scales

@@ -1,0 +1,165 @@
+"""What must hold of a run before any accountant is asked.
+
+Accountants bound what events did.  Some conditions of a guarantee lie outside any single bound:
+where the noise came from, whether it was drawn again after a look, how inputs were scaled, what
+peers kept, which digests were published.  Each broken one is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from unwalk.core import events as ev
+from unwalk.core.errors import Refused
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.privacy.claims import refuse, start_of, unlearner_of
+
+ORIGINS = ("secret", "simulation")
+SCALINGS = ("published", "without-forgotten")
+_SEEDS = ("noise_seed", "noise-seed", "noise_secret", "secret", "seed_of_noise")
+
+
+def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
+    """Refuse a run of which no guarantee may be given, whatever an accountant would say.
+
+    ``hops`` are those of the phase that forgets; empty where nothing had to be walked.
+    """
+    check_noise(transcript)
+    check_single_draw(transcript)
+    check_scaling(transcript)
+    check_digests(transcript)
+    if hops:
+        check_wipes(transcript, hops)
+
+
+def check_noise(transcript: Transcript) -> None:
+    """The noise's seed or secret must stand nowhere in the log, and its origin be one we know."""
+    for name in _keys(transcript.header):
+        if name.lower() in _SEEDS:
+            raise Refused(
+                f"the transcript's header holds {name!r}: whoever knows the noise's seed can "
+                "subtract the noise."
+            )
+    said = transcript.header.get("noise")
+    for hop, event in transcript.events():
+        origin = _origin(event)
+        if origin is None:
+            continue
+        if origin not in ORIGINS:
+            refuse(hop, event, f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}")
+        if origin != said:
+            refuse(hop, event, f"its noise is {origin}, but the header announced {said!r}")
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _keys(inner)
+
+
+def _origin(event: ev.Event) -> str | None:
+    if isinstance(event, ev.GaussianNoise):
+        return event.origin
+    if isinstance(event, ev.GradientSteps) and event.noise > 0.0:
+        return event.origin or "unrecorded"
+    return None
+
+
+def check_single_draw(transcript: Transcript) -> None:
+    """Noise that is drawn again after its result was looked at is no longer Gaussian noise."""
+    attempt = transcript.header.get("attempt", 1)
+    if attempt != 1:
+        raise Refused(
+            f"the header records attempt {attempt!r}: the noise was redrawn, and a draw that is "
+            "chosen after a look is not the noise that was accounted for."
+        )
+
+
+def check_scaling(transcript: Transcript) -> None:
+    """Scaling, imputation and feature maps learned on all data release the forgotten records."""
+    scaling = transcript.header.get("normalisation", "unknown")
+    if scaling not in SCALINGS:
+        raise Refused(
+            f"the header records normalisation {scaling!r}: statistics that may contain D_f "
+            "release it; published constants are needed, or statistics recomputed without D_f "
+            "and replayed."
+        )
+
+
+def check_digests(transcript: Transcript) -> None:
+    """A plain digest of a model that carries D_f lets anyone test a guess of it."""
+    if transcript.header.get("digests") == "salted":
+        return
+    u = unlearner_of(transcript)
+    carries = False
+    for hop in transcript.hops:
+        for event in hop.events:
+            carries = _carries(event, carries, at_unlearner=hop.receiver == u)
+        last = hop is transcript.hops[-1]
+        if carries and hop.digest is not None and not last:
+            culprit = hop.events[-1]
+            refuse(
+                hop,
+                culprit,
+                "a plain digest of the un-noised model was published; a salted commitment is "
+                "needed",
+            )
+
+
+def _carries(event: ev.Event, carries: bool, *, at_unlearner: bool) -> bool:
+    match event:
+        case ev.GradientSteps():
+            used = at_unlearner and event.touched and event.data != "retained"
+            return carries or (used and event.noise == 0.0)
+        case ev.OwnSums():
+            return event.touched if at_unlearner else carries
+        case ev.GaussianNoise():
+            return carries and event.std == 0.0
+        case ev.Start():
+            return carries and event.start == "token"
+        case ev.Projection() | ev.Wipe():
+            return carries
+
+
+def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
+    """Each peer visited since u first used D_f erases its local state before it works again.
+
+    A walk that went back to what u kept of an arrival has every peer's state rewound with it.
+    """
+    if start_of(hops).start == "arrival":
+        return
+    tainted = _tainted(transcript, hops[0].hop)
+    for hop in hops:
+        if hop.receiver not in tainted:
+            continue
+        for event in hop.events:
+            if isinstance(event, ev.Wipe) and event.what == "local":
+                tainted.discard(hop.receiver)
+            elif isinstance(event, ev.GradientSteps) and hop.receiver in tainted:
+                refuse(
+                    hop,
+                    event,
+                    "the peer kept local state from after u's first use of D_f, and no wipe of it "
+                    "was recorded",
+                )
+
+
+def _tainted(transcript: Transcript, before: int) -> set[int]:
+    """Peers visited before a hop, from u's first use of D_f on."""
+    u = unlearner_of(transcript)
+    found: set[int] = set()
+    used = False
+    for hop in transcript.hops:
+        if hop.hop >= before:
+            break
+        used = used or any(
+            _carries(event, False, at_unlearner=hop.receiver == u) for event in hop.events
+        )
+        if used:
+            found.add(hop.receiver)
+    return found

@@ -1,0 +1,141 @@
+"""The certificate: a small document that is a function of the transcript alone.
+
+Anyone who has the transcript can make it again, and any difference is found and named.  Its bytes
+are canonical JSON (sorted keys, no spaces, ASCII) and one line break; bytes that differ from their
+own re-encoding are rejected, so that there is one text to sign.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unwalk.certificates.claims import claims_of, phase_that_forgets
+from unwalk.certificates.threats import certifier, threat_model
+from unwalk.core import events as ev
+from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.transcript import Hop, Transcript, canonical
+
+FORMAT = 1
+FILE = "certificate.json"
+NOISE = {
+    "simulation": "the noise came from a known seed: this is a simulation, which shows what a "
+    "guarantee would look like and protects nobody",
+    "secret": "the noise came from a secret of the peer that added it",
+    "none": "no noise was added",
+}
+NOT_SHOWN = [
+    "that a peer did what it logged: a peer that lies in its log is not found out here",
+    "that the records are gone from the peer's own disks",
+    "what copies of the model that were handed out before the request give away",
+]
+UNSIGNED = {"algorithm": "none", "public_key": None, "fingerprint": None, "chain": None}
+FACTS = (
+    "loss",
+    "feature_norm",
+    "normalisation",
+    "batching",
+    "slots",
+    "nominal_batch",
+    "slot_cap",
+    "epsilon",
+    "delta",
+    "p",
+    "attempt",
+    "rewind",
+    "digests",
+)
+"""Public facts of the header that a certificate repeats."""
+
+
+def certificate_of(transcript: Transcript) -> dict[str, Any]:
+    """The certificate of a run, not signed yet."""
+    header, hops = transcript.header, phase_that_forgets(transcript)
+    claims = claims_of(transcript)
+    origin = _origin(transcript)
+    return {
+        "certificate": FORMAT,
+        "unwalk": header.get("unwalk"),
+        "run": header.get("run"),
+        "task": header.get("task"),
+        "method": header.get("method"),
+        "claims": claims,
+        "threat_model": threat_model(str(header.get("method")), claims),
+        "certifier": certifier(str(header.get("method")), claims),
+        "public": {
+            "unlearner": header.get("unlearner"),
+            "forgotten": header.get("forget"),
+            "request_after_hop": _request(transcript, hops),
+        },
+        "parameters": {
+            **{name: header[name] for name in FACTS if name in header},
+            "hops": len(hops),
+            "noise_std": _stds(hops),
+        },
+        "noise": {"origin": origin, "meaning": NOISE[origin]},
+        "transcript": {
+            "chain": transcript.chain,
+            "hops": len(transcript.hops),
+            "model": transcript.hops[-1].digest if transcript.hops else None,
+        },
+        "not_shown": NOT_SHOWN,
+        "signer": dict(UNSIGNED),
+        "signature": None,
+    }
+
+
+def _request(transcript: Transcript, hops: list[Hop]) -> int:
+    """After how many hops of training the request came."""
+    return hops[0].hop - 1 if hops else len(transcript.hops)
+
+
+def _origin(transcript: Transcript) -> str:
+    for _, event in transcript.events():
+        noisy = isinstance(event, ev.GaussianNoise) and event.std > 0.0
+        if noisy or (isinstance(event, ev.GradientSteps) and event.noise > 0.0):
+            said = transcript.header.get("noise")
+            return said if said in NOISE else "simulation"
+    return "none"
+
+
+def _stds(hops: list[Hop]) -> list[float]:
+    """The different stds of noise on the parameters in the phase that forgets, in order."""
+    found = [e.std for hop in hops for e in hop.events if isinstance(e, ev.GaussianNoise)]
+    return list(dict.fromkeys(found))
+
+
+def body_of(document: dict[str, Any]) -> bytes:
+    """What is signed: the canonical text without the signature itself."""
+    return canonical({k: v for k, v in document.items() if k != "signature"}).encode()
+
+
+def text_of(document: dict[str, Any]) -> str:
+    """The file's text."""
+    return canonical(document) + "\n"
+
+
+def read_certificate(path: Path) -> dict[str, Any]:
+    """The document in a file; bytes other than its canonical text are rejected."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    return parse_certificate(raw)
+
+
+def parse_certificate(raw: bytes) -> dict[str, Any]:
+    """The document in these bytes."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt("the certificate is not JSON.") from error
+    if not isinstance(document, dict) or document.get("certificate") != FORMAT:
+        raise Corrupt(f"this is not a certificate of format {FORMAT}.")
+    try:
+        again = text_of(document).encode()
+    except ValueError as error:
+        raise Corrupt("the certificate holds a number that is not finite.") from error
+    if again != raw:
+        raise Corrupt("the certificate's bytes differ from their canonical re-encoding.")
+    return document

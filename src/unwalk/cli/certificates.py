@@ -1,0 +1,175 @@
+"""``unwalk verify`` and ``unwalk sign``: check a certificate, and put a name under one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unwalk.cli.terminal import JsonOption, show
+from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+
+if TYPE_CHECKING:
+    from unwalk.certificates import Verdict
+    from unwalk.core.transcript import Transcript
+
+KEY = Path("~/.config/unwalk/signing.pem")
+
+
+def verify(
+    certificate: Annotated[
+        Path | None, typer.Argument(help="certificate.json, or the folder of a run.")
+    ] = None,
+    transcript: Annotated[
+        Path | None, typer.Option(help="Its transcript; without, transcript.jsonl beside it.")
+    ] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(help="Fingerprint of a signer, or the file of a CA's certificate (PEM)."),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="Do the run again from data and secrets, compare."),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Check a certificate: signature, chain, and every number made anew from the events.
+
+    Exit codes: 0 intact and signed by --trust; 3 intact, signer unknown; 1 something was changed.
+    """
+    place = certificate or replay
+    if place is None:
+        raise InvalidInput("name a certificate, or give --replay RUN_DIR.")
+    if place.is_dir():
+        place = place / "certificate.json"
+    try:
+        code = _verify(place, transcript, trust, replay, json_)
+    except Corrupt as error:
+        _tell(json_, {"verdict": "changed", "problems": [str(error)]}, [f"changed: {error}"])
+        code = 1
+    raise typer.Exit(code)
+
+
+def _verify(
+    place: Path, transcript: Path | None, trust: str | None, replay: Path | None, json_: bool
+) -> int:
+    from unwalk.certificates import read_certificate
+    from unwalk.certificates import verify as check
+
+    document = read_certificate(place)
+    recorded = _transcript(place, transcript)
+    verdict = check(document, recorded, trust=trust, now=datetime.now(UTC))
+    differences: list[str] = []
+    if replay is not None:
+        differences = _replayed(replay, recorded)
+    _report(verdict, document, replay is not None, differences, json_)
+    return 1 if differences else verdict.exit_code
+
+
+def _transcript(place: Path, given: Path | None) -> Transcript | None:
+    from unwalk.core.transcript import Transcript
+
+    path = given or place.with_name("transcript.jsonl")
+    if given is None and not path.exists():
+        return None
+    try:
+        return Transcript.read(path)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise Corrupt(f"{path} is not text.") from error
+
+
+def _replayed(run_dir: Path, recorded: Transcript | None) -> list[str]:
+    from unwalk.runs.replay import replay
+
+    if recorded is None:
+        raise InvalidInput(f"{run_dir} has no transcript to compare with.")
+    return replay(run_dir, recorded)
+
+
+def _report(
+    verdict: Verdict,
+    document: dict[str, Any],
+    replayed: bool,
+    differences: list[str],
+    json_: bool,
+) -> None:
+    problems = [*verdict.problems, *differences]
+    lines = [verdict.headline if not differences else "changed"]
+    lines += [f"changed: {text}" for text in problems]
+    lines += [f"checked: {text}" for text in verdict.notes]
+    if replayed and not differences:
+        lines.append("checked: done again from data and secrets, every hop came out the same")
+    for claim in document.get("claims", []) if not problems else []:
+        numbers = ""
+        if claim["epsilon"] is not None:
+            numbers = f" (epsilon {claim['epsilon']:.6g}, delta {claim['delta']:.6g})"
+        lines.append(f"{claim['grade']}{numbers}: {claim['reason']}")
+    if not problems:
+        lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
+    answer = {
+        "verdict": lines[0],
+        "problems": problems,
+        "checked": list(verdict.notes),
+        "signer": verdict.signer,
+        "trusted": verdict.known,
+        "replayed": replayed,
+        "claims": document.get("claims", []),
+        "not_shown": document.get("not_shown", []),
+    }
+    _tell(json_, answer, lines)
+
+
+def _tell(json_: bool, answer: dict[str, Any], lines: list[str]) -> None:
+    if json_:
+        print(json.dumps(answer))
+        return
+    for line in lines:
+        show(line, soft_wrap=True)
+
+
+def sign(
+    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN_DIR")],
+    key: Annotated[
+        Path | None, typer.Option(help=f"Ed25519 key (PEM); without, {KEY}, made if missing.")
+    ] = None,
+    chain: Annotated[
+        Path | None, typer.Option(help="X.509 certificate (PEM) that a CA issued for the key.")
+    ] = None,
+) -> None:
+    """Sign the certificate of a run, after checking it against its transcript."""
+    from unwalk.certificates import read_certificate
+    from unwalk.certificates import verify as check
+    from unwalk.certificates.document import FILE, text_of
+    from unwalk.certificates.signing import load_key, make_key
+    from unwalk.certificates.signing import sign as put_signature
+    from unwalk.runs.store import write_file
+
+    place = run_dir / FILE
+    document = read_certificate(place)
+    unsigned = check(document, _transcript(place, None))
+    if not unsigned.recomputed:
+        raise InvalidInput(f"{run_dir} has no transcript.jsonl to check the certificate with.")
+    if unsigned.problems:
+        raise Corrupt(f"{place} is not signed: {unsigned.problems[0]}.")
+    path = key
+    if path is None:
+        path = KEY.expanduser()
+        if not path.exists():
+            show(f"made a new key: {path}, fingerprint {make_key(path)}", soft_wrap=True)
+    pem = None
+    if chain is not None:
+        try:
+            pem = chain.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidInput(f"{chain} cannot be read as PEM.") from error
+    signed = put_signature(document, load_key(path), pem)
+    try:
+        write_file(place, text_of(signed))
+    except OSError as error:
+        raise UnwalkError(f"{place} cannot be written: {error.strerror}.") from error
+    show(f"signed {place} as {signed['signer']['fingerprint']}", soft_wrap=True)

@@ -1,0 +1,45 @@
+"""Restart: begin again from a model that never met the forgotten records.
+
+The start is the public initial model, or what the forgetting peer u makes of it alone on the
+records it retains (``local_steps`` visits' worth of descent before the token leaves u).  Both
+depend on retained records only, and so does everything after: exact, for any loss and optimizer.
+State that peers kept from training depends on the forgotten records, so each peer erases its own
+at its first visit of the new walk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unwalk.core.program import Forget, Program, Visit
+from unwalk.core.validation import check_count
+from unwalk.methods.local_work import Descent
+
+
+def wiping(visit: Visit, program: Program) -> Program:
+    """``program`` behind a wipe of the peer's local state, at its first visit of a phase."""
+    return program if visit.earlier_in_phase else (Forget("local"), *program)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Network-SGD on the retained records, from a start without the forgotten ones.
+
+    ``local_steps`` visits' worth of work at u come first, in the first hop.
+    """
+
+    descent: Descent
+    local_steps: int = 0
+    name: str = field(default="restart", init=False)
+
+    def __post_init__(self) -> None:
+        check_count("local_steps", self.local_steps)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        return self.descent.travels
+
+    def visit(self, visit: Visit) -> Program:
+        times = 1 + self.local_steps if visit.phase_hop == 1 else 1
+        work = [op for _ in range(times) for op in self.descent.program(visit, "retained")]
+        return wiping(visit, tuple(work))

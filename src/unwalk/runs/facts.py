@@ -1,0 +1,118 @@
+"""Public facts of a run: what the transcript's header states before the first hop.
+
+Accountants read them there.  Nothing in them may depend on the records to be forgotten, but for
+their number (or the cap announced in its place).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+import unwalk
+from unwalk.core.errors import InvalidInput
+from unwalk.core.workspace import build_model
+from unwalk.runs.baselines import Calibrated, nominal_reason
+from unwalk.runs.config import Config
+from unwalk.runs.entries import GOING_BACK, train_descent, way_back
+from unwalk.tasks import ShardedTask
+
+
+def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> dict[str, Any]:
+    """The header's facts that are the same for every walk of a run."""
+    facts: dict[str, Any] = {
+        "unwalk": unwalk.__version__,
+        "method": method,
+        "forget": announced(config, task),
+        "epsilon": config.unlearn.epsilon,
+        "delta": config.unlearn.delta,
+        "attempt": config.noise.attempt,
+        "normalisation": _normalisation(config, task),
+        **_batching(config),
+        **_loss(task),
+    }
+    if method in GOING_BACK:
+        facts["rewind"] = way_back(config, method)
+    if method == "rrdu" or (method == "seal" and config.seal.visits):
+        facts["p"] = p
+    return facts
+
+
+def announced(config: Config, task: ShardedTask) -> int:
+    """How many forgotten records the run is accounted for: the cap, or how many there are."""
+    size = int(task.records(config.forget.peer).forgotten.size)
+    cap = config.forget.cap
+    if cap is None:
+        return size
+    if config.seal.visits:
+        raise InvalidInput(
+            "forget.cap hides how many records are forgotten, but visits after a seal "
+            f"(seal.visits is {config.seal.visits}) tell; allowed: one of them."
+        )
+    if cap < size:
+        raise InvalidInput(f"forget.cap is {cap}; allowed: {size} or more, the records to forget.")
+    return cap
+
+
+def _normalisation(config: Config, task: ShardedTask) -> str:
+    given = config.data.normalisation
+    if given is not None:
+        return given
+    return "published" if config.task == "file" else task.source.normalisation
+
+
+def _batching(config: Config) -> dict[str, Any]:
+    work = train_descent(config).work
+    if work.kind != "slots":
+        return {"batching": work.kind}
+    return {
+        "batching": "slots",
+        "slots": work.slots,
+        "nominal_batch": work.nominal_batch,
+        "slot_cap": work.nominal_batch,
+    }
+
+
+def _loss(task: ShardedTask) -> dict[str, Any]:
+    """The loss, where it is softmax regression on inputs of bounded length."""
+    model = build_model(task.model, 0)
+    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    head = layers[-1]
+    plain = all(isinstance(layer, nn.Flatten) for layer in layers[:-1])
+    if not plain or not isinstance(head, nn.Linear) or task.loss is not None:
+        return {}
+    norm = task.source.feature_norm
+    if norm is None or task.source.augment is not None:
+        return {"loss": "softmax"}
+    bias = 0.0 if head.bias is None else 1.0
+    return {"loss": "softmax", "feature_norm": math.hypot(norm, bias)}
+
+
+def nominal_facts(
+    config: Config, method: str, found: Calibrated, p: float, origin: str
+) -> list[dict[str, Any]]:
+    """The paper's numbers, announced with the formula they come from; none without noise."""
+    target = config.unlearn
+    numbers = {"epsilon": target.epsilon, "delta": target.delta}
+    if method == "rrdu" and found.scale > 0.0 and target.sigma is None:
+        known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
+        reason = (
+            "the paper's Corollary 5.2 with unit constant, for which no proof covers this run; "
+            f"the noise came from {known}."
+        )
+        said = {
+            "formula": "corollary-5.2",
+            "accountant": "paper",
+            "sigma": found.scale,
+            "clip": target.clip if target.clip is not None else 1.0,
+            "hops": target.hops,
+            "p": p,
+            "reason": reason,
+        }
+        return [{**numbers, **said}]
+    if found.formula and found.scale > 0.0:
+        reason = nominal_reason(found)
+        return [{**numbers, "formula": method, "accountant": found.accountant, "reason": reason}]
+    return []

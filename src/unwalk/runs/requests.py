@@ -1,0 +1,195 @@
+"""What is settled when a deletion request arrives: noise, and from where the walk goes on.
+
+Everything here is computed from the training transcript's public facts and events, and from the
+request's size: the same in a world without the forgotten records.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from unwalk.core import events as ev
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.plan import Phase
+from unwalk.core.program import Project, Steps, Visit
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.core.workspace import build_model
+from unwalk.engines.execute import steps_event
+from unwalk.methods.local_work import Descent
+from unwalk.methods.rewind import first_use
+from unwalk.privacy.gaussian import gaussian_mu
+from unwalk.privacy.ledger import Ledger, SlotSteps
+from unwalk.privacy.noisy_start import noisy_start_sigma
+from unwalk.privacy.seal import seal_steps
+from unwalk.privacy.stability import Facts, ledger_before
+from unwalk.runs.config import Config
+from unwalk.runs.entries import (
+    GOING_BACK,
+    Decided,
+    train_descent,
+    train_phase,
+    unlearn_descent,
+    way_back,
+)
+from unwalk.runs.proved import later_correction
+from unwalk.tasks import ShardedTask
+
+ROUNDING = 1.0 + 1e-12
+"""Noise is made larger by this, so that no rounding of the accountant's takes it below."""
+
+
+def decide(
+    method: str,
+    config: Config,
+    task: ShardedTask,
+    header: dict[str, Any],
+    trained: Transcript | None,
+) -> Decided:
+    """What the method needs to know; before training, what can be refused already is.
+
+    With a noise std that was given, nothing is refused here: the certificate will say it.
+    """
+    if method in GOING_BACK:
+        return _rewind(method, config, task, trained)
+    if method == "ball-seal":
+        seal = config.seal
+        steps = seal_steps(config.unlearn.epsilon, config.unlearn.delta, seal.ratio)
+        return Decided(std=2.0 * seal.radius / seal.ratio * ROUNDING, steps=steps)
+    if method == "noisy-start":
+        return Decided(std=_noisy_start(config, task, header))
+    if method in ("seal", "release"):
+        return _ledger(method, config, task, header, trained)
+    return Decided()
+
+
+def _ledger(
+    method: str,
+    config: Config,
+    task: ShardedTask,
+    header: dict[str, Any],
+    trained: Transcript | None,
+) -> Decided:
+    given = config.seal.std if method == "seal" else None
+    if given is not None:
+        return Decided(std=given, later_std=_later(config, task)[1])
+    if trained is None:
+        probe(task, header, train_phase(config), config.forget.peer)
+        return Decided(std=1.0, later_std=_later(config, task)[1])
+    distance = Transcript({**trained.header, **header}, list(trained.hops))
+    ledger = ledger_before(distance, len(trained.hops) + 1)
+    facts = Facts.of(distance)
+    if method == "release":
+        work = _slot_steps(facts, unlearn_descent(config), config.unlearn.hops)
+        return Decided(std=_std(ledger.steps(work, facts.loss), config, 1.0))
+    if config.seal.local_epochs:
+        local = _slot_steps(facts, unlearn_descent(config), config.seal.local_epochs)
+        ledger = ledger.steps(replace(local, epochs=config.seal.local_epochs), facts.loss)
+    share, later_std = _later(config, task)
+    return Decided(std=_std(ledger, config, share), later_std=later_std)
+
+
+def _std(ledger: Ledger, config: Config, share: float) -> float:
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(share)
+    return ledger.distance / mu * ROUNDING
+
+
+def _slot_steps(facts: Facts, descent: Descent, times: int) -> SlotSteps:
+    """``times`` visits on retained records, as the ledger counts them."""
+    return SlotSteps(
+        epochs=descent.work.epochs * times,
+        slots=facts.slots,
+        step_size=descent.rule.learning_rate,
+        nominal_batch=facts.nominal_batch,
+        slot_cap=facts.slot_cap,
+        weight_decay=descent.rule.weight_decay,
+    )
+
+
+def _later(config: Config, task: ShardedTask) -> tuple[float, float]:
+    """The seal's share of the budget, and the noise of each LIGHTWEIGHT visit after it."""
+    correction = later_correction(config)
+    if correction is None:
+        return 1.0, 0.0
+    visit = _visit(task, config.forget.peer, np.random.default_rng(0))
+    steps = correction.steps(visit, correction.rule.learning_rate)
+    moved = correction.sensitivity(steps) or 0.0
+    left = (1.0 - config.seal.share) / config.seal.visits
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(left)
+    return config.seal.share, moved / mu * ROUNDING
+
+
+def _noisy_start(config: Config, task: ShardedTask, header: dict[str, Any]) -> float:
+    given = config.noisy_start
+    if given.std is not None:
+        return given.std
+    probe(task, header, train_phase(config), config.forget.peer)
+    facts = Facts.of(Transcript(header))
+    usual = config.train.hops / task.peers
+    return noisy_start_sigma(
+        config.unlearn.epsilon,
+        config.unlearn.delta,
+        given.visits or math.ceil(usual + 2.0 * math.sqrt(usual)),
+        step_size=config.train.learning_rate,
+        lipschitz=facts.loss.lipschitz,
+        most_forgotten=max(facts.forgotten, 1),
+        nominal_batch=facts.nominal_batch,
+        epochs=config.train.epochs,
+    )
+
+
+def _rewind(method: str, config: Config, task: ShardedTask, trained: Transcript | None) -> Decided:
+    if config.train.keep != "last":
+        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.")
+    if method == "sisa" and config.train.slices == 1:
+        raise InvalidInput("sisa needs train.slices; it is 1, allowed: 2 or more.")
+    if trained is None:
+        return Decided(hops=config.train.hops)
+    u, seeds = config.forget.peer, PublicSeeds(config.seed)
+
+    def coins(hop: int) -> np.random.Generator:
+        return seeds.numpy("train", "batches", hop)
+
+    visits = [hop.hop for hop in trained.hops if hop.receiver == u]
+    start = visits[0] if visits else None
+    if way_back(config, method) == "first-use":
+        start = first_use(train_descent(config), task.records(u), visits, coins)
+    if start is None:
+        return Decided()
+    return Decided(start_hop=start, hops=len(trained.hops) - start + 1, coins=coins)
+
+
+def probe(task: ShardedTask, header: dict[str, Any], phase: Phase, u: int) -> None:
+    """Ask the ledger about a training visit before training, so that a refusal comes at once."""
+    model = build_model(task.model, 0)
+    travels = (*sorted(dict(model.named_buffers())), *phase.method.travels)
+    happened: list[ev.Event] = [ev.Start(phase.name, "initial", False, travels)]
+    for op in phase.method.visit(_visit(task, u, np.random.default_rng(0))):
+        if isinstance(op, Steps):
+            happened.append(steps_event(op, "simulation"))
+        elif isinstance(op, Project):
+            happened.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
+    made = Transcript(dict(header))
+    made.add(Hop(1, phase.name, 1, -1, u, (), 0, tuple(happened)))
+    ledger_before(made, 2)
+
+
+def _visit(task: ShardedTask, peer: int, rng: np.random.Generator) -> Visit:
+    return Visit(1, 1, peer, True, 0, task.records(peer), rng)
+
+
+def keeps(config: Config, methods: list[str]) -> str:
+    """Which arrivals the forgetting peer has to keep for these methods."""
+    ways = {way_back(config, method) for method in methods if method in GOING_BACK}
+    if not ways:
+        return "none"
+    return "all" if "first-use" in ways else "first"
+
+
+def capacity(task: ShardedTask) -> int:
+    """The number of records of the largest peer."""
+    return max(task.records(peer).size for peer in range(task.peers))

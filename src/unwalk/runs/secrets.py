@@ -1,0 +1,42 @@
+"""Where a run's privacy noise comes from: a known seed, or a secret file of the peer."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.validation import check_private_file
+from unwalk.runs.config import Config
+
+
+def noise_of(config: Config, run: str) -> NoiseSource:
+    """The noise source that the settings name.
+
+    A secret gives one noise for a run and attempt: to draw again, the attempt has to be raised,
+    which the transcript records and a certificate refuses.
+    """
+    noise = config.noise
+    if noise.source == "simulated":
+        labels = ("simulated-noise",) if noise.attempt == 1 else ("simulated-noise", noise.attempt)
+        return SimulatedNoise(PublicSeeds(config.seed).integer(*labels))
+    if not noise.secret_file:
+        raise InvalidInput("noise.source is 'secret', which needs noise.secret_file.")
+    path = Path(noise.secret_file)
+    check_private_file(path)
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    return SecretNoise(f"{run}/{noise.attempt}", secret)
+
+
+def salt_of(noise: NoiseSource) -> bytes:
+    """A secret that turns the transcript's digests into commitments; none in a simulation."""
+    if not isinstance(noise, SecretNoise):
+        return b""
+    message = f"unwalk/digest-salt/{noise.run}".encode()
+    return hmac.new(noise.secret, message, hashlib.sha256).digest()

@@ -1,0 +1,265 @@
+"""Every condition of a guarantee, broken on purpose, is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from unwalk.certificates import claims_of
+from unwalk.core import events as ev
+from unwalk.core.transcript import Hop, Transcript
+
+U = 0
+FACTS = {
+    "unlearner": U,
+    "peers": 4,
+    "method": "seal",
+    "forget": 1,
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "loss": "softmax",
+    "feature_norm": 1.0,
+    "batching": "slots",
+    "slots": 1,
+    "nominal_batch": 20,
+    "slot_cap": 20,
+    "normalisation": "published",
+    "attempt": 1,
+    "noise": "secret",
+    "digests": "plain",
+    "phases": [{"name": "train"}, {"name": "unlearn"}],
+}
+PLAIN = ev.GradientSteps(
+    steps=1,
+    minibatches=1,
+    batch=20,
+    data="all",
+    touched=True,
+    direction=-1,
+    scale=1.0,
+    clip=None,
+    clip_per_example=None,
+    noise=0.0,
+    origin=None,
+    optimizer="sgd",
+    step_size=1.0,
+    momentum=0.0,
+    weight_decay=0.1,
+    state="none",
+)
+RETAINED = replace(PLAIN, data="retained", touched=False)
+BEGIN = ev.Start("train", "initial", False, ())
+SEALED = ev.Start("unlearn", "token", True, ())
+WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret")
+TRAIN = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
+UNLEARN = [(U, (SEALED, WIPE, NOISE, RETAINED)), (2, (WIPE, RETAINED)), (3, (RETAINED,))]
+
+
+def transcript(train=TRAIN, unlearn=UNLEARN, digests=(), **facts):
+    made = Transcript({**FACTS, **facts})
+    number = 0
+    for phase, group in (("train", train), ("unlearn", unlearn)):
+        for place, (receiver, events) in enumerate(group, 1):
+            number += 1
+            digest = "d" * 64 if number in digests else None
+            made.add(Hop(number, phase, place, -1, receiver, (receiver,), 0, events, digest=digest))
+    return made
+
+
+def the_claim(**changes):
+    (claim,) = claims_of(transcript(**changes))
+    return claim
+
+
+def test_nothing_broken_is_certified():
+    claim = the_claim()
+    assert claim["grade"] == "certified"
+    assert claim["accountant"] == "ledger"
+    assert 0.0 < claim["epsilon"] < 5.0
+
+
+def test_peers_that_were_not_visited_since_need_no_wipe():
+    unlearn = [UNLEARN[0], (1, (RETAINED,)), (3, (RETAINED,))]
+    assert the_claim(unlearn=unlearn)["grade"] == "certified"
+
+
+def at_u(event):
+    return [TRAIN[0], (U, (event,)), TRAIN[2]]
+
+
+BROKEN = {
+    "Adam at u": ({"train": at_u(replace(PLAIN, optimizer="adam", state="carried"))}, "adam"),
+    "momentum": ({"train": at_u(replace(PLAIN, optimizer="momentum", momentum=0.9))}, "momentum"),
+    "clipping": ({"train": at_u(replace(PLAIN, clip=1.0))}, "clipping"),
+    "expanding steps": ({"train": at_u(replace(PLAIN, step_size=9.0))}, "may expand"),
+    "BatchNorm": (
+        {"train": [(1, (replace(BEGIN, travels=("norm.running_mean",)), PLAIN)), *TRAIN[1:]]},
+        "carries 'norm.running_mean'",
+    ),
+    "BatchNorm after the request": (
+        {"unlearn": [(U, (replace(SEALED, travels=("norm.running_var",)), *UNLEARN[0][1][1:]))]},
+        "carries 'norm.running_var'",
+    ),
+    "ball round theta_0": (
+        {"unlearn": [*UNLEARN[:1], (2, (WIPE, RETAINED, ev.Projection((("start", 1.0),))))]},
+        "centred on theta_0",
+    ),
+    "noise seed in the log": ({"noise_seed": 7}, "can subtract the noise"),
+    "noise seed deep in the log": ({"setup": {"noise": [{"secret": "ab"}]}}, "'secret'"),
+    "noise of another origin": ({"noise": "simulation"}, "its noise is secret"),
+    "statistics from all data": ({"normalisation": "all-data"}, "normalisation 'all-data'"),
+    "statistics of unknown origin": ({"normalisation": "unknown"}, "normalisation 'unknown'"),
+    "kept local state": (
+        {"unlearn": [UNLEARN[0], (2, (RETAINED,))]},
+        "no wipe of it was recorded",
+    ),
+    "local moments": (
+        {"unlearn": [UNLEARN[0], (3, (replace(RETAINED, state="local"),))]},
+        "local state may depend on D_f",
+    ),
+    "redraw": ({"attempt": 2}, "redrawn"),
+    "plain digest of the old model": ({"digests": (3,)}, "plain digest"),
+    "not at u first": ({"unlearn": [(2, (SEALED, WIPE, NOISE, RETAINED))]}, "un-noised"),
+    "no noise": ({"unlearn": [(U, (SEALED, WIPE, RETAINED))]}, "un-noised"),
+    "noise after it left": (
+        {"unlearn": [(U, (SEALED, WIPE, RETAINED)), (U, (NOISE,))]},
+        "un-noised",
+    ),
+    "touching D_f afterwards": (
+        {"unlearn": [*UNLEARN[:2], (U, (replace(PLAIN, clip=1.0, weight_decay=0.0),))]},
+        "leaves u un-noised",
+    ),
+    "other batches": ({"batching": "epochs"}, "keyed slots"),
+    "unbounded inputs": ({"feature_norm": None}, ""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_condition_is_refused_by_name(name):
+    changes, words = BROKEN[name]
+    if changes.get("feature_norm", 1.0) is None:
+        made = transcript()
+        header = {k: v for k, v in made.header.items() if k != "feature_norm"}
+        bare = Transcript(header)
+        for hop in made.hops:
+            bare.add(hop)
+        (claim,) = claims_of(bare)
+        words = "feature_norm"
+    else:
+        claim = the_claim(**changes)
+    assert claim["grade"] == "refused", claim
+    assert (claim["epsilon"], claim["delta"]) == (None, None)
+    assert words in claim["reason"]
+
+
+def test_salted_digests_may_be_published():
+    made = transcript(digests=(3,))
+    salted = Transcript({**made.header, "digests": "salted"})
+    for hop in made.hops:
+        salted.add(hop)
+    assert claims_of(salted)[0]["grade"] == "certified"
+
+
+REWOUND = ev.Start("unlearn", "arrival", False, (), 2)
+
+
+def rewound(unlearn, **facts):
+    return the_claim(unlearn=unlearn, method="rewind", **{"rewind": "first-contact", **facts})
+
+
+def test_rewinding_to_first_contact_is_exact():
+    claim = rewound([(U, (REWOUND, RETAINED)), (2, (RETAINED,))])
+    assert (claim["grade"], claim["epsilon"]) == ("exact", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("unlearn", "words"),
+    [
+        ([(U, (replace(REWOUND, hop=1), RETAINED)), (2, (RETAINED,))], "no arrival at u"),
+        ([(U, (replace(REWOUND, start="token"), RETAINED)), (2, (RETAINED,))], "did not begin"),
+        ([(U, (REWOUND, RETAINED))], "training had 2 left"),
+        ([(2, (REWOUND, RETAINED)), (1, (RETAINED,))], "from peer 2"),
+        ([(U, (REWOUND, PLAIN)), (2, (RETAINED,))], "touched the forgotten"),
+        ([], "did not go back"),
+    ],
+)
+def test_a_rewind_that_is_none_is_refused(unlearn, words):
+    claim = rewound(unlearn)
+    assert claim["grade"] == "refused"
+    assert words in claim["reason"]
+
+
+def test_a_second_contact_is_no_first_one():
+    train = [(U, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
+    unlearn = [(U, (REWOUND, RETAINED)), (2, (RETAINED,))]
+    claim = rewound(unlearn, train=train)
+    assert "u was visited before" in claim["reason"]
+    claim = rewound(unlearn, train=train, rewind="first-use")
+    assert claim["grade"] == "exact"
+    assert any("own log" in text for text in claim["assumptions"])
+
+
+def test_a_restart_needs_the_initial_model():
+    anew = replace(SEALED, start="initial", carries_forgotten=False)
+    walk = [(3, (anew, RETAINED)), (2, (WIPE, RETAINED)), (U, (WIPE, RETAINED))]
+    assert the_claim(unlearn=walk, method="restart")["grade"] == "exact"
+    kept = [(3, (anew, RETAINED)), (2, (RETAINED,))]
+    assert "no wipe" in the_claim(unlearn=kept, method="restart")["reason"]
+    old = [(3, (replace(anew, start="token"), RETAINED))]
+    assert "not from the initial model" in the_claim(unlearn=old, method="restart")["reason"]
+
+
+SUMS = ev.OwnSums("all", True, 40, 1.0)
+OWN = ev.OwnSums("retained", False, 40, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("train", "unlearn", "words"),
+    [
+        ([(1, (BEGIN, SUMS)), (U, (SUMS,))], [(U, (SEALED, OWN))], ""),
+        ([(1, (BEGIN, SUMS)), (U, (SUMS,))], [(U, (SEALED, SUMS))], "the forgotten ones too"),
+        ([(1, (BEGIN, SUMS)), (U, (PLAIN,))], [(U, (SEALED, OWN))], "more than a function of sums"),
+        (
+            [(1, (BEGIN, SUMS)), (U, (SUMS,))],
+            [(U, (SEALED, replace(OWN, strength=2.0)))],
+            "differ in precision",
+        ),
+    ],
+)
+def test_sums(train, unlearn, words):
+    claim = the_claim(train=train, unlearn=unlearn, method="sums")
+    assert claim["grade"] == ("refused" if words else "exact")
+    assert words in claim["reason"]
+
+
+def test_nothing_to_forget_is_nothing_to_claim():
+    assert claims_of(transcript(forget=0)) == []
+
+
+NOMINAL = {
+    "formula": "corollary-5.2",
+    "accountant": "paper",
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "sigma": 0.8410,
+    "clip": 0.5,
+    "hops": 3,
+    "p": 0.5,
+    "reason": "the paper's",
+}
+
+
+def test_a_nominal_number_that_its_formula_does_not_give_is_refused():
+    (claim, _) = claims_of(transcript(nominal=[NOMINAL]))
+    assert claim["grade"] == "refused"
+    assert "it gives sigma" in claim["reason"]
+    from unwalk.privacy.nominal import nominal_sigma
+
+    right = {**NOMINAL, "sigma": nominal_sigma(1.0, 1e-5, 0.5, 3, 0.5, 4)}
+    (claim, _) = claims_of(transcript(nominal=[{**right, "hops": 3}], unlearn=UNLEARN[1:]))
+    assert claim["grade"] == "refused"
+    quiet = [(2, (SEALED, RETAINED)), (1, (RETAINED,)), (3, (RETAINED,))]
+    (claim, other) = claims_of(transcript(nominal=[right], unlearn=quiet, method="rrdu"))
+    assert (claim["grade"], claim["epsilon"]) == ("nominal", 1.0)
+    assert "the starting model carries D_f un-noised" in other["reason"]

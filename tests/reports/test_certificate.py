@@ -1,0 +1,80 @@
+"""The certificate's page for people: four questions, answered from the result alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.runs.small import small_run
+from unwalk.core.errors import InvalidInput
+from unwalk.reports import render
+
+FLAT: dict[str, Any] = {
+    "preset": "certified",
+    "task": "digits-flat",
+    "peers": 4,
+    "train.hops": 9,
+    "unlearn.hops": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    found: dict[str, Any] = small_run(FLAT, compare=["restart"]).result
+    return found
+
+
+def text(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+
+
+def test_it_says_what_was_asked_done_promised_and_not(result):
+    page = text(render(result))
+    headings = [
+        "The certificate in plain words",
+        "What was asked",
+        "What was done",
+        "What is promised, and to whom",
+        "What is not promised",
+        "What it was worth",
+    ]
+    places = [page.index(heading) for heading in headings]
+    assert places == sorted(places)
+    told = page[places[0] :]
+    assert "asked, after 9 hops of training, that the model forget 1 record" in told
+    assert "factor of 2.72 at most, except with a probability of 1 in 100,000" in told
+    assert "It is no secret who asked, when, and for how many records." in told
+    assert "rehearsal" in told
+    assert "It was not signed when this page was made." in told
+    assert "unwalk verify certificate.json" in told
+
+
+def test_words_nobody_needs_are_not_there(result):
+    words = result["certificate"]["words"]
+    told = " ".join(t for texts in words.values() for t in texts)
+    assert not re.search(r"R[eé]nyi|divergence|hockey|sigma|\bmu\b|epsilon|D_f", told)
+
+
+def test_a_refusal_is_told_as_one(result):
+    words = {**result["certificate"]["words"], "promised": ["Nothing."]}
+    other = {**result, "certificate": {**result["certificate"], "words": words, "worth": ""}}
+    page = text(render(other))
+    assert "What it was worth" not in page
+    assert "What is promised, and to whom Nothing." in page
+
+
+def test_results_without_a_certificate_have_no_such_part(result):
+    bare = {k: v for k, v in result.items() if k != "certificate"}
+    assert "plain words" not in render(bare)
+    assert "plain words" not in render({**result, "certificate": {}})
+    with pytest.raises(InvalidInput, match="certificate is a str"):
+        render({**result, "certificate": "x"})
+
+
+def test_what_a_certificate_says_is_escaped(result):
+    words = {"asked": ["<script>alert(1)</script>"]}
+    page = render({**result, "certificate": {"words": words}})
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;" in page
