@@ -5,7 +5,7 @@ delta stays at its default.
 
 from __future__ import annotations
 
-from unwalk.experiments.cells import Cell, Reported, over_seeds
+from unwalk.experiments.cells import Cell, Reported, one_setting
 
 SEEDS = 1
 
@@ -27,16 +27,4 @@ REPORTED = {
 
 def cells(task: str, seeds: int = SEEDS) -> list[Cell]:
     """One row a value."""
-    reported = REPORTED.get(task, REPORTED["mnist"])
-    return [
-        cell
-        for value, numbers in reported.items()
-        for cell in over_seeds(
-            "table-epsilon",
-            value,
-            "rrdu",
-            seeds,
-            {} if value == "baseline" else {"unlearn.epsilon": float(value)},
-            numbers if task in REPORTED else Reported(),
-        )
-    ]
+    return one_setting("table-epsilon", "unlearn.epsilon", REPORTED, task, seeds)
