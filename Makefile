@@ -1,5 +1,6 @@
 # make demo   installs into .venv, runs the demonstration, prints where its report is
 # make test   installs into .venv, runs every check
+# make peers-demo  five real peers train; one is killed and comes back
 #
 # Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
 # index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).
@@ -26,7 +27,7 @@ STAGE = @stage() { \
 	else printf -- '-- %s: FAILED, %s s\n' "$$name" $$took; fi; \
 	return $$code; }; stage
 
-.PHONY: help install demo test soak bench clean
+.PHONY: help install demo peers-demo test soak bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -52,6 +53,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/unwalk run --task digits --method rrdu --out runs/demo --overwrite
+
+peers-demo: install
+	$(BIN)/python -m unwalk.peers.demo
 
 test: install
 	$(STAGE) 'format' $(BIN)/ruff format --check $(CODE)

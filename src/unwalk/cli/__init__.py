@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import unwalk
-from unwalk.cli import calibrate, certificates, data, listing, reproduce, running
+from unwalk.cli import calibrate, certificates, data, listing, peers, reproduce, running
 from unwalk.cli.terminal import say
 from unwalk.core.errors import UnwalkError
 
@@ -33,6 +33,8 @@ app.command()(listing.methods)
 app.command()(listing.tasks)
 app.command()(listing.settings)
 app.add_typer(data.app, name="data")
+app.add_typer(peers.peer, name="peer")
+app.add_typer(peers.net, name="net")
 
 
 def _version(value: bool) -> None:

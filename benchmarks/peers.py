@@ -1,0 +1,214 @@
+"""What a hop between real peers costs beyond the visit: durable, signed, over mutual TLS.
+
+    python benchmarks/peers.py [--quick] [--json]
+
+Three peers on loopback pass a token with 114,250 and 11,250,000 parameters (457 KB and 45 MB).  The
+overhead of a hop is the time from the end of one visit to the beginning of the next one, at another
+peer: write and flush the token, sign and commit, send, check, write and flush, commit, load.  A
+visit is what the in-process engine does as well.  All clocks are this machine's.
+
+The last line compares memory: how much more a peer needs with the large token than with the small
+one, in tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from unwalk.peers.daemon import run_peer, status
+from unwalk.peers.demo import free_addresses
+from unwalk.peers.network import Limits
+from unwalk.peers.provision import make_network
+
+PEERS = 3
+FEATURES = 10
+SIZES = {"457 KB": 114_250, "45 MB": 11_250_000}
+LIMITS = {"457 KB": 6.0, "45 MB": 150.0}
+TOKENS = 4.0
+WARM = 6
+
+
+class Wide(nn.Module):
+    """A linear model with ballast: parameters that travel but take no time to train."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(FEATURES, 2)
+        used = sum(p.numel() for p in self.line.parameters())
+        self.ballast = nn.Parameter(torch.zeros(parameters - used))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.line(x) + self.ballast[0]
+        return out
+
+
+def small() -> nn.Module:
+    return Wide(SIZES["457 KB"])
+
+
+def large() -> nn.Module:
+    return Wide(SIZES["45 MB"])
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line: the median overhead of a hop, its spread, and its limit in milliseconds."""
+
+    name: str
+    overhead_ms: float
+    p90_ms: float
+    visit_ms: float
+    hops: int
+    limit_ms: float
+    resident_mb: float
+
+    @property
+    def ok(self) -> bool:
+        return self.overhead_ms <= self.limit_ms
+
+
+def _serve(folder: str, rest: float) -> None:
+    """A peer; ``rest`` seconds of work are added to each visit, so that hops do not pile up."""
+    from unwalk.peers.work import Work
+
+    plain = Work.visit
+
+    def slower(self: Any, *args: Any) -> Any:
+        begun = time.monotonic()
+        visited = plain(self, *args)
+        while time.monotonic() < begun + rest:
+            time.sleep(0.001)
+        object.__setattr__(visited, "ended", time.monotonic())
+        return visited
+
+    setattr(Work, "visit", slower)  # noqa: B010
+    torch.set_num_threads(1)
+    run_peer(Path(folder))
+
+
+def measure(name: str, hops: int, rest: float = 0.03) -> Result:
+    factory = {"457 KB": "small", "45 MB": "large"}[name]
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as place:
+        folder = Path(place) / "net"
+        settings = {
+            "task": "blobs",
+            "method": "finetune",
+            "compare": "none",
+            "forget.kind": "nothing",
+            "data.records": 64,
+            "data.features": FEATURES,
+            "data.classes": 2,
+            "train.batch": 32,
+            "train.optimizer": "sgd",
+            "train.hops": hops,
+            "model.name": f"benchmarks.peers:{factory}",
+        }
+        make_network(
+            folder,
+            name="bench",
+            addresses=free_addresses(PEERS),
+            settings=settings,
+            limits=Limits(lease=30.0, stop=2.0),
+            noise="simulation",
+        )
+        paths = [folder / f"peer-{n}" for n in range(PEERS)]
+        running = [context.Process(target=_serve, args=(str(p), rest)) for p in paths]
+        try:
+            for process in running:
+                process.start()
+            resident = _until_done(paths, [p.pid or 0 for p in running])
+        finally:
+            for process in running:
+                if process.is_alive():
+                    os.kill(process.pid or 0, signal.SIGTERM)
+                process.join(20)
+        return _read(name, paths, resident)
+
+
+def _until_done(paths: list[Path], pids: list[int]) -> float:
+    """Wait for the end; the most memory that a peer had in use, in MB."""
+    end = time.monotonic() + 600
+    while not all(status(p).get("model") for p in paths):
+        if time.monotonic() > end:
+            raise SystemExit("the walk did not end")
+        time.sleep(0.5)
+    return max(_peak(pid) for pid in pids)
+
+
+def _peak(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _read(name: str, paths: list[Path], resident: float) -> Result:
+    visits = {}
+    for path in paths:
+        with (path / "store" / "log.jsonl").open() as file:
+            for line in file:
+                record = json.loads(line)
+                if record["event"] == "visited":
+                    visits[record["hop"]] = (record["began"], record["ended"])
+    order = sorted(visits)
+    gaps = [1e3 * (visits[b][0] - visits[a][1]) for a, b in pairwise(order)][WARM:]
+    return Result(
+        name=name,
+        overhead_ms=round(median(gaps), 2),
+        p90_ms=round(sorted(gaps)[int(0.9 * len(gaps))], 2),
+        visit_ms=round(1e3 * median(e - b for b, e in visits.values()), 2),
+        hops=len(gaps),
+        limit_ms=LIMITS[name],
+        resident_mb=round(resident, 1),
+    )
+
+
+def memory_in_tokens(results: Sequence[Result]) -> float:
+    """How many tokens more the large token's peer needs than the small one's."""
+    few, many = results
+    size = 4 * (SIZES["45 MB"] - SIZES["457 KB"]) / 2**20
+    return round((many.resident_mb - few.resident_mb) / size, 2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few hops; not worth quoting")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    sizes = {"457 KB": 30, "45 MB": 12} if asked.quick else {"457 KB": 300, "45 MB": 80}
+    results = [measure(name, hops) for name, hops in sizes.items()]
+    tokens = memory_in_tokens(results)
+    if asked.json:
+        print(json.dumps({"hops": [asdict(r) for r in results], "memory_tokens": tokens}))
+    else:
+        print(f"{'token':8} {'overhead':>10} {'90 %':>8} {'visit':>8} {'limit':>8}")
+        for r in results:
+            words = "ok" if r.ok else "too slow"
+            print(
+                f"{r.name:8} {r.overhead_ms:7.2f} ms {r.p90_ms:8.2f} {r.visit_ms:8.2f} "
+                f"{r.limit_ms:8.1f}  {words}"
+            )
+        print(f"memory above a small token's peer: {tokens:.2f} tokens (at most {TOKENS:g})")
+    return 0 if all(r.ok for r in results) and tokens <= TOKENS else 1
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.exit(main())

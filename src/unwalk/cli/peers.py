@@ -1,0 +1,241 @@
+"""``unwalk peer`` and ``unwalk net``: run a peer, and run a network of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unwalk.cli.terminal import JsonOption, Set, changes_of, show
+from unwalk.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from unwalk.peers.network import Network
+
+peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
+net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
+
+Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
+Folder = Annotated[Path, typer.Argument(help="The network's folder.", metavar="FOLDER")]
+PeerName = Annotated[str, typer.Argument(help="Name of a peer, as in peer-2.", metavar="PEER")]
+Days = Annotated[float, typer.Option(help="Days that a certificate is valid.")]
+
+
+def _there() -> None:
+    try:
+        import cryptography  # noqa: F401
+        import grpc  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput(
+            f"peers need the package {error.name}; install unwalk with its extra 'peers'."
+        ) from error
+
+
+@net.command()
+def init(
+    folder: Folder,
+    address: Annotated[
+        list[str], typer.Option(help="HOST:PORT of one peer; once for every peer, in order.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the network.")] = "network",
+    lease: Annotated[float, typer.Option(help="Seconds until a silent holder is given up.")] = 30.0,
+    noise: Annotated[str, typer.Option(help="secret (each peer's own) or simulation.")] = "secret",
+    bundles: Annotated[
+        bool, typer.Option(help="Make every peer's keys here; without: each makes its own.")
+    ] = True,
+    days: Days = 365.0,
+    set_: Set = None,
+) -> None:
+    """Make a network file, its CA and, on one machine, a bundle for every peer."""
+    _there()
+    from unwalk.peers.network import Limits
+    from unwalk.peers.provision import make_network
+
+    made = make_network(
+        folder,
+        name=name,
+        addresses=address,
+        settings=changes_of(set_),
+        limits=Limits(lease=lease),
+        noise=noise,
+        bundles=bundles,
+        days=days,
+    )
+    _told(made)
+    if bundles:
+        show(f"start each peer with: unwalk peer start {folder}/PEER")
+    else:
+        show(f"each peer now runs: unwalk peer csr BUNDLE --peer NAME --network {name}")
+
+
+def _told(network: Network) -> None:
+    show(f"network {network.name}, version {network.version}, run {network.run_id}")
+    for member in network.peers:
+        show(f"  {member.name}  {member.address}")
+    if network.revoked:
+        show(f"  revoked certificates: {', '.join(network.revoked)}")
+
+
+@net.command("show")
+def show_network(folder: Folder) -> None:
+    """Show a network's peers, addresses, settings and revocations."""
+    _there()
+    from unwalk.peers.provision import network_of
+
+    network, _ = network_of(folder)
+    _told(network)
+    for key, value in sorted(network.settings.items()):
+        show(f"  {key} = {value}")
+
+
+@net.command()
+def sign(
+    folder: Folder,
+    request: Annotated[Path, typer.Argument(help="The request.csr of a peer.")],
+    out: Annotated[Path, typer.Option(help="Folder for certificate, CA and network file.")],
+    days: Days = 365.0,
+) -> None:
+    """Sign a peer's certificate request; everything in --out is public and goes to the peer."""
+    _there()
+    from unwalk.peers.provision import sign_request
+
+    show(f"certificate: {sign_request(folder, request, out, days)}")
+
+
+@net.command()
+def rotate(folder: Folder, name: PeerName, days: Days = 365.0) -> None:
+    """Give a peer of this machine new keys and a new certificate; revoke the old ones."""
+    _there()
+    from unwalk.peers import provision
+
+    show(f"new bundle: {provision.rotate(folder, name, days)}; restart the peer, and give the")
+    show("new network.json to the others (SIGHUP makes a running peer read it)")
+
+
+@net.command()
+def revoke(folder: Folder, name: PeerName) -> None:
+    """Revoke a peer's certificates in a new version of the network file."""
+    _there()
+    from unwalk.peers import provision
+
+    _told(provision.revoke(folder, name))
+
+
+@peer.command()
+def csr(
+    bundle: Bundle,
+    name: Annotated[str, typer.Option("--peer", help="The peer's name in the network.")],
+    network: Annotated[str, typer.Option(help="The network's name.")],
+) -> None:
+    """Make private keys, which stay here, and a request for whoever runs the network."""
+    _there()
+    from unwalk.peers.provision import make_request
+
+    path = make_request(bundle, name, network)
+    show(f"request: {path}; what comes back (certificate.pem, ca.pem, network.json) goes beside it")
+
+
+@peer.command()
+def start(
+    bundle: Bundle,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT, if not the address in the network file.")
+    ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(help="127.0.0.1:PORT for Prometheus; empty: none.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Go on in the background.")] = False,
+) -> None:
+    """Run a peer until it is stopped."""
+    _there()
+    from unwalk.peers.daemon import LOG, run_peer
+    from unwalk.peers.store import running
+    from unwalk.peers.trust import Bundle as Checked
+
+    checked = Checked.read(bundle)
+    if not detach:
+        run_peer(bundle, listen=listen, metrics=metrics)
+        return
+    options = [f"--{k}={v}" for k, v in (("listen", listen), ("metrics", metrics)) if v]
+    checked.store.mkdir(exist_ok=True, mode=0o700)
+    with (checked.store / "errors.txt").open("w") as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "unwalk", "peer", "start", str(bundle), *options],
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+    while running(checked.store) is None:
+        if child.poll() is not None:
+            text = (checked.store / "errors.txt").read_text().strip()
+            raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
+        time.sleep(0.05)
+    show(f"{checked.name} runs as process {child.pid}; its log: {checked.store / LOG}")
+
+
+@peer.command()
+def stop(bundle: Bundle) -> None:
+    """Ask a peer to hand the token over and end."""
+    _there()
+    from unwalk.peers.daemon import stop_peer
+
+    show("stopped" if stop_peer(bundle) else "it was not running")
+
+
+@peer.command()
+def status(bundle: Bundle, json_: JsonOption = False) -> None:
+    """Say what a peer is doing, whether it runs or not."""
+    _there()
+    from unwalk.peers.daemon import status as status_of
+
+    found = status_of(bundle)
+    if json_:
+        print(json.dumps(found))
+        return
+    for key, value in found.items():
+        show(f"{key}: {'' if value is None else value}", soft_wrap=True)
+
+
+@peer.command()
+def log(
+    bundle: Bundle,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="The committed hop log, checked, one JSON line each.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on showing new lines.")] = False,
+) -> None:
+    """Show what a peer wrote down."""
+    _there()
+    from unwalk.peers.daemon import LOG, committed_log
+    from unwalk.peers.trust import Bundle as Checked
+
+    checked = Checked.read(bundle)
+    if whole:
+        for entry in committed_log(bundle):
+            print(json.dumps(entry))
+        return
+    for record in _lines(checked.store / LOG, follow=follow):
+        facts = {k: v for k, v in record.items() if k not in ("time", "peer", "event")}
+        words = " ".join(f"{k}={json.dumps(v)}" for k, v in facts.items())
+        show(f"{record['time']} {record['event']} {words}".rstrip(), soft_wrap=True)
+
+
+def _lines(path: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist; the peer was never started.")
+    with path.open(encoding="utf-8") as file:
+        while True:
+            line = file.readline()
+            if line.endswith("\n"):
+                yield json.loads(line)
+            elif follow:
+                time.sleep(0.2)
+            else:
+                return

@@ -1,0 +1,306 @@
+"""The protocol's records as JSON and back; anything else than expected is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from unwalk.core.errors import Corrupt
+from unwalk.peers.commit import Vote
+from unwalk.peers.protocol import (
+    Ballot,
+    Generation,
+    Lineage,
+    Parcel,
+    PeerState,
+    Place,
+    Reply,
+    Sighting,
+    Value,
+)
+
+DIGEST_LENGTH = 64
+LARGEST = 1 << 31
+LONGEST_LINEAGE = 4096
+DEEPEST = 12
+
+
+def whole(value: Any, what: str, *, low: int = 0, high: int = LARGEST) -> int:
+    """A whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise Corrupt(f"{what} is no whole number from {low} to {high}.")
+    return value
+
+
+def digest(value: Any, what: str) -> str:
+    """A SHA-256 in small hexadecimal letters."""
+    good = isinstance(value, str) and len(value) == DIGEST_LENGTH
+    if not good or set(value) - set("0123456789abcdef"):
+        raise Corrupt(f"{what} is no SHA-256 digest.")
+    return str(value)
+
+
+def listed(value: Any, what: str, *, most: int = LONGEST_LINEAGE) -> list[Any]:
+    """A list that is not too long."""
+    if not isinstance(value, list) or len(value) > most:
+        raise Corrupt(f"{what} is no list of at most {most} items.")
+    return value
+
+
+def pair(value: Any, what: str, *, low: int = 0) -> tuple[int, int]:
+    """Two whole numbers."""
+    items = listed(value, what, most=2)
+    if len(items) != 2:
+        raise Corrupt(f"{what} is no pair.")
+    return whole(items[0], what, low=low), whole(items[1], what, low=low)
+
+
+def parse(data: bytes, longest: int) -> dict[str, Any]:
+    """A JSON object of at most ``longest`` bytes, without NaN and not nested deeply."""
+    if len(data) > longest:
+        raise Corrupt(f"a message has {len(data)} bytes; allowed: {longest}.")
+    try:
+        record = json.loads(data, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt("a message is not JSON.") from error
+    if not isinstance(record, dict):
+        raise Corrupt("a message is no JSON object.")
+    _check_depth(record, DEEPEST)
+    return record
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left == 0:
+        raise Corrupt("a message is nested too deeply.")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, left - 1)
+
+
+def dump(record: Mapping[str, Any]) -> bytes:
+    """JSON as it travels."""
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+
+
+def fields_of(record: Any, what: str, *names: str) -> dict[str, Any]:
+    """A JSON object with exactly these fields."""
+    if not isinstance(record, dict) or set(record) != set(names):
+        raise Corrupt(f"{what} does not have the fields {', '.join(names)}.")
+    return record
+
+
+def lineage_from(value: Any) -> Lineage:
+    """A lineage: generations strictly grow, visits done never fall."""
+    found: list[tuple[Generation, int]] = []
+    for item in listed(value, "lineage"):
+        three = listed(item, "lineage", most=3)
+        if len(three) != 3:
+            raise Corrupt("lineage holds something that is no (number, peer, visits).")
+        number, peer, start = (whole(n, "lineage") for n in three)
+        if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
+            raise Corrupt("lineage does not grow.")
+        found.append(((number, peer), start))
+    if not found or found[0][1] != 0:
+        raise Corrupt("lineage does not start at the first hop.")
+    return tuple(found)
+
+
+def lineage_to(lineage: Lineage) -> list[list[int]]:
+    """A lineage as JSON."""
+    return [[number, peer, start] for (number, peer), start in lineage]
+
+
+def parcel_to(parcel: Parcel | None) -> dict[str, Any] | None:
+    """A parcel as JSON."""
+    if parcel is None:
+        return None
+    return {
+        "generation": list(parcel.generation),
+        "hop": parcel.hop,
+        "leg": parcel.leg,
+        "chain": parcel.chain,
+        "token": parcel.token,
+        "lineage": lineage_to(parcel.lineage),
+    }
+
+
+def parcel_from(record: Any) -> Parcel:
+    """The parcel that :func:`parcel_to` wrote."""
+    names = ("generation", "hop", "leg", "chain", "token", "lineage")
+    found = fields_of(record, "a parcel", *names)
+    lineage = lineage_from(found["lineage"])
+    generation = pair(found["generation"], "generation")
+    hop = whole(found["hop"], "hop")
+    if lineage[-1][0] != generation or lineage[-1][1] > hop:
+        raise Corrupt("lineage does not end with the parcel's generation.")
+    return Parcel(
+        generation,
+        hop,
+        whole(found["leg"], "leg"),
+        digest(found["chain"], "chain"),
+        digest(found["token"], "token"),
+        lineage,
+    )
+
+
+def value_to(value: Value | None) -> dict[str, Any] | None:
+    """A committed value as JSON."""
+    if value is None:
+        return None
+    return {"generation": list(value.generation), "chain": value.chain, "token": value.token}
+
+
+def value_from(record: Any) -> Value:
+    """The value that :func:`value_to` wrote."""
+    found = fields_of(record, "a value", "generation", "chain", "token")
+    return Value(
+        pair(found["generation"], "generation"),
+        digest(found["chain"], "chain"),
+        digest(found["token"], "token"),
+    )
+
+
+def _accepted_to(accepted: tuple[Ballot, Value] | None) -> Any:
+    return None if accepted is None else [list(accepted[0]), value_to(accepted[1])]
+
+
+def _accepted_from(record: Any) -> tuple[Ballot, Value] | None:
+    if record is None:
+        return None
+    items = listed(record, "accepted", most=2)
+    if len(items) != 2:
+        raise Corrupt("accepted is no pair.")
+    return pair(items[0], "ballot"), value_from(items[1])
+
+
+def reply_to(reply: Reply, reason: str = "") -> dict[str, Any]:
+    """An answer to an offer as JSON."""
+    return {
+        "kind": reply.kind,
+        "fence": list(reply.fence),
+        "lineage": lineage_to(reply.lineage),
+        "value": value_to(reply.value),
+        "reason": reason,
+    }
+
+
+def reply_from(record: Any) -> tuple[Reply, str]:
+    """An answer and the reason it gives."""
+    found = fields_of(record, "a reply", "kind", "fence", "lineage", "value", "reason")
+    kind = found["kind"]
+    if kind not in ("accepted", "stale", "busy", "committed", "refused"):
+        raise Corrupt("a reply is of no known kind.")
+    lineage = lineage_from(found["lineage"]) if kind == "stale" else ()
+    value = value_from(found["value"]) if kind == "committed" else None
+    return Reply(kind, pair(found["fence"], "fence"), lineage, value), str(found["reason"])
+
+
+def sighting_to(sighting: Sighting) -> dict[str, Any]:
+    """What a peer knows, as JSON."""
+    generation, place = sighting.reached
+    return {
+        "fence": list(sighting.fence),
+        "lineage": lineage_to(sighting.lineage),
+        "reached": [list(generation), list(place)],
+        "committed": value_to(sighting.committed),
+    }
+
+
+def sighting_from(record: Any) -> Sighting:
+    """The sighting that :func:`sighting_to` wrote."""
+    found = fields_of(record, "a sighting", "fence", "lineage", "reached", "committed")
+    committed = found["committed"]
+    return Sighting(
+        pair(found["fence"], "fence"),
+        lineage_from(found["lineage"]),
+        _reached(found["reached"]),
+        None if committed is None else value_from(committed),
+    )
+
+
+def _reached(value: Any) -> tuple[Generation, Place]:
+    items = listed(value, "reached", most=2)
+    if len(items) != 2:
+        raise Corrupt("reached is no pair.")
+    return pair(items[0], "generation"), pair(items[1], "place", low=-1)
+
+
+def vote_to(vote: Vote) -> dict[str, Any]:
+    """A vote as JSON."""
+    return {
+        "kind": vote.kind,
+        "ballot": list(vote.ballot),
+        "accepted": _accepted_to(vote.accepted),
+        "fence": list(vote.fence),
+        "lineage": lineage_to(vote.lineage),
+        "value": value_to(vote.value),
+    }
+
+
+def vote_from(record: Any) -> Vote:
+    """The vote that :func:`vote_to` wrote."""
+    names = ("kind", "ballot", "accepted", "fence", "lineage", "value")
+    found = fields_of(record, "a vote", *names)
+    kind = found["kind"]
+    if kind not in ("yes", "no", "stale", "committed"):
+        raise Corrupt("a vote is of no known kind.")
+    return Vote(
+        kind,
+        pair(found["ballot"], "ballot", low=-1),
+        _accepted_from(found["accepted"]),
+        pair(found["fence"], "fence"),
+        lineage_from(found["lineage"]) if kind == "stale" else (),
+        value_from(found["value"]) if kind == "committed" else None,
+    )
+
+
+Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None
+
+
+def _public_to(public: Public) -> Any:
+    return None if public is None else [public[0], lineage_to(public[1]), public[2]]
+
+
+def _public_from(record: Any) -> Public:
+    if record is None:
+        return None
+    return pair(record[0], "fence"), lineage_from(record[1]), _reached(record[2])
+
+
+def state_to(state: PeerState) -> dict[str, Any]:
+    """A peer's state as JSON, for its own store."""
+    return {
+        **vars(state),
+        "lineage": lineage_to(state.lineage),
+        "public": _public_to(state.public),
+        "held": parcel_to(state.held),
+        "kept": parcel_to(state.kept),
+        "accepted": _accepted_to(state.accepted),
+        "committed": value_to(state.committed),
+    }
+
+
+def state_from(record: dict[str, Any]) -> PeerState:
+    """The state that :func:`state_to` wrote."""
+    held, kept, committed = record["held"], record["kept"], record["committed"]
+    return PeerState(
+        **{
+            **record,
+            "fence": pair(record["fence"], "fence"),
+            "lineage": lineage_from(record["lineage"]),
+            "reached": _reached(record["reached"]),
+            "public": _public_from(record["public"]),
+            "held": None if held is None else parcel_from(held),
+            "path": tuple(record["path"]),
+            "passed_over": tuple(record["passed_over"]),
+            "kept": None if kept is None else parcel_from(kept),
+            "promised": pair(record["promised"], "promised", low=-1),
+            "accepted": _accepted_from(record["accepted"]),
+            "committed": None if committed is None else value_from(committed),
+        }
+    )

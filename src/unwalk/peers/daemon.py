@@ -1,0 +1,182 @@
+"""A peer as a process: started, asked to stop, asked how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.peers import codec
+from unwalk.peers.hoplog import Entry, chain_start, check_chain
+from unwalk.peers.service import Service
+from unwalk.peers.store import Store, no_fault, running
+from unwalk.peers.telemetry import Journal
+from unwalk.peers.trust import Bundle, read_network
+from unwalk.peers.wire import Grpc
+from unwalk.peers.work import Work, plan_of
+
+LOG = "log.jsonl"
+CHECK = 60.0
+"""Seconds between looks at one's own certificate."""
+
+
+def run_peer(
+    folder: Path,
+    *,
+    listen: str | None = None,
+    metrics: str | None = None,
+    ready: Callable[[], None] | None = None,
+    fault: Callable[[str], None] = no_fault,
+) -> None:
+    """Run a peer from its bundle until SIGTERM or SIGINT."""
+    asyncio.run(_serve(folder, listen, metrics, ready, fault))
+
+
+async def _serve(
+    folder: Path,
+    listen: str | None,
+    metrics: str | None,
+    ready: Callable[[], None] | None,
+    fault: Callable[[str], None],
+) -> None:
+    bundle = Bundle.read(folder)
+    trust = bundle.trust()
+    store = Store(bundle.store, fault)
+    journal = Journal(bundle.store / LOG, bundle.name)
+    try:
+        work = Work(plan_of(bundle.network, bundle.noise_secret), bundle.index)
+        transport = Grpc(bundle, trust, listen)
+        service = Service(bundle, trust, work, store, transport, journal)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stop)
+        loop.add_signal_handler(signal.SIGHUP, _read_again, service)
+        if metrics is not None:
+            await service.metrics.serve(metrics)
+        if ready is not None:
+            ready()
+        guard = asyncio.create_task(_guard(service))
+        try:
+            await service.run()
+        finally:
+            guard.cancel()
+            with suppress(asyncio.CancelledError):
+                await guard
+            await service.metrics.stop()
+        if service.ended is not None:
+            raise InvalidInput(service.ended)
+    finally:
+        journal.close()
+        store.close()
+
+
+async def _guard(service: Service) -> None:
+    """A peer whose own certificate is no longer good hands the token over and stops."""
+    while True:
+        try:
+            service.trust.identity(service.bundle.certificate_pem.decode())
+        except UnwalkError as error:
+            service.ended = str(error)
+            service.journal.write("certificate", reason=str(error))
+            service.stop()
+            return
+        await asyncio.sleep(CHECK)
+
+
+def _read_again(service: Service) -> None:
+    """SIGHUP: take over a newer network file, for its revocations."""
+    trust = service.trust
+    try:
+        network = read_network(service.bundle.folder / "network.json", trust.authority)
+    except UnwalkError as error:
+        service.journal.write("network file refused", reason=str(error))
+        return
+    if network.run_id != service.run_id or network.version < trust.network.version:
+        service.journal.write("network file refused", reason="another run, or an older version")
+        return
+    trust.network = network
+    service.journal.write("network file read", version=network.version)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What a peer is doing, from its store; works whether it runs or not."""
+    bundle = Bundle.read(folder)
+    pid = running(bundle.store)
+    found: dict[str, Any] = {
+        "peer": bundle.name,
+        "network": bundle.network.name,
+        "run": bundle.network.run_id,
+        "running": pid is not None,
+        "pid": pid,
+    }
+    path = bundle.store / "state.sqlite"
+    if not path.exists():
+        return found
+    row = None
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        query = "SELECT state FROM runs WHERE run = ?"
+        with suppress(sqlite3.OperationalError):  # a store that is just being made
+            row = db.execute(query, (bundle.network.run_id,)).fetchone()
+    if row is None:
+        return found
+    state = codec.state_from(json.loads(row[0]))
+    final = None
+    if state.committed is not None:
+        place = bundle.store / "tokens" / f"{state.committed.token}.safetensors"
+        final = str(place) if place.exists() else None
+    return {
+        **found,
+        "hops": state.hops,
+        "holding": state.held is not None,
+        "stage": state.stage or ("finished" if state.committed else "waiting"),
+        "hop": max(0, state.reached[1][0]),
+        "generation": list(state.fence),
+        "watching": state.kept_for if state.watching else None,
+        "committed": codec.value_to(state.committed),
+        "model": final,
+    }
+
+
+def committed_log(folder: Path) -> list[Entry]:
+    """The whole committed hop log as far as this peer has gathered it, every entry checked."""
+    bundle = Bundle.read(folder)
+    found = status(folder)
+    if not found.get("committed"):
+        raise InvalidInput(f"the run of {folder} is not committed yet.")
+    start = chain_start({"network": bundle.network.name, "run": bundle.network.run_id})
+    place, chain = found["committed"]["chain"], []
+    path = bundle.store / "state.sqlite"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        while place != start:
+            row = db.execute("SELECT entry FROM entries WHERE chain = ?", (place,)).fetchone()
+            if row is None:
+                raise InvalidInput(
+                    f"{folder} does not have the whole log yet; a peer gathers it after the end."
+                )
+            chain.append(json.loads(row[0]))
+            place = chain[-1]["body"]["previous"]
+    check_chain(chain[::-1], start, found["committed"]["chain"], bundle.trust().signer)
+    return chain[::-1]
+
+
+def stop_peer(folder: Path, timeout: float | None = None) -> bool:
+    """Ask a peer to hand the token over and end; whether one was running."""
+    bundle_store = folder / "store"
+    pid = running(bundle_store)
+    if pid is None:
+        return False
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + (timeout if timeout is not None else 120.0)
+    while running(bundle_store) is not None:
+        if time.monotonic() > end:
+            raise InvalidInput(f"the peer in {folder} (process {pid}) does not end.")
+        time.sleep(0.05)
+    return True

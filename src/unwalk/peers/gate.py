@@ -1,0 +1,203 @@
+"""What a peer lets in: every offer and message is checked before anything touches its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused, UnwalkError
+from unwalk.core.plan import Move
+from unwalk.peers import codec
+from unwalk.peers.hoplog import Entry, lineage_json, parse_entry
+from unwalk.peers.network import Network
+from unwalk.peers.protocol import Parcel, Value
+from unwalk.peers.tokens import TokenFile, check_token, open_token
+from unwalk.peers.trust import Trust
+from unwalk.peers.wire import MESSAGE
+from unwalk.peers.work import ATTEMPTS, Work
+
+PROTOCOL = 1
+HEAD = ("protocol", "network", "run", "kind")
+OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size", "entry")
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A token that somebody wants to hand over."""
+
+    sender: int
+    parcel: Parcel
+    path: tuple[int, ...]
+    mover: int
+    attempt: int
+    move: Move
+    passed_over: tuple[int, ...]
+    size: int
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class FinalOffer:
+    """The committed token, for a peer that does not have it yet."""
+
+    value: Value
+    size: int
+
+
+@dataclass(eq=False)
+class Rate:
+    """A bucket of calls for each peer: ``rate`` a second, twice as many at once."""
+
+    rate: float
+    buckets: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def allows(self, peer: int, now: float) -> bool:
+        """Whether one more call is within the limit."""
+        level, then = self.buckets.get(peer, (2.0 * self.rate, now))
+        level = min(2.0 * self.rate, level + (now - then) * self.rate)
+        allowed = level >= 1.0
+        self.buckets[peer] = (level - 1.0 if allowed else level, now)
+        return allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """The checks of one peer."""
+
+    network: Network
+    trust: Trust
+    work: Work
+    peer: int
+
+    def message(self, data: bytes) -> dict[str, Any]:
+        """A small message for this network and run; its own fields are not checked yet."""
+        record = codec.parse(data, MESSAGE)
+        if record.get("protocol") != PROTOCOL:
+            raise Refused(f"protocol {PROTOCOL} is spoken here.")
+        if record.get("network") != self.network.name:
+            raise Refused(f"this is network {self.network.name}.")
+        if record.get("run") != self.network.run_id:
+            raise Refused("that run is not known here.")
+        return record
+
+    def near(self, a: int, b: int) -> bool:
+        """Whether the graph lets ``a`` hand the token to ``b``."""
+        if self.work.graph.complete:
+            return a != b
+        return b in self.work.graph.neighbours(a)
+
+    def offer(self, sender: int, data: bytes) -> Offer | FinalOffer:
+        """An offer whose envelope is in order."""
+        if not self.near(sender, self.peer):
+            raise Refused(f"peer {sender} is no neighbour of peer {self.peer}.")
+        record = self.message(data)
+        if record.get("kind") == "final":
+            codec.fields_of(record, "an offer", *HEAD, "value", "size")
+            return FinalOffer(codec.value_from(record["value"]), self._size(record["size"]))
+        codec.fields_of(record, "an offer", *HEAD, *OFFER_FIELDS)
+        if record["kind"] != "offer":
+            raise Corrupt("a token is offered as something unknown.")
+        parcel = codec.parcel_from(record["parcel"])
+        path = self._path(sender, record["path"])
+        self._place(parcel)
+        mover, attempt, move = self._move(record["move"])
+        if move.path[-len(path) :] != path:
+            raise Corrupt("the path does not end where the move ends.")
+        over = codec.listed(record["passed_over"], "passed_over", most=len(self.network.peers))
+        return Offer(
+            sender,
+            parcel,
+            path,
+            mover,
+            attempt,
+            move,
+            tuple(self._peer(p, "passed_over") for p in over),
+            self._size(record["size"]),
+            self._entry(parcel, record["entry"]),
+        )
+
+    def _peer(self, value: Any, what: str) -> int:
+        return codec.whole(value, what, high=len(self.network.peers) - 1)
+
+    def _size(self, value: Any) -> int:
+        most = min(self.network.limits.token_bytes, self.work.most_bytes)
+        size = codec.whole(value, "size", low=8, high=1 << 48)
+        if size > most:
+            raise Refused(f"the token has {size} bytes; allowed: {most}.")
+        return size
+
+    def _path(self, sender: int, value: Any) -> tuple[int, ...]:
+        items = codec.listed(value, "path", most=len(self.network.peers))
+        path = tuple(self._peer(p, "path") for p in items)
+        if not path or path[0] != self.peer:
+            raise Refused("the token is not for this peer.")
+        for here, there in pairwise(path):
+            if not self.near(here, there):
+                raise Refused(f"the path goes from {here} to {there}, which are no neighbours.")
+        return path
+
+    def _place(self, parcel: Parcel) -> None:
+        if not 1 <= parcel.hop < self.work.plan.hops:
+            raise Refused(f"hop {parcel.hop} is offered; allowed: 1 to {self.work.plan.hops - 1}.")
+        if parcel.leg >= len(self.network.peers):
+            raise Refused("the token was relayed more often than there are peers.")
+        for (_, opener), _ in parcel.lineage:
+            self._peer(opener, "generation")
+
+    def _move(self, value: Any) -> tuple[int, int, Move]:
+        names = ("mover", "attempt", "receiver", "path", "memory")
+        record = codec.fields_of(value, "a move", *names)
+        memory = record["memory"]
+        if not isinstance(memory, dict) or len(memory) > 16:
+            raise Corrupt("the route's memory is no small table.")
+        known = {str(k)[:64]: codec.whole(v, "memory") for k, v in memory.items()}
+        items = codec.listed(record["path"], "path", most=len(self.network.peers))
+        path = tuple(self._peer(p, "path") for p in items)
+        receiver = self._peer(record["receiver"], "receiver")
+        if not path or path[-1] != receiver:
+            raise Corrupt("the move does not end at its receiver.")
+        attempt = codec.whole(record["attempt"], "attempt", high=ATTEMPTS)
+        return self._peer(record["mover"], "mover"), attempt, Move(receiver, path, known)
+
+    def _entry(self, parcel: Parcel, value: Any) -> Entry:
+        """The signed head of the log has to say the same as the parcel."""
+        entry = parse_entry(value)
+        body = entry["body"]
+        same = {
+            "run": self.network.run_id,
+            "generation": list(parcel.generation),
+            "lineage": lineage_json(parcel.lineage),
+            "hop": parcel.hop,
+            "token": parcel.token,
+        }
+        if entry["chain"] != parcel.chain or any(body.get(k) != v for k, v in same.items()):
+            raise Refused("the log entry says something else than the parcel.")
+        signer = self.trust.signer(entry)
+        expected = parcel.generation[1] if body.get("kind") == "recovery" else body.get("peer")
+        if signer != expected or body.get("peer") != signer:
+            raise Refused(f"the log entry was not signed by peer {expected}.")
+        return entry
+
+    def content(self, offer: Offer, path: Path) -> TokenFile:
+        """The token's own bytes, already known to have the right digest."""
+        file = open_token(path, len(self.network.peers))
+        check_token(file, self.work.expected, self.work.optional)
+        if file.header["hop"] != offer.parcel.hop:
+            raise Refused(
+                f"the token is after hop {file.header['hop']}, the parcel after {offer.parcel.hop}."
+            )
+        self._rule(offer, file.header["memory"])
+        return file
+
+    def _rule(self, offer: Offer, memory: Mapping[str, int]) -> None:
+        """The sender has to follow the route, which anybody can draw again."""
+        try:
+            drawn = self.work.move(offer.parcel.hop + 1, offer.mover, memory, offer.attempt)
+        except UnwalkError as error:
+            raise Refused(f"the route leads nowhere from there: {error}") from error
+        same = (drawn.receiver, drawn.path, dict(drawn.memory))
+        if same != (offer.move.receiver, offer.move.path, dict(offer.move.memory)):
+            raise Refused("the token was not sent where the route's rule leads.")

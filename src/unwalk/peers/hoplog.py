@@ -1,0 +1,138 @@
+"""The hop log: hash-chained entries, each signed by the peer that did what it says.
+
+An entry is ``{"body", "chain", "signature", "certificate"}``.  ``chain`` is the SHA-256 of the
+previous chain value and the body; the signature (Ed25519) is over ``chain``; the certificate says
+whose it is.  An entry and the network's CA are therefore enough to check it, and the committed
+chain value is enough to check the whole log: hops of a dropped lineage are not in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unwalk.core.errors import Corrupt
+from unwalk.core.transcript import Hop, canonical
+from unwalk.peers.protocol import Generation, Lineage
+
+PREFIX = b"unwalk-hop-log-1:"
+Entry = dict[str, Any]
+Signer = Callable[[bytes], bytes]
+
+
+def chain_start(header: Mapping[str, Any]) -> str:
+    """The chain value before the first entry: a digest of what was public from the start."""
+    return hashlib.sha256(("unwalk-run:" + canonical(dict(header))).encode()).hexdigest()
+
+
+def chain_next(previous: str, body: Mapping[str, Any]) -> str:
+    """The chain value after ``body``."""
+    return hashlib.sha256((previous + canonical(dict(body))).encode()).hexdigest()
+
+
+def sign_entry(previous: str, body: dict[str, Any], sign: Signer, certificate: str) -> Entry:
+    """A new entry at the end of the chain ``previous``."""
+    body = {**body, "previous": previous}
+    chain = chain_next(previous, body)
+    signature = sign(PREFIX + chain.encode()).hex()
+    return {"body": body, "chain": chain, "signature": signature, "certificate": certificate}
+
+
+def hop_body(
+    *,
+    run: str,
+    generation: Generation,
+    lineage: Lineage,
+    hop: Hop,
+    token_in: str,
+    token_out: str,
+    passed_over: tuple[int, ...],
+) -> dict[str, Any]:
+    """A visit."""
+    return {
+        "kind": "hop",
+        "run": run,
+        "generation": list(generation),
+        "lineage": lineage_json(lineage),
+        "peer": hop.receiver,
+        "hop": hop.hop,
+        "token_in": token_in,
+        "token": token_out,
+        "passed_over": list(passed_over),
+        "visit": hop.to_json(),
+    }
+
+
+def recovery_body(
+    *,
+    run: str,
+    generation: Generation,
+    lineage: Lineage,
+    peer: int,
+    hop: int,
+    token: str,
+    lost: int,
+) -> dict[str, Any]:
+    """A peer goes on from its copy after peer ``lost`` was not heard of within the lease."""
+    return {
+        "kind": "recovery",
+        "run": run,
+        "generation": list(generation),
+        "lineage": lineage_json(lineage),
+        "peer": peer,
+        "hop": hop,
+        "token": token,
+        "lost": lost,
+    }
+
+
+def lineage_json(lineage: Lineage) -> list[list[int]]:
+    """A lineage as JSON: number, peer and visits done of each generation."""
+    return [[number, peer, start] for (number, peer), start in lineage]
+
+
+def parse_entry(record: Any) -> Entry:
+    """Check the form and the chain value of an entry, not yet who signed it."""
+    if not isinstance(record, dict) or set(record) != {"body", "chain", "signature", "certificate"}:
+        raise Corrupt("a log entry lacks body, chain, signature or certificate.")
+    body = record["body"]
+    texts = [record["chain"], record["signature"], record["certificate"]]
+    if not isinstance(body, dict) or not all(isinstance(t, str) for t in texts):
+        raise Corrupt("a log entry is not made of text.")
+    previous = body.get("previous")
+    if not isinstance(previous, str) or len(previous) != 64:
+        raise Corrupt("a log entry does not say what it follows.")
+    try:
+        chain = chain_next(previous, body)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Corrupt("the body of a log entry cannot be written as JSON.") from error
+    if chain != record["chain"]:
+        raise Corrupt("a log entry does not match its chain value.")
+    return record
+
+
+def check_chain(
+    entries: list[Entry], start: str, end: str, verify: Callable[[Entry], int]
+) -> list[Hop]:
+    """The hops of a whole log, each entry checked; ``verify`` answers which peer signed it."""
+    chain, hops, generation = start, [], (-1, -1)
+    for number, entry in enumerate(entries, 1):
+        body = parse_entry(entry)["body"]
+        if body["previous"] != chain:
+            raise Corrupt(f"log entry {number} does not follow the one before it.")
+        if verify(entry) != body["peer"]:
+            raise Corrupt(f"log entry {number} was not signed by peer {body['peer']}.")
+        opened = (body["generation"][0], body["generation"][1])
+        if opened < generation:
+            raise Corrupt(f"log entry {number} falls back to generation {opened}.")
+        if body["kind"] == "hop":
+            hops.append(Hop.from_json(body["visit"]))
+            if hops[-1].hop != len(hops) or hops[-1].receiver != body["peer"]:
+                raise Corrupt(f"log entry {number} is not hop {len(hops)}.")
+        elif body["kind"] != "recovery" or body["hop"] != len(hops) or opened == generation:
+            raise Corrupt(f"log entry {number} is neither a hop nor a recovery after one.")
+        chain, generation = entry["chain"], opened
+    if chain != end:
+        raise Corrupt("the log does not end where the run was committed.")
+    return hops

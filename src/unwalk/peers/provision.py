@@ -1,0 +1,164 @@
+"""Making and changing a network: its folder holds the CA, the network file and any bundles.
+
+On one machine ``make_network`` makes every peer's bundle.  Across organisations each peer makes
+its own keys and a request (``make_request``), whoever runs the network signs it
+(``sign_request``), and private keys never travel.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.errors import InvalidInput
+from unwalk.peers.identity import PEER_DAYS, Authority, Keys, read_certificate, request
+from unwalk.peers.network import Limits, Member, Network
+from unwalk.peers.trust import read_network, signed_document
+from unwalk.runs.store import write_file
+
+ISSUED = "issued"
+
+
+def make_network(
+    folder: Path,
+    *,
+    name: str,
+    addresses: Sequence[str],
+    settings: Mapping[str, Any],
+    limits: Limits | None = None,
+    noise: str = "secret",
+    bundles: bool = True,
+    days: float = PEER_DAYS,
+) -> Network:
+    """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
+    from unwalk.peers.work import plan_of
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
+    members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
+    network = Network(name, members, dict(settings), limits or Limits(), noise)
+    plan_of(network)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    authority = Authority.new(name)
+    authority.write(folder)
+    write_file(folder / "network.json", signed_document(network, authority.sign_words))
+    (folder / ISSUED).mkdir()
+    if bundles:
+        for member in members:
+            make_bundle(folder, member.name, days)
+    return network
+
+
+def network_of(folder: Path) -> tuple[Network, Authority]:
+    """The network and CA of a folder that :func:`make_network` made."""
+    for name in ("ca.key", "ca.pem", "network.json"):
+        if not (folder / name).is_file():
+            raise InvalidInput(f"{folder} has no {name}; it is no folder of a network.")
+    authority = Authority.read(folder)
+    return read_network(folder / "network.json", authority.certificate), authority
+
+
+def make_bundle(folder: Path, peer: str, days: float = PEER_DAYS) -> Path:
+    """New keys and a certificate for ``peer``, beside the network file; the old ones go."""
+    network, authority = network_of(folder)
+    network.index(peer)
+    bundle = folder / peer
+    bundle.mkdir(exist_ok=True, mode=0o700)
+    keys = Keys.new()
+    csr = request(keys, peer, network.name)
+    pem = authority.issue(csr, tuple(p.name for p in network.peers), network.name, days)
+    keys.write(bundle)
+    write_file(bundle / "certificate.pem", pem)
+    _hand_out(folder, bundle)
+    _remember(folder, peer, pem)
+    return bundle
+
+
+def _hand_out(folder: Path, bundle: Path) -> None:
+    for name in ("ca.pem", "network.json"):
+        shutil.copyfile(folder / name, bundle / name)
+
+
+def _remember(folder: Path, peer: str, pem: bytes) -> None:
+    """Issued certificates are kept: revoking needs their serial numbers."""
+    (folder / ISSUED).mkdir(exist_ok=True)
+    number = len(list((folder / ISSUED).glob(f"{peer}.*.pem"))) + 1
+    write_file(folder / ISSUED / f"{peer}.{number}.pem", pem)
+
+
+def make_request(bundle: Path, peer: str, network: str) -> Path:
+    """Keys in a new bundle, and the request to send to whoever runs the network."""
+    Member(peer, "localhost:1")
+    bundle.mkdir(parents=True, exist_ok=True, mode=0o700)
+    keys = Keys.new()
+    if (bundle / "tls.key").exists():
+        keys = Keys.read(bundle)
+    else:
+        keys.write(bundle)
+    path = bundle / "request.csr"
+    write_file(path, request(keys, peer, network))
+    return path
+
+
+def sign_request(folder: Path, csr: Path, out: Path, days: float = PEER_DAYS) -> Path:
+    """Issue a certificate; ``out`` gets it with the CA and the network file: all public."""
+    network, authority = network_of(folder)
+    try:
+        data = csr.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{csr} cannot be read: {error.strerror}.") from error
+    pem = authority.issue(data, tuple(p.name for p in network.peers), network.name, days)
+    out.mkdir(parents=True, exist_ok=True)
+    write_file(out / "certificate.pem", pem)
+    _hand_out(folder, out)
+    _remember(folder, _peer_of(out / "certificate.pem"), pem)
+    return out / "certificate.pem"
+
+
+def _peer_of(path: Path) -> str:
+    from unwalk.peers.identity import common_name
+
+    return common_name(read_certificate(path).subject)
+
+
+def revoke(folder: Path, peer: str, *, keep_latest: bool = False) -> Network:
+    """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one)."""
+    network, authority = network_of(folder)
+    network.index(peer)
+    issued = sorted(
+        (folder / ISSUED).glob(f"{peer}.*.pem"), key=lambda p: int(p.name.split(".")[-2])
+    )
+    if keep_latest:
+        issued = issued[:-1]
+    if not issued and not keep_latest:
+        raise InvalidInput(f"no certificate was issued to {peer} from {folder}.")
+    serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
+    return publish(folder, network.without(serials), authority)
+
+
+def rotate(folder: Path, peer: str, days: float = PEER_DAYS) -> Path:
+    """New keys and certificate for a peer of this machine; its earlier ones are revoked."""
+    bundle = make_bundle(folder, peer, days)
+    revoke(folder, peer, keep_latest=True)
+    return bundle
+
+
+def publish(folder: Path, network: Network, authority: Authority) -> Network:
+    """Write a new version of the network file, here and into the bundles beside it."""
+    write_file(folder / "network.json", signed_document(network, authority.sign_words))
+    for member in network.peers:
+        if (folder / member.name).is_dir():
+            _hand_out(folder, folder / member.name)
+    return network
+
+
+def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
+    """A further run of the same peers, with ``settings`` put over the present ones."""
+    network, authority = network_of(folder)
+    merged = {**network.settings, **settings}
+    changed = replace(network, settings=merged, run=network.run + 1, version=network.version + 1)
+    return publish(folder, changed, authority)

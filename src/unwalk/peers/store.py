@@ -1,0 +1,342 @@
+"""What a peer has on disk: token files named by their digest, and one SQLite database.
+
+A token file is written under a temporary name, flushed, and renamed to its SHA-256.  Every change
+of state is one transaction (WAL, ``synchronous = FULL``) and is done before anybody is told.  A
+transaction only ever names files that are there; files that no state names are removed, but for
+those ``pinned`` by a change that is under way.
+
+A file that is no longer needed is written over by the next token of the same size: on common file
+systems that costs a sixth of a new file.  :meth:`Store.erase_spares` unlinks such files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.plan import Local
+from unwalk.peers import codec
+from unwalk.peers.hoplog import Entry
+from unwalk.peers.protocol import Generation, Lineage, PeerState, belongs
+from unwalk.peers.tokens import join_local, open_tensors, pieces, split_local
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS entries (
+    chain TEXT PRIMARY KEY, run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL,
+    hop INTEGER NOT NULL, peer INTEGER NOT NULL, entry TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS entries_by_hop ON entries (run, number, opener, hop);
+CREATE TABLE IF NOT EXISTS locals (
+    run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL, hop INTEGER NOT NULL,
+    numbers TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (run, number, opener, hop));
+"""
+SPARES = 2
+LOCALS = 4
+"""So many visits back a peer can return to what it kept then."""
+
+Fault = Callable[[str], None]
+
+
+def no_fault(point: str) -> None:
+    """Where tests let a peer die."""
+
+
+@dataclass(frozen=True)
+class KeptLocal:
+    """What a peer keeps between visits: numbers as JSON, and the file of its tensors, if any."""
+
+    numbers: str
+    file: str
+
+
+class Incoming:
+    """A token file under construction."""
+
+    def __init__(self, store: Store, size: int) -> None:
+        self.store = store
+        self.size = size
+        self.written = 0
+        self.hash = hashlib.sha256()
+        self.guard = threading.Lock()
+        self.path = store.claim(size)
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def write(self, chunk: bytes | memoryview) -> None:
+        """The next bytes; more than were announced are refused."""
+        with self.guard:
+            if self.fd < 0:
+                raise Corrupt("the token was given up while it was written.")
+            if self.written + len(chunk) > self.size:
+                raise Corrupt(f"the token is longer than the {self.size} bytes announced.")
+            self.hash.update(chunk)
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(self.fd, view) :]
+            self.written += len(chunk)
+
+    def finish(self) -> str:
+        """Flush to disk; the digest of what was written."""
+        with self.guard:
+            if self.written != self.size:
+                raise Corrupt(f"the token has {self.written} bytes instead of {self.size}.")
+            self.store.fault("token written")
+            os.fsync(self.fd)
+            self.store.fault("token synced")
+            return self.hash.hexdigest()
+
+    def keep(self, digest: str) -> None:
+        """Give the file its name."""
+        with self.guard:
+            self._close()
+            self.store.pinned.add(digest)
+            self.path.replace(self.store.file(digest))
+            self.store.sync_folder()
+            self.store.fault("token renamed")
+
+    def discard(self) -> None:
+        """Forget what was written, unless it was kept."""
+        with self.guard:
+            if self.fd >= 0:
+                self._close()
+                self.store.spare(self.path)
+
+    def _close(self) -> None:
+        os.close(self.fd)
+        self.fd = -1
+
+
+@dataclass(eq=False)
+class Store:
+    """A peer's store; one process at a time."""
+
+    folder: Path
+    fault: Fault = no_fault
+    pinned: set[str] = field(default_factory=set)
+    _names: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.folder / "tokens"
+        self.tokens.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.chmod(0o700)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise InvalidInput(f"{self.folder} is in use by a peer that runs.") from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self.db = sqlite3.connect(
+            self.folder / "state.sqlite", isolation_level=None, check_same_thread=False
+        )
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
+            self.db.execute(f"PRAGMA {pragma}").fetchone()
+        self.db.executescript(SCHEMA)
+        for path in self.tokens.glob("*.new"):
+            path.unlink()
+
+    def close(self) -> None:
+        """Leave everything as it is on disk."""
+        self.db.close()
+        os.close(self._lock)
+
+    def file(self, digest: str) -> Path:
+        """Where the token with this digest lies."""
+        return self.tokens / f"{digest}.safetensors"
+
+    def claim(self, size: int) -> Path:
+        """A temporary file for ``size`` bytes: a spare one of that size, or a new one."""
+        with self._guard:
+            self._names += 1
+            path = self.tokens / f"{self._names}.new"
+            for spare in self.tokens.glob("*.spare"):
+                if spare.stat().st_size == size:
+                    spare.replace(path)
+                    break
+            return path
+
+    def spare(self, path: Path) -> None:
+        """A file that is no longer needed: kept for its space, or removed."""
+        with self._guard:
+            if len(list(self.tokens.glob("*.spare"))) >= SPARES:
+                path.unlink(missing_ok=True)
+                return
+            self._names += 1
+            with suppress(FileNotFoundError):
+                path.replace(self.tokens / f"{self._names}.spare")
+
+    def erase_spares(self) -> None:
+        """Unlink every file that holds bytes of tokens which are no longer needed."""
+        for path in self.tokens.glob("*.spare"):
+            path.unlink(missing_ok=True)
+
+    def sync_folder(self) -> None:
+        fd = os.open(self.tokens, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def write(self, parts: Iterable[memoryview]) -> tuple[str, int]:
+        """Write a file from its parts; its digest and size."""
+        held = list(parts)
+        size = sum(len(p) for p in held)
+        incoming = Incoming(self, size)
+        try:
+            for part in held:
+                incoming.write(part)
+            digest = incoming.finish()
+            incoming.keep(digest)
+        finally:
+            incoming.discard()
+        return digest, size
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.db
+            self.fault("before commit")
+            self.db.execute("COMMIT")
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
+        self.fault("after commit")
+
+    def load(self, run: str) -> tuple[PeerState, dict[str, Any]] | None:
+        """State and open move of a run, or None."""
+        row = self.db.execute("SELECT state, move FROM runs WHERE run = ?", (run,)).fetchone()
+        if row is None:
+            return None
+        state = codec.state_from(json.loads(row[0]))
+        for parcel in (state.held, state.kept):
+            if parcel is not None and not self.file(parcel.token).exists():
+                raise Corrupt(f"the store names token {parcel.token[:16]}, which is not there.")
+        return state, json.loads(row[1])
+
+    def save(
+        self,
+        run: str,
+        state: PeerState,
+        move: dict[str, Any],
+        *,
+        entry: Entry | None = None,
+        local: tuple[Generation, int, KeptLocal] | None = None,
+    ) -> None:
+        """One change of state, whole or not at all."""
+        with self._transaction() as db:
+            if entry is not None:
+                self._put_entry(run, entry)
+            if local is not None:
+                (number, opener), hop, kept = local
+                row = (run, number, opener, hop, kept.numbers, kept.file)
+                db.execute("INSERT OR REPLACE INTO locals VALUES (?,?,?,?,?,?)", row)
+            db.execute(
+                "INSERT OR REPLACE INTO runs VALUES (?,?,?)",
+                (run, json.dumps(codec.state_to(state)), json.dumps(move)),
+            )
+
+    def _put_entry(self, run: str, entry: Entry) -> None:
+        body = entry["body"]
+        number, opener = body["generation"]
+        row = (entry["chain"], run, number, opener, body["hop"], body["peer"], json.dumps(entry))
+        self.db.execute("INSERT OR IGNORE INTO entries VALUES (?,?,?,?,?,?,?)", row)
+
+    def add_entries(self, run: str, entries: Iterable[Entry]) -> None:
+        """Entries that other peers made."""
+        with self._transaction():
+            for entry in entries:
+                self._put_entry(run, entry)
+
+    def entry(self, chain: str) -> Entry | None:
+        """The log entry with this chain value."""
+        row = self.db.execute("SELECT entry FROM entries WHERE chain = ?", (chain,)).fetchone()
+        found: Entry | None = None if row is None else json.loads(row[0])
+        return found
+
+    def entries(self, run: str) -> list[Entry]:
+        """All entries known here, in order of generation and hop."""
+        rows = self.db.execute(
+            "SELECT entry FROM entries WHERE run = ? ORDER BY number, opener, hop, rowid", (run,)
+        )
+        return [json.loads(row[0]) for row in rows]
+
+    def chain(self, end: str, start: str) -> list[Entry] | None:
+        """Entries from ``start`` to ``end``, or None while one is missing."""
+        found = []
+        while end != start:
+            entry = self.entry(end)
+            if entry is None:
+                return None
+            found.append(entry)
+            end = entry["body"]["previous"]
+        return found[::-1]
+
+    def local(self, run: str, lineage: Lineage) -> KeptLocal | None:
+        """What this peer kept at its last visit in ``lineage``; None if that is gone."""
+        rows = self.db.execute(
+            "SELECT number, opener, hop, numbers, file FROM locals WHERE run = ? "
+            "ORDER BY number DESC, opener DESC, hop DESC",
+            (run,),
+        )
+        for number, opener, hop, numbers, name in rows:
+            if belongs((number, opener), hop, lineage):
+                there = not name or self.file(name).exists()
+                return KeptLocal(numbers, name) if there else None
+        return KeptLocal("{}", "")
+
+    def read_local(self, kept: KeptLocal | None) -> Local:
+        """The same as the visit wants it."""
+        if kept is None:
+            raise Corrupt("what this peer kept at its last visit is gone.")
+        tensors = open_tensors(self.file(kept.file))[1] if kept.file else {}
+        return join_local(json.loads(kept.numbers), tensors)
+
+    def write_local(self, local: Local) -> KeptLocal:
+        """Put what a peer keeps on disk: numbers go into the database, tensors into a file."""
+        numbers, tensors = split_local(local)
+        name = self.write(pieces(tensors, {}))[0] if tensors else ""
+        return KeptLocal(json.dumps(numbers), name)
+
+    def collect(self, run: str, state: PeerState) -> None:
+        """Remove files that nothing names any more."""
+        named = {p.token for p in (state.held, state.kept) if p is not None}
+        if state.committed is not None:
+            named.add(state.committed.token)
+        rows = self.db.execute(
+            "SELECT file FROM locals WHERE run = ? ORDER BY rowid DESC LIMIT ?",
+            (run, LOCALS),
+        )
+        named.update(row[0] for row in rows)
+        for path in self.tokens.glob("*.safetensors"):
+            if path.stem not in named and path.stem not in self.pinned:
+                self.spare(path)
+        self.fault("collected")
+
+
+def running(folder: Path) -> int | None:
+    """The process that uses a store, or None."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(fd, 20, 0)
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(fd)
+    return None

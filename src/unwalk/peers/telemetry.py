@@ -1,0 +1,135 @@
+"""What a peer says about itself: one JSON line an event, and counters for Prometheus.
+
+Neither ever holds records, losses, gradients or parameters: only who, when, which hop, which
+generation, how long and how many bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from unwalk.core.errors import InvalidInput
+
+LARGEST_LOG = 16 << 20
+HELP = {
+    "visits_total": "Visits done and committed.",
+    "tokens_received_total": "Tokens accepted from other peers.",
+    "tokens_handed_total": "Tokens that another peer has acknowledged.",
+    "bytes_received_total": "Bytes of accepted tokens.",
+    "bytes_handed_total": "Bytes of acknowledged tokens.",
+    "refusals_total": "Offers and messages that were refused.",
+    "passed_over_total": "Peers passed over because they could not be reached.",
+    "recoveries_total": "Times the walk went on from this peer's copy.",
+    "dropped_total": "Tokens dropped because of a higher generation.",
+    "lease_expired_total": "Times the next peer was not heard of within the lease.",
+    "holding": "1 while the token is here.",
+    "hop": "Visits done when this peer last had the token.",
+    "generation": "Highest generation number seen.",
+    "committed": "1 once the run is over.",
+}
+
+
+@dataclass(eq=False)
+class Journal:
+    """Structured log: appended to a file, which is set aside once it has grown large."""
+
+    path: Path | None
+    peer: str
+    listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
+    _file: TextIO | None = None
+
+    def write(self, event: str, **facts: Any) -> None:
+        """One line."""
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        record = {"time": now, "peer": self.peer, "event": event, **facts}
+        for listener in self.listeners:
+            listener(record)
+        if self.path is None:
+            return
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8", buffering=1)
+        self._file.write(json.dumps(record) + "\n")
+        if self._file.tell() > LARGEST_LOG:
+            self.close()
+            self.path.replace(self.path.with_suffix(".old.jsonl"))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@dataclass(eq=False)
+class Metrics:
+    """Counters and gauges."""
+
+    run: str
+    peer: str
+    values: Counter[str] = field(default_factory=Counter)
+    _server: asyncio.Server | None = None
+
+    def add(self, name: str, amount: int = 1) -> None:
+        self.values[name] += amount
+
+    def set(self, name: str, value: int) -> None:
+        self.values[name] = value
+
+    def text(self) -> str:
+        """The exposition format of Prometheus.
+
+        >>> print(Metrics("r", "a").text().splitlines()[2])
+        unwalk_visits_total{peer="a",run="r"} 0
+        """
+        labels = f'{{peer="{self.peer}",run="{self.run}"}}'
+        lines = []
+        for name, words in HELP.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP unwalk_{name} {words}", f"# TYPE unwalk_{name} {kind}"]
+            lines.append(f"unwalk_{name}{labels} {self.values[name]}")
+        return "\n".join(lines) + "\n"
+
+    async def serve(self, address: str) -> None:
+        """Answer GET /metrics on a loopback address."""
+        host, _, port = address.rpartition(":")
+        if host not in ("127.0.0.1", "localhost", "[::1]") or not port.isdigit():
+            raise InvalidInput(
+                f"the metrics address is {address!r}; allowed: 127.0.0.1:PORT or [::1]:PORT."
+            )
+        try:
+            self._server = await asyncio.start_server(self._answer, host.strip("[]"), int(port))
+        except OSError as error:
+            raise InvalidInput(
+                f"metrics cannot be served on {address}: {error.strerror}."
+            ) from error
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(5.0):
+                line = await reader.readline()
+                while (await reader.readline()).strip():
+                    pass
+            found = line.split()[:2] == [b"GET", b"/metrics"]
+            body = self.text().encode() if found else b"try GET /metrics\n"
+            head = "200 OK" if found else "404 Not Found"
+            writer.write(
+                f"HTTP/1.1 {head}\r\nContent-Type: text/plain; version=0.0.4\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        except (TimeoutError, OSError, ValueError):
+            pass
+        finally:
+            writer.close()

@@ -1,0 +1,213 @@
+"""Tokens as safetensors files: written straight from the workspace, read through a memory map.
+
+A file is eight bytes of header length, a JSON header, and the tensors one after the other.  It is
+written and read without a second copy in memory, and everything in it is checked against what
+this peer's own model expects before anything else looks at it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unwalk.core.errors import Corrupt
+from unwalk.core.plan import Local
+from unwalk.core.token import Token
+
+METADATA = "unwalk-token"
+LONGEST_HEADER = 1 << 20
+MEMORY_WORDS = 16
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Name of each tensor with its type (as safetensors writes it) and shape."""
+
+
+def pieces(tensors: Mapping[str, torch.Tensor], words: Mapping[str, str]) -> Iterator[memoryview]:
+    """The bytes of a safetensors file: header first, then each tensor, none of them copied."""
+    header: dict[str, Any] = {"__metadata__": dict(words)}
+    flats, offset = [], 0
+    for name, tensor in tensors.items():
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        size = flat.numel() * flat.element_size()
+        header[name] = {
+            "dtype": _NAMES[flat.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+        flats.append(flat)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for flat in flats:
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy().data
+
+
+def token_pieces(token: Token) -> Iterator[memoryview]:
+    """The bytes of a token's file."""
+    words = json.dumps(token.header(), sort_keys=True, separators=(",", ":"))
+    return pieces(token.tensors(), {METADATA: words})
+
+
+def split_local(local: Local) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a peer keeps between visits, as numbers and words, and as tensors."""
+    numbers, tensors = {}, {}
+    for item in fields(local):
+        value = getattr(local, item.name)
+        if isinstance(value, dict):
+            tensors.update({f"{item.name}/{k}": value[k] for k in sorted(value)})
+        else:
+            numbers[item.name] = value
+    return numbers, tensors
+
+
+def join_local(numbers: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Local:
+    """What :func:`split_local` took apart."""
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor.clone()
+    known: dict[str, Any] = {**numbers, **groups}
+    return Local(**known)
+
+
+def digest_of(parts: Iterator[memoryview]) -> tuple[str, int]:
+    """SHA-256 and length of what :func:`pieces` yields, without writing it."""
+    state, size = hashlib.sha256(), 0
+    for part in parts:
+        state.update(part)
+        size += len(part)
+    return state.hexdigest(), size
+
+
+def shapes_of(token: Token) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Types and shapes of a token's tensors."""
+    return {k: (_NAMES[v.dtype], tuple(v.shape)) for k, v in token.tensors().items()}
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """A token file that is open: its own header, and where its tensors lie."""
+
+    header: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+    def token(self) -> Token:
+        """The token; its tensors are read from the file when they are used."""
+        return Token.of(self.header, self.tensors)
+
+
+def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Metadata and tensors of a safetensors file, over a private memory map."""
+    size = path.stat().st_size
+    if size < 8:
+        raise Corrupt(f"{path.name} has {size} bytes, which is no safetensors file.")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+    length = int.from_bytes(mapped[:8], "little")
+    if length > min(LONGEST_HEADER, size - 8):
+        raise Corrupt(f"{path.name} has a header of {length} bytes.")
+    try:
+        header = json.loads(mapped[8 : 8 + length])
+        words = header.pop("__metadata__", {})
+        start, end, tensors = 8 + length, 0, {}
+        if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
+            raise ValueError("metadata that is not text")
+        for name, entry in header.items():
+            dtype, shape = _TYPES[entry["dtype"]], [_whole(n) for n in entry["shape"]]
+            first, last = (_whole(n) for n in entry["data_offsets"])
+            count = math.prod(shape)
+            if first != end or last - first != count * dtype.itemsize or start + last > size:
+                raise ValueError(f"tensor {name!r} does not lie where it should")
+            end = last
+            flat = torch.empty(0, dtype=dtype)
+            if count:
+                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first)
+            tensors[name] = flat.view(shape)
+        if start + end != size:
+            raise ValueError(f"{size - start - end} bytes belong to no tensor")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{path.name} is no safetensors file ({error}).") from error
+    return words, tensors
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 48:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def open_token(path: Path, peers: int) -> TokenFile:
+    """Open a token file and check its own header."""
+    words, tensors = open_tensors(path)
+    try:
+        header = json.loads(words[METADATA])
+        for name in ("optimizer_steps", "hop"):
+            _whole(header[name])
+        at, memory = header["at"], header["memory"]
+        if isinstance(at, bool) or not isinstance(at, int) or not -1 <= at < peers:
+            raise ValueError(f"the token is at {at!r}")
+        if not isinstance(memory, dict) or len(memory) > MEMORY_WORDS:
+            raise ValueError("the route's memory is not a small table")
+        for value in memory.values():
+            _whole(value)
+        if set(header) != {"optimizer_steps", "hop", "at", "memory"}:
+            raise ValueError(f"the header has fields {sorted(header)}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{path.name} is no token ({error}).") from error
+    return TokenFile(header, tensors)
+
+
+def check_token(file: TokenFile, expected: Shapes, optional: Shapes) -> None:
+    """Refuse tensors that are missing, unknown, of another type or shape, or not finite."""
+    given = {k: (_NAMES[v.dtype], tuple(v.shape)) for k, v in file.tensors.items()}
+    for name in expected:
+        if name not in given:
+            raise Corrupt(f"the token has no tensor {name!r}.")
+    for name, found in given.items():
+        wanted = expected.get(name) or optional.get(name)
+        if wanted is None:
+            raise Corrupt(f"the token has a tensor {name[:80]!r} that no visit here uses.")
+        if found != wanted:
+            raise Corrupt(f"tensor {name!r} is {found}; allowed: {wanted}.")
+    for name, tensor in file.tensors.items():
+        if tensor.dtype.is_floating_point and not finite(tensor):
+            raise Corrupt(f"tensor {name!r} holds values that are not finite.")
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    """Whether every value is finite; a sum shows it, unless the sum itself overflows."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def file_chunks(path: Path, size: int) -> Iterator[bytes]:
+    """A file in pieces of ``size`` bytes, read when they are asked for."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        while chunk := os.read(fd, size):
+            yield chunk
+    finally:
+        os.close(fd)

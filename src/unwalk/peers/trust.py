@@ -1,0 +1,193 @@
+"""Who is who: certificates judged by the network's CA, signatures judged by certificates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.transcript import canonical
+from unwalk.peers.hoplog import PREFIX, Entry
+from unwalk.peers.identity import (
+    SIGNING_URI,
+    Keys,
+    common_name,
+    hex_after,
+    now,
+    private_pem,
+    public_der,
+    raw_key,
+    read_certificate,
+    read_private,
+    uris_of,
+)
+from unwalk.peers.network import Network, read_document
+
+KNOWN = 4096
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a good certificate says."""
+
+    peer: str
+    serial: str
+    signing: ed25519.Ed25519PublicKey
+
+
+@dataclass(eq=False)
+class Trust:
+    """The network's CA and network file; checks everything that others present."""
+
+    authority: x509.Certificate
+    network: Network
+    _known: dict[str, tuple[x509.Certificate, Identity]] = field(default_factory=dict)
+
+    def identity(self, pem: str, *, revoked_too: bool = False) -> Identity:
+        """Whose certificate this is; :class:`Refused` unless it is good now."""
+        if pem not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[pem] = self._examine(pem)
+        certificate, identity = self._known[pem]
+        if not certificate.not_valid_before_utc <= now() <= certificate.not_valid_after_utc:
+            raise Refused(
+                f"the certificate of {identity.peer} is not valid now: it runs from "
+                f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC."
+            )
+        if identity.serial in self.network.revoked and not revoked_too:
+            raise Refused(f"the certificate of {identity.peer} was revoked.")
+        return identity
+
+    def _examine(self, pem: str) -> tuple[x509.Certificate, Identity]:
+        try:
+            certificate = x509.load_pem_x509_certificate(pem.encode())
+        except ValueError as error:
+            raise Refused("what was presented is no certificate.") from error
+        try:
+            certificate.verify_directly_issued_by(self.authority)
+        except (InvalidSignature, ValueError, TypeError) as error:
+            raise Refused(
+                f"the certificate was not issued by the CA of network {self.network.name}."
+            ) from error
+        peer = common_name(certificate.subject)
+        if peer not in {p.name for p in self.network.peers}:
+            raise Refused(f"the certificate names {peer!r}, which is no peer of this network.")
+        try:
+            key = hex_after(SIGNING_URI, uris_of(certificate))
+            signing = ed25519.Ed25519PublicKey.from_public_bytes(key)
+        except ValueError as error:
+            raise Refused(f"the certificate of {peer} holds no signing key.") from error
+        return certificate, Identity(peer, f"{certificate.serial_number:x}", signing)
+
+    def check(self, pem: str, signature: str, data: bytes, *, revoked_too: bool = False) -> str:
+        """The name of the peer that signed ``data``."""
+        identity = self.identity(pem, revoked_too=revoked_too)
+        try:
+            identity.signing.verify(bytes.fromhex(signature), data)
+        except (InvalidSignature, ValueError) as error:
+            raise Refused(f"the signature is not {identity.peer}'s.") from error
+        return identity.peer
+
+    def signer(self, entry: Entry) -> int:
+        """The number of the peer that signed a log entry.
+
+        An entry made before its certificate was revoked stays good: the chain says when it was.
+        """
+        data = PREFIX + entry["chain"].encode()
+        name = self.check(entry["certificate"], entry["signature"], data, revoked_too=True)
+        return self.network.index(name)
+
+
+def read_network(path: Path, authority: x509.Certificate) -> Network:
+    """A network file; refused unless the network's CA signed it."""
+    content, signature = read_document(path)
+    key = authority.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    try:
+        key.verify(bytes.fromhex(signature), canonical(content).encode(), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise InvalidInput(
+            f"{path} is not signed by the CA in {path.with_name('ca.pem')}; "
+            "ask whoever runs the network for the right files."
+        ) from error
+    return Network.from_json(content, str(path))
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """A peer's folder: network file, CA, certificate, private keys; checked when it is read."""
+
+    folder: Path
+    network: Network
+    authority_pem: bytes
+    certificate_pem: bytes
+    keys: Keys
+    noise_secret: bytes = field(repr=False)
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.network.peers[self.index].name
+
+    @property
+    def store(self) -> Path:
+        """Where the daemon keeps what it has."""
+        return self.folder / "store"
+
+    def tls_pem(self) -> bytes:
+        """The private key as the connection wants it."""
+        return private_pem(self.keys.tls)
+
+    def sign(self, data: bytes) -> bytes:
+        """This peer's signature."""
+        return self.keys.signing.sign(data)
+
+    def trust(self) -> Trust:
+        return Trust(read_certificate(self.folder / "ca.pem"), self.network)
+
+    @staticmethod
+    def read(folder: Path) -> Bundle:
+        """Read a bundle and refuse it with one sentence if the peer could not run with it."""
+        if not folder.is_dir():
+            raise InvalidInput(f"{folder} is no folder; a peer starts from its bundle.")
+        for name in ("ca.pem", "network.json", "certificate.pem"):
+            if not (folder / name).is_file():
+                raise InvalidInput(f"{folder} has no {name}; a peer does not run without it.")
+        authority = read_certificate(folder / "ca.pem")
+        network = read_network(folder / "network.json", authority)
+        keys = Keys.read(folder)
+        pem = (folder / "certificate.pem").read_bytes()
+        try:
+            identity = Trust(authority, network).identity(pem.decode("ascii", "replace"))
+        except Refused as error:
+            raise InvalidInput(f"{folder / 'certificate.pem'} cannot be used: {error}") from error
+        mine = x509.load_pem_x509_certificate(pem)
+        if public_der(mine.public_key()) != public_der(keys.tls.public_key()):
+            raise InvalidInput(f"{folder / 'tls.key'} does not belong to certificate.pem.")
+        if raw_key(identity.signing) != raw_key(keys.signing.public_key()):
+            raise InvalidInput(f"{folder / 'signing.key'} does not belong to certificate.pem.")
+        return Bundle(
+            folder=folder,
+            network=network,
+            authority_pem=(folder / "ca.pem").read_bytes(),
+            certificate_pem=pem,
+            keys=keys,
+            noise_secret=read_private(folder / "noise.secret"),
+            index=network.index(identity.peer),
+        )
+
+
+def signed_document(network: Network, sign: Callable[[bytes], str]) -> str:
+    """The text of a network file; ``sign`` is :meth:`Authority.sign_words`."""
+    content = network.to_json()
+    record = {"network": content, "signature": sign(canonical(content).encode())}
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"

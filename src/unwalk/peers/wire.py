@@ -1,0 +1,329 @@
+"""How messages travel: a small Transport, over gRPC with mutual TLS or in memory.
+
+``hand`` moves a token: an envelope (JSON) and the token's bytes in pieces of 1 MiB, the first of
+them in one message with the envelope; one answer comes back.
+``tell`` is one small JSON message and its answer.  Tokens are pushed; nobody polls.  There is no
+way to make a connection without certificates of the network's CA on both ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.peers import codec
+from unwalk.peers.identity import host_name
+from unwalk.peers.trust import Bundle, Trust
+
+CHUNK = 1 << 20
+MESSAGE = 256 << 10
+SERVICE = "unwalk.Peer"
+HELLO = b"unwalk-hello-1:"
+OPTIONS = [
+    ("grpc.max_receive_message_length", CHUNK + MESSAGE),
+    ("grpc.max_send_message_length", CHUNK + MESSAGE),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.optimization_target", "latency"),
+]
+
+Chunks = Callable[[], Iterable[bytes]]
+
+
+class Unreachable(UnwalkError):
+    """No answer.  ``certain``: nothing arrived there; otherwise it may have."""
+
+    def __init__(self, text: str, *, certain: bool) -> None:
+        super().__init__(text)
+        self.certain = certain
+
+
+class Handler(Protocol):
+    """What a peer does with what arrives; ``sender`` is who the certificate says."""
+
+    async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes: ...
+    async def answer(self, sender: int, message: bytes) -> bytes: ...
+
+
+class Transport(Protocol):
+    """The way to other peers."""
+
+    async def start(self, handler: Handler) -> None: ...
+    async def stop(self) -> None: ...
+    async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
+        """Move a token; the receiver's answer, or :class:`Unreachable`."""
+
+    async def tell(self, peer: int, message: bytes, timeout: float) -> bytes: ...
+
+
+@dataclass(eq=False)
+class Memory:
+    """Peers of one process, for tests: links can be cut, answers can be lost."""
+
+    handlers: dict[int, Handler] = field(default_factory=dict)
+    cut: set[frozenset[int]] = field(default_factory=set)
+    lose_answers: set[tuple[int, int]] = field(default_factory=set)
+
+    def at(self, peer: int) -> MemoryTransport:
+        """The transport of one peer."""
+        return MemoryTransport(self, peer)
+
+    def reach(self, source: int, target: int) -> Handler:
+        if frozenset((source, target)) in self.cut or target not in self.handlers:
+            raise Unreachable(f"peer {target} cannot be reached.", certain=True)
+        return self.handlers[target]
+
+
+@dataclass(eq=False)
+class MemoryTransport:
+    """One peer's end of a :class:`Memory`."""
+
+    memory: Memory
+    me: int
+
+    async def start(self, handler: Handler) -> None:
+        self.memory.handlers[self.me] = handler
+
+    async def stop(self) -> None:
+        self.memory.handlers.pop(self.me, None)
+
+    async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
+        async def stream() -> AsyncIterator[bytes]:
+            for chunk in chunks():
+                yield chunk
+
+        handler = self.memory.reach(self.me, peer)
+        async with asyncio.timeout(timeout):
+            answer = await handler.take(self.me, envelope, stream())
+        return self._back(peer, answer)
+
+    async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
+        handler = self.memory.reach(self.me, peer)
+        async with asyncio.timeout(timeout):
+            answer = await handler.answer(self.me, message)
+        return self._back(peer, answer)
+
+    def _back(self, peer: int, answer: bytes) -> bytes:
+        if (peer, self.me) in self.memory.lose_answers:
+            raise Unreachable(f"the answer of peer {peer} was lost.", certain=False)
+        return answer
+
+
+class Grpc:
+    """Mutual TLS over gRPC; the only transport that leaves a process."""
+
+    def __init__(self, bundle: Bundle, trust: Trust, listen: str | None = None) -> None:
+        self.bundle = bundle
+        self.trust = trust
+        self.listen = listen or bundle.network.peers[bundle.index].address
+        self.channels: dict[int, grpc.aio.Channel] = {}
+        self.greeted: set[int] = set()
+        self.server: grpc.aio.Server | None = None
+        self.handler: Handler | None = None
+
+    async def start(self, handler: Handler) -> None:
+        self.handler = handler
+        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=64)
+        methods = {
+            "Hand": grpc.stream_unary_rpc_method_handler(self._hand),
+            "Tell": grpc.unary_unary_rpc_method_handler(self._tell),
+            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE, methods)
+        server.add_generic_rpc_handlers((generic,))
+        credentials = grpc.ssl_server_credentials(
+            [(self.bundle.tls_pem(), self.bundle.certificate_pem)],
+            root_certificates=self.bundle.authority_pem,
+            require_client_auth=True,
+        )
+        try:
+            server.add_secure_port(self.listen, credentials)
+        except RuntimeError as error:
+            await server.start()  # only a server that was started can be stopped
+            await server.stop(None)
+            text = f"{self.listen} cannot be listened on; is another program using it?"
+            raise InvalidInput(text) from error
+        self.server = server
+        await server.start()
+
+    async def stop(self) -> None:
+        if self.server is not None:
+            await self.server.stop(grace=0.5)
+        for channel in self.channels.values():
+            await channel.close()
+        self.channels.clear()
+        self.greeted.clear()
+
+    def _sender(self, context: Any) -> tuple[int, str]:
+        """Number and name of the caller; :class:`Refused` unless its certificate is good now."""
+        found = context.auth_context().get("x509_pem_cert")
+        if not found:
+            raise Refused("the caller showed no certificate.")
+        identity = self.trust.identity(found[0].decode("ascii", "replace"))
+        return self.trust.network.index(identity.peer), identity.peer
+
+    async def _hand(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        assert self.handler is not None
+        try:
+            sender, _ = self._sender(context)
+        except UnwalkError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        stream = aiter(requests)
+        first = memoryview(await anext(stream, b""))
+        end = 4 + int.from_bytes(first[:4], "big")
+        return await self.handler.take(sender, bytes(first[4:end]), _rest(first[end:], stream))
+
+    async def _tell(self, message: bytes, context: Any) -> bytes:
+        assert self.handler is not None
+        try:
+            sender, _ = self._sender(context)
+        except UnwalkError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return await self.handler.answer(sender, message)
+
+    async def _hello(self, nonce: bytes, context: Any) -> bytes:
+        """Prove who answers, with a certificate that the caller can look up as revoked."""
+        try:
+            _, name = self._sender(context)
+        except UnwalkError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        words = _hello_words(nonce, name, self.bundle.name)
+        return codec.dump(
+            {
+                "certificate": self.bundle.certificate_pem.decode(),
+                "signature": self.bundle.sign(words).hex(),
+            }
+        )
+
+    async def _channel(self, peer: int, timeout: float) -> grpc.aio.Channel:
+        """A channel that is up and whose far end has proved who it is."""
+        channel = self.channels.get(peer)
+        if channel is None or channel.get_state() != grpc.ChannelConnectivity.READY:
+            self.greeted.discard(peer)
+            await self._probe(peer, timeout)
+            if channel is not None:
+                await channel.close()
+            channel = self.channels[peer] = self._connect(peer)
+            try:
+                async with asyncio.timeout(timeout):
+                    await _ready(channel)
+            except (TimeoutError, ConnectionError) as error:
+                raise Unreachable(f"peer {peer} cannot be reached.", certain=True) from error
+        if peer not in self.greeted:
+            await self._greet(peer, channel, timeout)
+            self.greeted.add(peer)
+        return channel
+
+    async def _probe(self, peer: int, timeout: float) -> None:
+        """Whether anybody listens there: a plain connection tells at once, gRPC takes its time."""
+        host, _, port = self.bundle.network.peers[peer].address.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (TimeoutError, OSError) as error:
+            raise Unreachable(f"peer {peer} cannot be reached.", certain=True) from error
+        writer.close()
+
+    def _connect(self, peer: int) -> grpc.aio.Channel:
+        network = self.bundle.network
+        member = network.peers[peer]
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=self.bundle.authority_pem,
+            private_key=self.bundle.tls_pem(),
+            certificate_chain=self.bundle.certificate_pem,
+        )
+        name = host_name(member.name, network.name)
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
+        return grpc.aio.secure_channel(member.address, credentials, options=options)
+
+    async def _greet(self, peer: int, channel: grpc.aio.Channel, timeout: float) -> None:
+        nonce = secrets.token_bytes(32)
+        try:
+            data = await channel.unary_unary(f"/{SERVICE}/Hello")(nonce, timeout=timeout)
+            record = codec.fields_of(
+                codec.parse(data, MESSAGE), "hello", "certificate", "signature"
+            )
+            name = self.bundle.network.peers[peer].name
+            words = _hello_words(nonce, self.bundle.name, name)
+            signer = self.trust.check(str(record["certificate"]), str(record["signature"]), words)
+            if signer != name:
+                raise Refused(f"{signer} answered in the place of {name}.")
+        except (grpc.aio.AioRpcError, UnwalkError) as error:
+            raise Unreachable(
+                f"peer {peer} did not prove who it is: {_why(error)}", certain=True
+            ) from error
+
+    async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
+        channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
+
+        async def stream() -> AsyncIterator[bytes]:
+            pieces = iter(chunks())
+            yield len(envelope).to_bytes(4, "big") + envelope + next(pieces, b"")
+            for piece in pieces:
+                yield piece
+
+        call = channel.stream_unary(f"/{SERVICE}/Hand")(stream(), timeout=timeout)
+        return await self._outcome(peer, call)
+
+    async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
+        channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
+        call = channel.unary_unary(f"/{SERVICE}/Tell")(message, timeout=timeout)
+        return await self._outcome(peer, call)
+
+    async def _outcome(self, peer: int, call: Any) -> bytes:
+        try:
+            answer: bytes = await call
+            return answer
+        except grpc.aio.AioRpcError as error:
+            denied = error.code() == grpc.StatusCode.PERMISSION_DENIED
+            raise Unreachable(f"peer {peer}: {_why(error)}", certain=denied) from error
+        except asyncio.CancelledError:
+            call.cancel()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The call ended itself, as it does when the token's file went away meanwhile.
+            raise Unreachable(f"the call to peer {peer} broke off.", certain=False) from None
+
+
+async def _rest(first: memoryview, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield bytes(first)
+    async for chunk in stream:
+        yield chunk
+
+
+async def _ready(channel: grpc.aio.Channel) -> None:
+    """Wait until the channel is up; a failed attempt to connect ends the wait."""
+    state = channel.get_state(try_to_connect=True)
+    while state != grpc.ChannelConnectivity.READY:
+        if state in (
+            grpc.ChannelConnectivity.SHUTDOWN,
+            grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+        ):
+            raise ConnectionError
+        await channel.wait_for_state_change(state)
+        state = channel.get_state(try_to_connect=True)
+
+
+def _hello_words(nonce: bytes, caller: str, answerer: str) -> bytes:
+    return HELLO + nonce + f":{caller}:{answerer}".encode()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()} ({(error.details() or '')[:200]})."
+    return str(error)

@@ -1,0 +1,193 @@
+"""Identities: what is issued, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import stat
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.peers.harness import SETTINGS, network
+from unwalk.cli import app
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.peers import identity, provision
+from unwalk.peers.hoplog import sign_entry
+from unwalk.peers.identity import Keys, request
+from unwalk.peers.network import Member, Network
+from unwalk.peers.trust import Bundle
+
+
+@pytest.fixture
+def made(tmp_path):
+    folder = tmp_path / "net"
+    network(folder, peers=3)
+    return folder
+
+
+def test_secrets_are_private_and_others_are_refused(made):
+    for name in ("tls.key", "signing.key", "noise.secret"):
+        path = made / "peer-1" / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o640)
+        with pytest.raises(InvalidInput, match=f"{name} has mode 0640; allowed: 0600"):
+            Bundle.read(made / "peer-1")
+        path.chmod(0o600)
+    assert stat.S_IMODE((made / "ca.key").stat().st_mode) == 0o600
+    assert Bundle.read(made / "peer-1").index == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["tls.key", "signing.key", "noise.secret", "certificate.pem", "ca.pem", "network.json"]
+)
+def test_nothing_runs_without_its_files(made, name):
+    (made / "peer-0" / name).unlink()
+    with pytest.raises(InvalidInput, match=name):
+        Bundle.read(made / "peer-0")
+
+
+@pytest.mark.parametrize("name", ["tls.key", "signing.key", "certificate.pem", "ca.pem"])
+def test_somebody_elses_file_is_refused(made, tmp_path, name):
+    network(tmp_path / "other", peers=3)
+    source = tmp_path / "other" if name == "ca.pem" else made / "peer-2"
+    (made / "peer-0" / name).write_bytes((source / name).read_bytes())
+    with pytest.raises(InvalidInput):
+        Bundle.read(made / "peer-0")
+
+
+def test_a_certificate_of_another_network_is_refused(made, tmp_path):
+    network(tmp_path / "other", peers=3)
+    for name in ("tls.key", "signing.key", "certificate.pem"):
+        (made / "peer-0" / name).write_bytes((tmp_path / "other/peer-0" / name).read_bytes())
+    with pytest.raises(InvalidInput, match="not issued by the CA of network test"):
+        Bundle.read(made / "peer-0")
+
+
+def test_an_expired_certificate_stops_the_peer(made, monkeypatch):
+    provision.make_bundle(made, "peer-0", days=1)
+    assert Bundle.read(made / "peer-0").index == 0
+    later = identity.now() + dt.timedelta(days=2)
+    monkeypatch.setattr("unwalk.peers.trust.now", lambda: later)
+    with pytest.raises(InvalidInput, match="certificate of peer-0 is not valid now: it runs from"):
+        Bundle.read(made / "peer-0")
+
+
+def test_a_changed_network_file_is_refused(made):
+    path = made / "peer-0" / "network.json"
+    record = json.loads(path.read_text())
+    record["network"]["peers"][1]["address"] = "evil.example:1"
+    path.write_text(json.dumps(record))
+    with pytest.raises(InvalidInput, match="not signed by the CA"):
+        Bundle.read(made / "peer-0")
+    path.write_text("{}")
+    with pytest.raises(InvalidInput, match="no network file"):
+        Bundle.read(made / "peer-0")
+
+
+def test_rotated_keys_work_and_the_old_ones_do_not(made):
+    old = Bundle.read(made / "peer-1")
+    provision.rotate(made, "peer-1")
+    new = Bundle.read(made / "peer-1")
+    trust = Bundle.read(made / "peer-0").trust()
+    assert new.network.version == 2
+    assert trust.identity(new.certificate_pem.decode()).peer == "peer-1"
+    with pytest.raises(Refused, match="certificate of peer-1 was revoked"):
+        trust.identity(old.certificate_pem.decode())
+    # What it signed before stays in the log.
+    entry = sign_entry("0" * 64, {"kind": "x"}, old.sign, old.certificate_pem.decode())
+    assert trust.signer(entry) == 1
+    entry = sign_entry("0" * 64, {"kind": "x"}, old.sign, new.certificate_pem.decode())
+    with pytest.raises(Refused, match="signature is not peer-1's"):
+        trust.signer(entry)
+
+
+def test_a_revoked_peer_does_not_start(made):
+    provision.revoke(made, "peer-2")
+    with pytest.raises(InvalidInput, match="certificate of peer-2 was revoked"):
+        Bundle.read(made / "peer-2")
+    assert Bundle.read(made / "peer-0").name == "peer-0"
+    with pytest.raises(InvalidInput, match="no peer of network"):
+        provision.revoke(made, "peer-9")
+
+
+def test_across_organisations_private_keys_never_travel(tmp_path):
+    run = CliRunner()
+    base = str(tmp_path / "net")
+    settings = [f"--set={k}={v}" for k, v in SETTINGS.items()]
+    addresses = [f"--address=127.0.0.1:{7000 + n}" for n in range(2)]
+    made = run.invoke(
+        app, ["net", "init", base, "--no-bundles", "--name=abc", *addresses, *settings]
+    )
+    assert made.exit_code == 0, made.output
+    bundle = tmp_path / "hospital"
+    asked = run.invoke(app, ["peer", "csr", str(bundle), "--peer=peer-1", "--network=abc"])
+    assert asked.exit_code == 0, asked.output
+    out = tmp_path / "answer"
+    signed = run.invoke(app, ["net", "sign", base, str(bundle / "request.csr"), "--out", str(out)])
+    assert signed.exit_code == 0, signed.output
+    assert sorted(p.name for p in out.iterdir()) == ["ca.pem", "certificate.pem", "network.json"]
+    for path in out.iterdir():
+        (bundle / path.name).write_bytes(path.read_bytes())
+    assert Bundle.read(bundle).index == 1
+    told = run.invoke(app, ["peer", "status", str(bundle), "--json"])
+    assert json.loads(told.output)["running"] is False
+
+
+@pytest.mark.parametrize("days", [0, -1.0])
+def test_certificates_last_for_some_time(made, days):
+    with pytest.raises(InvalidInput, match="days is"):
+        provision.make_bundle(made, "peer-0", days=days)
+
+
+def test_a_request_must_be_for_a_peer_and_prove_its_signing_key(made):
+    _, authority = provision.network_of(made)
+    names = ("peer-0", "peer-1")
+    keys = Keys.new()
+    with pytest.raises(InvalidInput, match="request is for 'stranger'"):
+        authority.issue(request(keys, "stranger", "test"), names, "test")
+    with pytest.raises(InvalidInput, match="no certificate request"):
+        authority.issue(b"hello", names, "test")
+
+    class Liar:
+        """Claims another's signing key."""
+
+        def sign(self, data: bytes) -> bytes:
+            return keys.signing.sign(b"something else")
+
+        def public_key(self):
+            return keys.signing.public_key()
+
+    with pytest.raises(InvalidInput, match="does not prove"):
+        authority.issue(request(Keys(keys.tls, Liar()), "peer-0", "test"), names, "test")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "Bad Name"}, "network name is 'Bad Name'"),
+        ({"peers": ()}, "the network has 0 peers"),
+        ({"peers": (Member("a", "h:1"), Member("a", "h:2"))}, "same name"),
+        ({"peers": (Member("a", "h:1"), Member("b", "h:1"))}, "same address"),
+        ({"noise": "some"}, "noise is 'some'"),
+        ({"run": 0}, "run is 0"),
+    ],
+)
+def test_networks_that_cannot_be(change, words):
+    good = {"name": "n", "peers": (Member("a", "h:1"), Member("b", "h:2")), "settings": {}}
+    assert Network(**good).index("b") == 1
+    with pytest.raises(InvalidInput, match=words):
+        Network(**{**good, **change})
+
+
+@pytest.mark.parametrize("address", ["nowhere", "h:0", "h:70000", "h:x", "a b:1", ":1"])
+def test_addresses_that_cannot_be(address):
+    with pytest.raises(InvalidInput, match="allowed: HOST:PORT"):
+        Member("a", address)
+
+
+def test_another_run_has_another_name(made):
+    before, _ = provision.network_of(made)
+    after = provision.next_run(made, {"train.hops": 5})
+    assert after.run_id != before.run_id
+    assert Bundle.read(made / "peer-0").network.settings["train.hops"] == 5

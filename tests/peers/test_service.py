@@ -1,0 +1,193 @@
+"""Whole walks of peers in one process, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from tests.peers.harness import Village, check_end, network
+from unwalk.peers import codec
+from unwalk.peers import protocol as pr
+
+
+def walk(tmp_path, script, peers=4, lease=0.4, **settings):
+    """Run ``script(village)`` and close; the village, for what was logged."""
+    folder = tmp_path / "net"
+    made = network(folder, peers=peers, lease=lease, **settings)
+    village = Village(folder, made)
+
+    async def main() -> None:
+        try:
+            await script(village)
+        finally:
+            await village.close()
+
+    asyncio.run(main())
+    return village
+
+
+def events(village: Village) -> Counter[str]:
+    return Counter(e["event"] for e in village.events)
+
+
+def test_an_undisturbed_walk_is_the_simulators(tmp_path):
+    async def script(village):
+        for peer in range(4):
+            village.start(peer)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script)
+    served = check_end(village.folder, village.network, range(4))
+    plan_route = [e["peer"] for e in village.events if e["event"] == "visited"]
+    assert [f"peer-{p}" for p in served] == plan_route
+    seen = events(village)
+    assert (seen["visited"], seen["handed"], seen["recovered"]) == (12, 11, 0)
+    text = village.services[0].metrics.text()
+    assert f'unwalk_committed{{peer="peer-0",run="{village.network.run_id}"}} 1' in text
+
+
+@pytest.mark.parametrize("settings", [{"train__state": "local"}, {"graph__kind": "ring"}])
+def test_other_walks_are_the_simulators_too(tmp_path, settings):
+    async def script(village):
+        for peer in range(4):
+            village.start(peer)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script, **settings)
+    assert len(check_end(village.folder, village.network, range(4))) == 12
+
+
+def test_a_peer_that_is_down_is_passed_over_and_the_log_says_so(tmp_path):
+    async def script(village):
+        for peer in (0, 1, 2):
+            village.start(peer)
+        await village.until(lambda: village.finished(0, 1, 2))
+        village.start(3)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script)
+    served = check_end(village.folder, village.network, range(4))
+    assert 3 not in served
+    over = [e for e in village.events if e["event"] == "passed over"]
+    assert over
+    assert all(e["to"] == 3 for e in over)
+
+
+def test_when_the_holder_dies_its_neighbour_goes_on(tmp_path):
+    async def script(village):
+        for peer in range(4):
+            village.start(peer)
+        await village.until(lambda: any(s.state.reached[1][0] >= 4 for s in all_of(village)))
+        await village.until(lambda: any(s.state.stage for s in all_of(village)))
+        holder = next(s.me for s in all_of(village) if s.state.stage)
+        await village.crash(holder)
+        others = [p for p in range(4) if p != holder]
+        await village.until(lambda: village.finished(*others))
+        village.start(holder)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script)
+    check_end(village.folder, village.network, range(4))
+
+
+def all_of(village):
+    return list(village.services.values())
+
+
+def test_a_lost_answer_does_not_make_a_second_token(tmp_path):
+    async def script(village):
+        for peer in range(4):
+            village.start(peer)
+        village.memory.lose_answers = {(a, b) for a in range(4) for b in range(4)}
+        await asyncio.sleep(0.5)
+        village.memory.lose_answers = set()
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script, lease=2.0)
+    check_end(village.folder, village.network, range(4))
+    visits = [e["hop"] for e in village.events if e["event"] == "visited"]
+    assert sorted(visits) == list(range(1, 13)), "no hop was served twice"
+
+
+def test_a_partition_ends_in_one_lineage(tmp_path):
+    async def script(village):
+        for peer in range(5):
+            village.start(peer)
+        await village.until(lambda: any(s.state.reached[1][0] >= 4 for s in all_of(village)))
+        await village.until(lambda: any(s.state.stage for s in all_of(village)))
+        alone = next(s.me for s in all_of(village) if s.state.stage)
+        village.memory.cut = {frozenset((alone, p)) for p in range(5) if p != alone}
+        others = [p for p in range(5) if p != alone]
+        await village.until(lambda: village.finished(*others))
+        assert village.services[alone].state.committed is None
+        village.memory.cut = set()
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script, peers=5)
+    check_end(village.folder, village.network, range(5))
+
+
+def test_stopping_hands_the_token_over(tmp_path):
+    async def script(village):
+        for peer in range(4):
+            village.start(peer)
+        await village.until(lambda: any(s.state.stage for s in all_of(village)))
+        holder = next(s for s in all_of(village) if s.state.stage)
+        holder.stop()
+        async with asyncio.timeout(10):
+            await village.tasks[holder.me]
+        assert holder.state.held is None
+        holder.store.close()
+        others = [p for p in range(4) if p != holder.me]
+        await village.until(lambda: village.finished(*others))
+        village.start(holder.me)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script)
+    check_end(village.folder, village.network, range(4))
+    assert events(village)["recovered"] == 0
+
+
+def test_a_stale_token_is_refused_and_dropped(tmp_path):
+    async def script(village):
+        services = [village.start(peer) for peer in range(4)]
+        await village.until(lambda: any(s.state.stage for s in services))
+        holder = next(s for s in services if s.state.stage)
+        other = next(s for s in services if s is not holder)
+        fence = (5, other.me)
+        lineage = (*other.state.lineage, (fence, 0))
+        fields = {"fence": list(fence), "lineage": codec.lineage_to(lineage)}
+        reply = codec.parse(
+            await holder.answer(other.me, holder.talk.words("fence", **fields)), 9999
+        )
+        assert codec.sighting_from(reply["sighting"]).fence == fence
+        assert holder.state.held is None
+        assert events(village)["dropped"] == 1
+        # Only whoever opened a generation may announce it.
+        fields["fence"] = [6, 3]
+        fields["lineage"] = codec.lineage_to((*lineage, ((6, 3), 0)))
+        third = next(s.me for s in services if s not in (holder, other) and s.me != 3)
+        message = other.talk.words("fence", **fields)
+        refused = codec.parse(await other.answer(third, message), 9999)
+        assert refused["kind"] == "refused"
+        assert other.state.fence < (6, 3)
+
+    walk(tmp_path, script)
+
+
+def test_recovery_needs_a_majority(tmp_path):
+    async def script(village):
+        services = [village.start(peer) for peer in range(4)]
+        await village.until(lambda: any(s.state.reached[1][0] >= 2 for s in services))
+        keeper = next(
+            s for s in services if pr.basis(s.state) is not None and s.state.kept_for >= 0
+        )
+        for service in services:
+            if service is not keeper:
+                await village.crash(service.me)
+        await keeper.look_around()
+        assert keeper.state.fence[0] == 0
+
+    walk(tmp_path, script)

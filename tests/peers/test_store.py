@@ -1,0 +1,164 @@
+"""The store survives a crash between any two steps, and names only files that are there."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.plan import Local
+from unwalk.peers import protocol as pr
+from unwalk.peers.store import LOCALS, SPARES, Incoming, KeptLocal, Store, running
+from unwalk.peers.tokens import pieces
+
+RUN = "r"
+POINTS = ["token written", "token synced", "token renamed", "before commit", "after commit"]
+
+
+class Died(Exception):
+    """What a test raises where a process would be killed."""
+
+
+def content(number: int, size: int = 100) -> list[memoryview]:
+    return [memoryview(bytes([number]) * size)]
+
+
+def digest(number: int, size: int = 100) -> str:
+    return hashlib.sha256(bytes([number]) * size).hexdigest()
+
+
+def first(store: Store) -> pr.PeerState:
+    name, _ = store.write(content(0))
+    state = pr.begin(0, 3, 9, 0, "0" * 64, name)
+    store.save(RUN, state, {})
+    store.pinned.clear()
+    return state
+
+
+def go_on(store: Store, state: pr.PeerState, number: int) -> pr.PeerState:
+    """One visit: a new token, then one transaction, then tidying."""
+    name, _ = store.write(content(number))
+    after = pr.visited(replace(state, stage="arrived"), f"{number:064x}", name)
+    store.save(RUN, after, {"n": number}, local=(state.fence, number, KeptLocal("{}", "")))
+    store.pinned.clear()
+    store.collect(RUN, after)
+    return after
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_crash_leaves_the_old_state_or_the_new_one(tmp_path, point):
+    def die(here: str) -> None:
+        if here == point:
+            raise Died
+
+    store = Store(tmp_path)
+    old = go_on(store, first(store), 1)
+    store.fault = die
+    new = pr.visited(replace(old, stage="arrived"), f"{2:064x}", digest(2))
+    with pytest.raises(Died):
+        go_on(store, old, 2)
+    store.close()
+    store = Store(tmp_path)
+    found = store.load(RUN)
+    assert found is not None
+    assert found == ((new, {"n": 2}) if point == "after commit" else (old, {"n": 1}))
+    assert found[0].held is not None
+    data = store.file(found[0].held.token).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == found[0].held.token
+    store.collect(RUN, found[0])
+    assert [p.stem for p in store.tokens.glob("*.safetensors")] == [found[0].held.token]
+    assert not list(store.tokens.glob("*.new"))
+    store.close()
+
+
+def test_spares_are_written_over_and_can_be_erased(tmp_path):
+    store = Store(tmp_path)
+    state = first(store)
+    for number in range(1, 6):
+        state = go_on(store, state, number)
+        assert store.file(digest(number)).read_bytes() == bytes([number]) * 100
+    assert 0 < len(list(store.tokens.glob("*.spare"))) <= SPARES
+    store.write(content(9, size=101))
+    assert store.file(digest(9, 101)).stat().st_size == 101
+    store.erase_spares()
+    assert not list(store.tokens.glob("*.spare"))
+    store.close()
+
+
+def test_a_token_longer_or_shorter_than_announced_is_refused(tmp_path):
+    store = Store(tmp_path)
+    incoming = Incoming(store, 10)
+    with pytest.raises(Corrupt, match="longer"):
+        incoming.write(bytes(11))
+    incoming.write(bytes(9))
+    with pytest.raises(Corrupt, match="9 bytes instead of 10"):
+        incoming.finish()
+    incoming.discard()
+    with pytest.raises(Corrupt, match="given up"):
+        incoming.write(b"x")
+    store.close()
+
+
+def test_one_process_at_a_time(tmp_path):
+    store = Store(tmp_path)
+    assert running(tmp_path) is not None
+    with pytest.raises(InvalidInput, match="in use"):
+        Store(tmp_path)
+    store.close()
+    assert running(tmp_path) is None
+    assert running(tmp_path / "nowhere") is None
+
+
+def test_a_missing_token_is_noticed(tmp_path):
+    store = Store(tmp_path)
+    state = first(store)
+    assert state.held is not None
+    store.file(state.held.token).unlink()
+    with pytest.raises(Corrupt, match="not there"):
+        store.load(RUN)
+    store.close()
+
+
+def test_what_a_peer_kept_follows_the_lineage(tmp_path):
+    store = Store(tmp_path)
+    state = first(store)
+    lineage: pr.Lineage = (((0, 0), 0),)
+    for hop in (1, 3, 6):
+        local = Local(visits=hop, moments={"momentum": torch.full((4,), float(hop))})
+        kept = store.write_local(local)
+        store.save(RUN, state, {}, local=((0, 0), hop, kept))
+        store.pinned.clear()
+    assert store.read_local(store.local(RUN, lineage)).visits == 6
+    branched: pr.Lineage = (((0, 0), 0), ((1, 2), 4))
+    found = store.read_local(store.local(RUN, branched))
+    assert (found.visits, found.moments["momentum"].tolist()) == (3, [3.0] * 4)
+    early: pr.Lineage = (((0, 0), 0), ((1, 2), 0))
+    assert store.read_local(store.local(RUN, early)).visits == 0
+    store.close()
+
+
+def test_what_is_too_far_back_is_gone_and_said_to_be(tmp_path):
+    store = Store(tmp_path)
+    state = first(store)
+    for hop in range(1, LOCALS + 3):
+        kept = store.write_local(Local(visits=hop, moments={"momentum": torch.ones(hop)}))
+        store.save(RUN, state, {}, local=((0, 0), hop, kept))
+        store.pinned.clear()
+    store.collect(RUN, state)
+    assert store.local(RUN, (((0, 0), 0), ((1, 1), 1))) is None
+    with pytest.raises(Corrupt, match="gone"):
+        store.read_local(None)
+    assert store.local(RUN, (((0, 0), 0),)) is not None
+    store.close()
+
+
+def test_files_are_valid_safetensors(tmp_path):
+    from safetensors.torch import load
+
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor([1, 2]), "c": torch.zeros(0)}
+    data = b"".join(pieces(tensors, {"k": "v"}))
+    found = load(data)
+    assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in tensors.items()}

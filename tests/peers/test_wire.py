@@ -1,0 +1,214 @@
+"""gRPC with mutual TLS: who gets through, and what travels."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.peers.harness import network
+from unwalk.core.errors import InvalidInput
+from unwalk.peers import provision
+from unwalk.peers.identity import host_name
+from unwalk.peers.trust import Bundle
+from unwalk.peers.wire import CHUNK, SERVICE, Grpc, Unreachable
+
+
+class Echo:
+    """Answers with what it got."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bytes, int]] = []
+
+    async def take(self, sender, envelope, chunks):
+        digest, size, largest = hashlib.sha256(), 0, 0
+        async for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            largest = max(largest, len(chunk))
+        assert largest <= CHUNK
+        self.calls.append((sender, envelope, size))
+        return digest.digest()
+
+    async def answer(self, sender, message):
+        self.calls.append((sender, message, -1))
+        return message[::-1]
+
+
+@pytest.fixture
+def made(tmp_path):
+    network(tmp_path / "net", peers=3)
+    return tmp_path / "net"
+
+
+OPEN: list[Grpc] = []
+
+
+def ends(folder, *peers):
+    bundles = [Bundle.read(folder / f"peer-{p}") for p in peers]
+    made = [Grpc(b, b.trust()) for b in bundles]
+    OPEN.extend(made)
+    return made
+
+
+def scene(script):
+    async def whole():
+        try:
+            await script()
+        finally:
+            while OPEN:
+                await OPEN.pop().stop()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_tokens_of_any_size_arrive_whole(made, size):
+    data = bytes(range(256)) * (size // 256 + 1)
+    data = data[:size]
+
+    async def script():
+        here, there = ends(made, 0, 1)
+        echo = Echo()
+        await there.start(echo)
+        parts = [data[i : i + CHUNK] for i in range(0, size, CHUNK)]
+        answer = await here.hand(1, b"envelope", lambda: parts, 10.0)
+        assert answer == hashlib.sha256(data).digest()
+        assert await here.tell(1, b"abc", 5.0) == b"cba"
+        assert echo.calls == [(0, b"envelope", size), (0, b"abc", -1)]
+
+    scene(script)
+
+
+def test_a_peer_that_is_down_is_certainly_unreachable(made):
+    async def script():
+        (here,) = ends(made, 0)
+        with pytest.raises(Unreachable, match="peer 1 cannot be reached") as caught:
+            await here.tell(1, b"x", 2.0)
+        assert caught.value.certain
+
+    scene(script)
+
+
+def test_an_answer_that_does_not_come_is_unclear(made):
+    class Silent(Echo):
+        async def take(self, sender, envelope, chunks):
+            await asyncio.sleep(30)
+
+    async def script():
+        here, there = ends(made, 0, 1)
+        await there.start(Silent())
+        with pytest.raises(Unreachable) as caught:
+            await here.hand(1, b"e", lambda: [b"x"], 0.3)
+        assert not caught.value.certain
+
+    scene(script)
+
+
+def test_a_file_that_goes_away_meanwhile_is_unclear_and_no_crash(made):
+    def broken():
+        yield b"x"
+        raise FileNotFoundError
+
+    async def script():
+        here, there = ends(made, 0, 1)
+        await there.start(Echo())
+        with pytest.raises((Unreachable, FileNotFoundError)) as caught:
+            await here.hand(1, b"e", broken, 3.0)
+        assert not getattr(caught.value, "certain", False)
+        assert await here.tell(1, b"ab", 5.0) == b"ba"
+
+    scene(script)
+
+
+def test_a_stranger_does_not_get_through(made, tmp_path):
+    network(tmp_path / "other", peers=3)
+
+    async def script():
+        (there,) = ends(made, 1)
+        echo = Echo()
+        await there.start(echo)
+        (stranger,) = ends(tmp_path / "other", 0)
+        address = there.listen
+        stranger.bundle = _with_address(stranger.bundle, 1, address)
+        with pytest.raises(Unreachable) as caught:
+            await stranger.tell(1, b"x", 2.0)
+        assert caught.value.certain
+        # Neither without a certificate of one's own, nor without TLS.
+        name = host_name("peer-1", "test")
+        half = grpc.ssl_channel_credentials(root_certificates=there.bundle.authority_pem)
+        options = [("grpc.ssl_target_name_override", name)]
+        for channel in (
+            grpc.aio.secure_channel(address, half, options=options),
+            grpc.aio.insecure_channel(address),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary(f"/{SERVICE}/Tell")(b"x", timeout=1.0)
+            await channel.close()
+        assert echo.calls == []
+
+    scene(script)
+
+
+def _with_address(bundle, peer, address):
+    from dataclasses import replace
+
+    members = list(bundle.network.peers)
+    members[peer] = replace(members[peer], address=address)
+    return replace(bundle, network=replace(bundle.network, peers=tuple(members)))
+
+
+def test_a_revoked_peer_is_refused_in_both_directions(made):
+    async def script():
+        (old,) = ends(made, 1)  # still has its old certificate
+        provision.rotate(made, "peer-1")
+        (other,) = ends(made, 0)
+        echo = Echo()
+        await other.start(echo)
+        with pytest.raises(Unreachable, match=r"permission_denied \(the certificate .* revoked"):
+            await old.tell(0, b"x", 2.0)
+        await old.start(Echo())
+        with pytest.raises(Unreachable, match="certificate of peer-1 was revoked") as caught:
+            await other.hand(1, b"e", lambda: [b"secret"], 2.0)
+        assert caught.value.certain
+        assert echo.calls == old.handler.calls == []
+
+    scene(script)
+
+
+def test_somebody_else_at_the_address_is_not_taken_for_the_peer(made):
+    async def script():
+        here, wrong = ends(made, 0, 2)
+        wrong.listen = here.bundle.network.peers[1].address
+        await wrong.start(Echo())
+        with pytest.raises(Unreachable) as caught:
+            await here.hand(1, b"e", lambda: [b"secret"], 2.0)
+        assert caught.value.certain
+        assert wrong.handler.calls == []
+
+    scene(script)
+
+
+def test_an_address_in_use_is_said_clearly(made):
+    async def script():
+        one, two = ends(made, 0, 0)
+        await one.start(Echo())
+        with pytest.raises(InvalidInput, match="cannot be listened on"):
+            await two.start(Echo())
+
+    scene(script)
+
+
+def test_a_message_that_is_too_large_is_refused(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        echo = Echo()
+        await there.start(echo)
+        with pytest.raises(Unreachable, match="resource_exhausted"):
+            await here.tell(1, bytes(3 * CHUNK), 5.0)
+        assert echo.calls == []
+
+    scene(script)
