@@ -2,8 +2,9 @@
 
     python benchmarks/peers.py [--quick] [--json]
 
-Three peers on loopback pass a token with 114,250 and 11,250,000 parameters (457 KB and 45 MB).  The
-overhead of a hop is the time from the end of one visit to the beginning of the next one, at another
+Three peers on loopback pass tokens of 114 thousand and 11 million parameters (457 KB and 45 MB).
+The overhead of a hop is the time from the end of one visit to the beginning of the next one, at
+another
 peer: write and flush the token, sign and commit, send, check, write and flush, commit, load.  A
 visit is what the in-process engine does as well.  All clocks are this machine's.
 
@@ -38,32 +39,24 @@ from unwalk.peers.provision import make_network
 
 PEERS = 3
 FEATURES = 10
-SIZES = {"457 KB": 114_250, "45 MB": 11_250_000}
+SHAPES = {"457 KB": (332, 1), "45 MB": (1056, 10)}
 LIMITS = {"457 KB": 6.0, "45 MB": 150.0}
 TOKENS = 4.0
 WARM = 6
 
 
-class Wide(nn.Module):
-    """A linear model with ballast: parameters that travel but take no time to train."""
-
-    def __init__(self, parameters: int) -> None:
-        super().__init__()
-        self.line = nn.Linear(FEATURES, 2)
-        used = sum(p.numel() for p in self.line.parameters())
-        self.ballast = nn.Parameter(torch.zeros(parameters - used))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.line(x) + self.ballast[0]
-        return out
+def wide(width: int, depth: int) -> nn.Module:
+    """``depth`` layers of ``width`` x ``width`` between a first and a last one."""
+    inner = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), *inner, nn.Linear(width, 2))
 
 
 def small() -> nn.Module:
-    return Wide(SIZES["457 KB"])
+    return wide(*SHAPES["457 KB"])
 
 
 def large() -> nn.Module:
-    return Wide(SIZES["45 MB"])
+    return wide(*SHAPES["45 MB"])
 
 
 @dataclass(frozen=True)
@@ -183,7 +176,8 @@ def _read(name: str, paths: list[Path], resident: float) -> Result:
 def memory_in_tokens(results: Sequence[Result]) -> float:
     """How many tokens more the large token's peer needs than the small one's."""
     few, many = results
-    size = 4 * (SIZES["45 MB"] - SIZES["457 KB"]) / 2**20
+    counts = [sum(p.numel() for p in make().parameters()) for make in (small, large)]
+    size = 4 * (counts[1] - counts[0]) / 2**20
     return round((many.resident_mb - few.resident_mb) / size, 2)
 
 

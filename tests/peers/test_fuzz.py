@@ -67,7 +67,8 @@ def hold_back(transport, caught) -> None:
 
     async def hand(peer, envelope, chunks, timeout):
         if not caught:
-            caught.update(peer=peer, sender=transport.me, envelope=envelope, chunks=list(chunks()))
+            data = [chunk async for chunk in chunks()]
+            caught.update(peer=peer, sender=transport.me, envelope=envelope, chunks=data)
         await asyncio.sleep(3600)
 
     transport.hand = hand

@@ -208,15 +208,12 @@ def test_the_model_notices_a_holder_that_is_too_quick_to_ask_somebody_else(monke
         explore(start(bounds), bounds)
 
 
-@pytest.mark.xfail(reason="a dropped token is recovered within these bounds: others are needed")
-def test_the_model_notices_a_token_that_is_dropped_before_it_arrived(monkeypatch):
-    def careless(state, *, certain):
-        return replace(state, held=None, stage="", path=(), kept=None)
-
-    bounds = Bounds(hops=2, crashes=0, recoveries=0, refusals=1)
-    monkeypatch.setattr(pr, "failed", careless)
+def test_the_model_notices_a_generation_that_is_shown_too_early(monkeypatch):
+    monkeypatch.setattr(pr, "shown", lambda state: (state.fence, state.lineage))
+    bounds = Bounds(hops=3, crashes=0, recoveries=1, refusals=0, edges=LINE)
     worlds = explore(start(bounds), bounds)
-    assert not all(settle(w, bounds, 0, set()) for w in worlds)
+    ends = {dead: set[World]() for dead in (0, 2)}
+    assert not all(settle(w, bounds, dead, good) for dead, good in ends.items() for w in worlds)
 
 
 def test_a_place_in_a_tuple():

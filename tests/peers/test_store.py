@@ -31,7 +31,7 @@ def digest(number: int, size: int = 100) -> str:
 
 
 def first(store: Store) -> pr.PeerState:
-    name, _ = store.write(content(0))
+    name = store.write(content(0))
     state = pr.begin(0, 3, 9, 0, "0" * 64, name)
     store.save(RUN, state, {})
     store.pinned.clear()
@@ -40,7 +40,7 @@ def first(store: Store) -> pr.PeerState:
 
 def go_on(store: Store, state: pr.PeerState, number: int) -> pr.PeerState:
     """One visit: a new token, then one transaction, then tidying."""
-    name, _ = store.write(content(number))
+    name = store.write(content(number))
     after = pr.visited(replace(state, stage="arrived"), f"{number:064x}", name)
     store.save(RUN, after, {"n": number}, local=(state.fence, number, KeptLocal("{}", "")))
     store.pinned.clear()

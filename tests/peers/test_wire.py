@@ -47,6 +47,11 @@ def made(tmp_path):
 OPEN: list[Grpc] = []
 
 
+async def sent(*parts):
+    for part in parts:
+        yield part
+
+
 def ends(folder, *peers):
     bundles = [Bundle.read(folder / f"peer-{p}") for p in peers]
     made = [Grpc(b, b.trust()) for b in bundles]
@@ -75,7 +80,7 @@ def test_tokens_of_any_size_arrive_whole(made, size):
         echo = Echo()
         await there.start(echo)
         parts = [data[i : i + CHUNK] for i in range(0, size, CHUNK)]
-        answer = await here.hand(1, b"envelope", lambda: parts, 10.0)
+        answer = await here.hand(1, b"envelope", lambda: sent(*parts), 10.0)
         assert answer == hashlib.sha256(data).digest()
         assert await here.tell(1, b"abc", 5.0) == b"cba"
         assert echo.calls == [(0, b"envelope", size), (0, b"abc", -1)]
@@ -102,14 +107,14 @@ def test_an_answer_that_does_not_come_is_unclear(made):
         here, there = ends(made, 0, 1)
         await there.start(Silent())
         with pytest.raises(Unreachable) as caught:
-            await here.hand(1, b"e", lambda: [b"x"], 0.3)
+            await here.hand(1, b"e", lambda: sent(b"x"), 0.3)
         assert not caught.value.certain
 
     scene(script)
 
 
 def test_a_file_that_goes_away_meanwhile_is_unclear_and_no_crash(made):
-    def broken():
+    async def broken():
         yield b"x"
         raise FileNotFoundError
 
@@ -172,7 +177,7 @@ def test_a_revoked_peer_is_refused_in_both_directions(made):
             await old.tell(0, b"x", 2.0)
         await old.start(Echo())
         with pytest.raises(Unreachable, match="certificate of peer-1 was revoked") as caught:
-            await other.hand(1, b"e", lambda: [b"secret"], 2.0)
+            await other.hand(1, b"e", lambda: sent(b"secret"), 2.0)
         assert caught.value.certain
         assert echo.calls == old.handler.calls == []
 
@@ -185,7 +190,7 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(made):
         wrong.listen = here.bundle.network.peers[1].address
         await wrong.start(Echo())
         with pytest.raises(Unreachable) as caught:
-            await here.hand(1, b"e", lambda: [b"secret"], 2.0)
+            await here.hand(1, b"e", lambda: sent(b"secret"), 2.0)
         assert caught.value.certain
         assert wrong.handler.calls == []
 

@@ -91,12 +91,15 @@ class Workspace(State):
         layout = Layout.of(self.model)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         parameters = torch.cat([p.detach().reshape(-1) for p in trainable])
-        super().__init__(layout, parameters, dict(self.model.named_buffers()))
-        self.gradient = torch.zeros_like(parameters)
-        views, gradients = layout.views(parameters), layout.views(self.gradient)
+        views = layout.views(parameters)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
-                parameter.data = views[name]
+                parameter.data = views[name]  # the model's own memory is free from here on
+        super().__init__(layout, parameters, dict(self.model.named_buffers()))
+        self.gradient = torch.zeros_like(parameters)
+        gradients = layout.views(self.gradient)
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
                 parameter.grad = gradients[name]
 
     def state_dict(self) -> dict[str, torch.Tensor]:

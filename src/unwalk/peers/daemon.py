@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import json
 import os
 import signal
@@ -37,7 +39,21 @@ def run_peer(
     fault: Callable[[str], None] = no_fault,
 ) -> None:
     """Run a peer from its bundle until SIGTERM or SIGINT."""
+    _settle_memory()
     asyncio.run(_serve(folder, listen, metrics, ready, fault))
+
+
+def _settle_memory() -> None:
+    """Let pieces of 1 MiB come from memory that is kept, and larger blocks go back at once.
+
+    Without this every piece of a token is fresh memory from the system, which costs as much time
+    as moving it.
+    """
+    trim, threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of the GNU C library
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(threshold, 2 << 20)
+        library.mallopt(trim, 16 << 20)
 
 
 async def _serve(
@@ -61,6 +77,7 @@ async def _serve(
         loop.add_signal_handler(signal.SIGHUP, _read_again, service)
         if metrics is not None:
             await service.metrics.serve(metrics)
+        gc.freeze()  # what was loaded so far stays: no need to look through it again and again
         if ready is not None:
             ready()
         guard = asyncio.create_task(_guard(service))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,10 @@ from unwalk.peers.wire import CHUNK
 
 if TYPE_CHECKING:
     from unwalk.peers.service import Service
+
+
+AHEAD = 4
+"""So many pieces may have arrived that are not hashed and written yet."""
 
 
 class Intake:
@@ -83,16 +89,18 @@ class Intake:
             incoming.discard()
 
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
-        """Write while the next piece is on its way."""
-        writing: asyncio.Future[None] | None = None
+        """Hash and write, each in a thread of its own, while the next pieces are on their way."""
+        loop, service = asyncio.get_running_loop(), self.service
+        put = partial(incoming.put_part, flush=True)
+        working: deque[asyncio.Future[None]] = deque()
         try:
             async for chunk in chunks:
-                if writing is not None:
-                    await writing
-                writing = self.on_disk(incoming.write, chunk)
+                working.append(loop.run_in_executor(service.hashing, incoming.hash_part, chunk))
+                working.append(loop.run_in_executor(service.disk, put, chunk))
+                while len(working) > 2 * AHEAD:
+                    await working.popleft()
         finally:
-            if writing is not None:
-                await writing
+            await asyncio.gather(*working)
 
     def on_disk(self, call: Any, *args: Any) -> asyncio.Future[Any]:
         """Run something that waits for the disk in a thread."""

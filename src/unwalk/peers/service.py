@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,17 +23,12 @@ from unwalk.peers.gate import Gate
 from unwalk.peers.hoplog import Entry, chain_start, hop_body, recovery_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to, words_of
 from unwalk.peers.protocol import Parcel, PeerState
-from unwalk.peers.store import KeptLocal, Store
+from unwalk.peers.store import Incoming, KeptLocal, Store
 from unwalk.peers.talk import Talk
 from unwalk.peers.telemetry import Journal, Metrics
-from unwalk.peers.tokens import (
-    digest_of,
-    file_chunks,
-    open_token,
-    token_pieces,
-)
+from unwalk.peers.tokens import open_token, token_pieces
 from unwalk.peers.trust import Bundle, Trust
-from unwalk.peers.wire import CHUNK, Transport, Unreachable
+from unwalk.peers.wire import CHUNK, FilePieces, Transport, Unreachable
 from unwalk.peers.work import Visited, Work
 from unwalk.walks import NOBODY
 
@@ -66,12 +62,13 @@ class Service:
         self.metrics = Metrics(self.run_id, bundle.name)
         self.stopping = False
         self.collecting = False
-        self.last_entry: Entry | None = None
+        self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.deadline = float("inf")
         self.ended: str | None = None
         self.news = monotonic()
         self.changed = asyncio.Event()
-        self.disk = ThreadPoolExecutor(2, "disk")
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.hashing = ThreadPoolExecutor(1, "hashing")
         self.visits = ThreadPoolExecutor(1, "visit")
         self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
         self.state, self.open_move = self._first_state()
@@ -82,9 +79,7 @@ class Service:
         found = self.store.load(self.run_id)
         if found is not None:
             return pr.restarted(found[0]), found[1]
-        digest, _ = digest_of(token_pieces(self.work.initial()))
-        written, _ = self.store.write(token_pieces(self.work.initial()))
-        assert written == digest
+        digest = self.store.write(token_pieces(self.work.initial()))
         first = self.work.move(1, NOBODY, {}, 0)
         peers, hops = len(self.network.peers), self.work.plan.hops
         state = pr.begin(self.me, peers, hops, first.receiver, self.start_chain, digest)
@@ -109,8 +104,6 @@ class Service:
         self.open_move = self.open_move if move is None else move
         self.store.save(self.run_id, state, self.open_move, entry=entry, local=local)
         self.state = state
-        if entry is not None:
-            self.last_entry = entry
         if not self.collecting:
             self.collecting = True
             asyncio.get_running_loop().call_later(TIDY, self._collect)
@@ -154,6 +147,7 @@ class Service:
             await self.transport.stop()
             self.journal.write("stopped", holding=self.state.held is not None)
             self.visits.shutdown(wait=True, cancel_futures=True)
+            self.hashing.shutdown(wait=True)
             self.disk.shutdown(wait=True)
 
     def stop(self) -> None:
@@ -203,53 +197,84 @@ class Service:
         assert parcel is not None
         loop = asyncio.get_running_loop()
         kept = self.store.local(self.run_id, parcel.lineage)
-        done = await loop.run_in_executor(self.visits, self._do_visit, parcel, kept)
-        visited, token, local = done
+        move = move_from(self.open_move)
+        done = await loop.run_in_executor(self.visits, self._do_visit, parcel, move, kept)
+        visited, incoming, local = done
         try:
-            if self.state.held != parcel or self.state.stage != "arrived":
-                return  # fenced while it worked
-            body = hop_body(
-                run=self.run_id,
-                generation=parcel.generation,
-                lineage=parcel.lineage,
-                hop=visited.hop,
-                token_in=parcel.token,
-                token_out=token,
-                passed_over=tuple(self.open_move.get("passed_over", ())),
-            )
-            entry = self._sign(parcel.chain, body)
-            state = pr.visited(self.state, entry["chain"], token)
-            now = (parcel.generation, visited.hop.hop, local)
-            chosen = None
-            if state.stage == "visited":
-                chosen = self._next_move(state, visited.token.memory)
-            if chosen is None:
-                self.put(state, move={}, entry=entry, local=now)
-            else:
-                addressed, move = chosen
-                self.put(addressed, move=move, entry=entry, local=now)
-            self.metrics.add("visits_total")
-            self.journal.write(
-                "visited",
-                began=visited.began,
-                ended=visited.ended,
-                generation=parcel.generation,
-                hop=visited.hop.hop,
-            )
+            if self.state.held == parcel and self.state.stage == "arrived":
+                await self._conclude(parcel, visited, incoming, local)
         finally:
-            self.store.pinned -= {token, local.file}
+            incoming.discard()
+            self.store.pinned -= {incoming.digest, local.file}
 
-    def _do_visit(self, parcel: Parcel, kept: KeptLocal | None) -> tuple[Visited, str, KeptLocal]:
+    def _do_visit(
+        self, parcel: Parcel, move: Move, kept: KeptLocal | None
+    ) -> tuple[Visited, Incoming, KeptLocal]:
         """In the visit's own thread: read, work, write."""
         opened, self.intake.opened = self.intake.opened, None
         if opened is None or opened[0] != parcel.token:
             path = self.store.file(parcel.token)
             opened = parcel.token, open_token(path, len(self.network.peers))
-        move, local = move_from(self.open_move), self.store.read_local(kept)
-        visited = self.work.visit(opened[1].token(), move, local)
+        visited = self.work.visit(opened[1].token(), move, self.store.read_local(kept))
         del opened
-        token, _ = self.store.write(token_pieces(visited.token))
-        return visited, token, self.store.write_local(visited.local)
+        local = self.store.write_local(visited.local)
+        incoming = self.store.fill(token_pieces(visited.token))
+        if incoming.size <= CHUNK:  # too small to gain anything from being sent meanwhile
+            self._name(incoming)
+        return visited, incoming, local
+
+    async def _conclude(
+        self, parcel: Parcel, visited: Visited, incoming: Incoming, local: KeptLocal
+    ) -> None:
+        """Sign the visit and write it down; the token may be on its way meanwhile.
+
+        The last piece of it is held back until the change of state is on disk.
+        """
+        body = hop_body(
+            run=self.run_id,
+            generation=parcel.generation,
+            lineage=parcel.lineage,
+            hop=visited.hop,
+            token_in=parcel.token,
+            token_out=incoming.digest,
+            passed_over=tuple(self.open_move.get("passed_over", ())),
+        )
+        entry = self._sign(parcel.chain, body)
+        state = pr.visited(self.state, entry["chain"], incoming.digest)
+        move: dict[str, Any] = {}
+        if state.stage == "visited":
+            chosen = self._next_move(state, visited.token.memory)
+            state, move = chosen or (state, move)
+        now = (parcel.generation, visited.hop.hop, local)
+        if incoming.named:
+            self.put(state, move=move, entry=entry, local=now)
+            if state.stage == "offered":
+                path = self.store.file(incoming.digest)
+                self.early = self._send(state, move, entry, path, None)
+        else:
+            gate: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            if state.stage == "offered":
+                self.early = self._send(state, move, entry, incoming.path, gate)
+            try:
+                await self.intake.on_disk(self._name, incoming)
+                if self.state.held == parcel and self.state.stage == "arrived":
+                    self.put(state, move=move, entry=entry, local=now)
+                    gate.set_result(True)
+            finally:
+                if not gate.done():
+                    gate.set_result(False)
+        self.metrics.add("visits_total")
+        self.journal.write(
+            "visited",
+            began=visited.began,
+            ended=visited.ended,
+            generation=parcel.generation,
+            hop=visited.hop.hop,
+        )
+
+    @staticmethod
+    def _name(incoming: Incoming) -> None:
+        incoming.keep(incoming.finish())
 
     def _sign(self, previous: str, body: dict[str, Any]) -> Entry:
         return sign_entry(previous, body, self.bundle.sign, self.bundle.certificate_pem.decode())
@@ -280,38 +305,54 @@ class Service:
             return
         self.put(found[0], move=found[1])
 
-    async def _offer(self) -> None:
-        state, parcel = self.state, self.state.held
+    def _send(
+        self,
+        state: PeerState,
+        move: dict[str, Any],
+        entry: Entry | None,
+        path: Path,
+        gate: asyncio.Future[bool] | None,
+    ) -> tuple[Parcel, asyncio.Task[bytes]]:
+        """Start to hand the token over."""
+        parcel = state.held
         assert parcel is not None
-        target = state.path[0]
-        path = self.store.file(parcel.token)
-        entry = self.last_entry
-        if entry is None or entry["chain"] != parcel.chain:
-            entry = self.store.entry(parcel.chain)
-        move = dict(self.open_move)
-        over = move.pop("passed_over", [])
-        move.pop("sender", None)
-        size = path.stat().st_size
+        pieces = FilePieces(path, gate)
+        said = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
         envelope = self.talk.words(
             "offer",
             parcel=codec.parcel_to(parcel),
             path=list(state.path),
-            move=move,
-            passed_over=over,
-            size=size,
+            move=said,
+            passed_over=move.get("passed_over", []),
+            size=pieces.size,
             entry=entry,
         )
+        hand = self.transport.hand(state.path[0], envelope, pieces, self.limits.lease)
+        task = asyncio.create_task(hand)
+        task.add_done_callback(lambda _: pieces.close())
+        self.talk.tasks.add(task)
+        task.add_done_callback(self.talk.ended)
+        return parcel, task
+
+    async def _offer(self) -> None:
+        state, parcel = self.state, self.state.held
+        assert parcel is not None
+        target = state.path[0]
+        begun, self.early = self.early, None
+        if begun is None or begun[0] != parcel:
+            entry = self.store.entry(parcel.chain)
+            begun = self._send(state, self.open_move, entry, self.store.file(parcel.token), None)
         try:
-            data = await self.transport.hand(
-                target, envelope, lambda: file_chunks(path, CHUNK), self.limits.lease
-            )
-            reply, reason = codec.reply_from(codec.parse(data, 1 << 18))
+            reply, reason = codec.reply_from(codec.parse(await begun[1], 1 << 18))
         except (UnwalkError, TimeoutError, OSError) as error:
             certain = isinstance(error, Unreachable) and error.certain
             self._not_delivered(parcel, target, certain=certain, why=str(error))
             if self.state.unclear:
                 await self._pause(PAUSE)
             return
+        except asyncio.CancelledError:
+            begun[1].cancel()
+            raise
         if reply.kind in ("refused", "busy"):
             self._not_delivered(parcel, target, certain=True, why=reason or reply.kind)
             if self.state.unclear:
@@ -321,6 +362,7 @@ class Service:
         opened = self.state.public is not None
         self.put(pr.answered(self.state, parcel, reply))
         if reply.kind == "accepted":
+            size = self.store.file(parcel.token).stat().st_size
             self.metrics.add("tokens_handed_total")
             self.metrics.add("bytes_handed_total", size)
             self.journal.write("handed", to=target, **words_of(parcel))

@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS locals (
     numbers TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (run, number, opener, hop));
 """
 SPARES = 2
+FLUSH = 8 << 20
 LOCALS = 4
 """So many visits back a peer can return to what it kept then."""
 
@@ -60,12 +61,16 @@ class KeptLocal:
 
 
 class Incoming:
-    """A token file under construction."""
+    """A token file under construction.
+
+    ``write`` may be split into ``hash_part`` and ``put_part``, which two threads can do at once.
+    """
 
     def __init__(self, store: Store, size: int) -> None:
         self.store = store
         self.size = size
-        self.written = 0
+        self.hashed = self.written = 0
+        self.named = False
         self.hash = hashlib.sha256()
         self.guard = threading.Lock()
         self.path = store.claim(size)
@@ -73,16 +78,34 @@ class Incoming:
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
+        self.hash_part(chunk)
+        self.put_part(chunk)
+
+    def hash_part(self, chunk: bytes | memoryview) -> None:
+        """Take the next bytes into the digest."""
+        if self.hashed + len(chunk) > self.size:
+            raise Corrupt(f"the token is longer than the {self.size} bytes announced.")
+        self.hash.update(chunk)
+        self.hashed += len(chunk)
+
+    def hash_parts(self, parts: Iterable[memoryview]) -> None:
+        """Take all of them into the digest."""
+        for part in parts:
+            self.hash_part(part)
+
+    def put_part(self, chunk: bytes | memoryview, *, flush: bool = False) -> None:
+        """Write the next bytes; with ``flush`` some go to disk already, while more arrive."""
         with self.guard:
             if self.fd < 0:
                 raise Corrupt("the token was given up while it was written.")
             if self.written + len(chunk) > self.size:
                 raise Corrupt(f"the token is longer than the {self.size} bytes announced.")
-            self.hash.update(chunk)
             view = memoryview(chunk)
             while view:
                 view = view[os.write(self.fd, view) :]
-            self.written += len(chunk)
+            before, self.written = self.written, self.written + len(chunk)
+            if flush and self.written // FLUSH != before // FLUSH:
+                os.fdatasync(self.fd)
 
     def finish(self) -> str:
         """Flush to disk; the digest of what was written."""
@@ -94,12 +117,18 @@ class Incoming:
             self.store.fault("token synced")
             return self.hash.hexdigest()
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what was written so far."""
+        return self.hash.hexdigest()
+
     def keep(self, digest: str) -> None:
         """Give the file its name."""
         with self.guard:
             self._close()
             self.store.pinned.add(digest)
             self.path.replace(self.store.file(digest))
+            self.named = True
             self.store.sync_folder()
             self.store.fault("token renamed")
 
@@ -123,6 +152,7 @@ class Store:
     fault: Fault = no_fault
     pinned: set[str] = field(default_factory=set)
     _names: int = 0
+    _spares: dict[Path, int] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:
@@ -143,12 +173,14 @@ class Store:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
             self.db.execute(f"PRAGMA {pragma}").fetchone()
         self.db.executescript(SCHEMA)
-        for path in self.tokens.glob("*.new"):
+        self._folder = os.open(self.tokens, os.O_RDONLY)
+        for path in (*self.tokens.glob("*.new"), *self.tokens.glob("*.spare")):
             path.unlink()
 
     def close(self) -> None:
         """Leave everything as it is on disk."""
         self.db.close()
+        os.close(self._folder)
         os.close(self._lock)
 
     def file(self, digest: str) -> Path:
@@ -160,8 +192,9 @@ class Store:
         with self._guard:
             self._names += 1
             path = self.tokens / f"{self._names}.new"
-            for spare in self.tokens.glob("*.spare"):
-                if spare.stat().st_size == size:
+            for spare, known in self._spares.items():
+                if known == size:
+                    del self._spares[spare]
                     spare.replace(path)
                     break
             return path
@@ -169,38 +202,49 @@ class Store:
     def spare(self, path: Path) -> None:
         """A file that is no longer needed: kept for its space, or removed."""
         with self._guard:
-            if len(list(self.tokens.glob("*.spare"))) >= SPARES:
+            if len(self._spares) >= SPARES:
                 path.unlink(missing_ok=True)
                 return
             self._names += 1
+            spare = self.tokens / f"{self._names}.spare"
             with suppress(FileNotFoundError):
-                path.replace(self.tokens / f"{self._names}.spare")
+                path.replace(spare)
+                self._spares[spare] = spare.stat().st_size
 
     def erase_spares(self) -> None:
         """Unlink every file that holds bytes of tokens which are no longer needed."""
-        for path in self.tokens.glob("*.spare"):
-            path.unlink(missing_ok=True)
+        with self._guard:
+            self._spares.clear()
+            for path in self.tokens.glob("*.spare"):
+                path.unlink(missing_ok=True)
 
     def sync_folder(self) -> None:
-        fd = os.open(self.tokens, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        os.fsync(self._folder)
 
-    def write(self, parts: Iterable[memoryview]) -> tuple[str, int]:
-        """Write a file from its parts; its digest and size."""
+    def fill(self, parts: Iterable[memoryview]) -> Incoming:
+        """A file with all its parts in it, not yet flushed or named."""
         held = list(parts)
-        size = sum(len(p) for p in held)
-        incoming = Incoming(self, size)
-        try:
+        incoming = Incoming(self, sum(len(p) for p in held))
+        if incoming.size <= FLUSH:
             for part in held:
                 incoming.write(part)
+            return incoming
+        hashing = threading.Thread(target=incoming.hash_parts, args=(held,))
+        hashing.start()
+        for part in held:
+            incoming.put_part(part)
+        hashing.join()
+        return incoming
+
+    def write(self, parts: Iterable[memoryview]) -> str:
+        """Write a file from its parts; its digest."""
+        incoming = self.fill(parts)
+        try:
             digest = incoming.finish()
             incoming.keep(digest)
         finally:
             incoming.discard()
-        return digest, size
+        return digest
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -307,7 +351,7 @@ class Store:
     def write_local(self, local: Local) -> KeptLocal:
         """Put what a peer keeps on disk: numbers go into the database, tensors into a file."""
         numbers, tensors = split_local(local)
-        name = self.write(pieces(tensors, {}))[0] if tensors else ""
+        name = self.write(pieces(tensors, {})) if tensors else ""
         return KeptLocal(json.dumps(numbers), name)
 
     def collect(self, run: str, state: PeerState) -> None:

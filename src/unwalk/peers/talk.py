@@ -15,8 +15,7 @@ from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
 from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
-from unwalk.peers.tokens import file_chunks
-from unwalk.peers.wire import CHUNK, MESSAGE
+from unwalk.peers.wire import MESSAGE, FilePieces
 
 if TYPE_CHECKING:
     from unwalk.peers.service import Service
@@ -122,7 +121,13 @@ class Talk:
     def _later(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self.ended)
+
+    def ended(self, task: asyncio.Task[Any]) -> None:
+        """A task of its own has ended, one way or another."""
+        self.tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
 
     def after_handing(self, parcel: Parcel, before: int, *, opened: bool) -> None:
         """Release the peer before, and make a generation that was ``opened`` here known."""
@@ -251,10 +256,12 @@ class Talk:
         path, said = service.store.file(value.token), codec.value_to(value)
         told = self.words("committed", value=said)
         await service.transport.tell(peer, told, service.limits.connect)
-        envelope = self.words("final", value=said, size=path.stat().st_size)
-        data = await service.transport.hand(
-            peer, envelope, lambda: file_chunks(path, CHUNK), service.limits.lease
-        )
+        pieces = FilePieces(path)
+        try:
+            envelope = self.words("final", value=said, size=pieces.size)
+            data = await service.transport.hand(peer, envelope, pieces, service.limits.lease)
+        finally:
+            pieces.close()
         return codec.reply_from(codec.parse(data, MESSAGE))[0].kind == "accepted"
 
     async def gather(self) -> list[Entry] | None:

@@ -7,11 +7,9 @@ this peer's own model expects before anything else looks at it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -92,15 +90,6 @@ def join_local(numbers: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
         groups.setdefault(group, {})[rest] = tensor.clone()
     known: dict[str, Any] = {**numbers, **groups}
     return Local(**known)
-
-
-def digest_of(parts: Iterator[memoryview]) -> tuple[str, int]:
-    """SHA-256 and length of what :func:`pieces` yields, without writing it."""
-    state, size = hashlib.sha256(), 0
-    for part in parts:
-        state.update(part)
-        size += len(part)
-    return state.hexdigest(), size
 
 
 def shapes_of(token: Token) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -201,13 +190,3 @@ def check_token(file: TokenFile, expected: Shapes, optional: Shapes) -> None:
 def finite(tensor: torch.Tensor) -> bool:
     """Whether every value is finite; a sum shows it, unless the sum itself overflows."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def file_chunks(path: Path, size: int) -> Iterator[bytes]:
-    """A file in pieces of ``size`` bytes, read when they are asked for."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        while chunk := os.read(fd, size):
-            yield chunk
-    finally:
-        os.close(fd)

@@ -9,9 +9,11 @@ way to make a connection without certificates of the network's CA on both ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -36,11 +38,39 @@ OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
-    ("grpc.optimization_target", "latency"),
 ]
 
-Chunks = Callable[[], Iterable[bytes]]
+Chunks = Callable[[], AsyncIterator[bytes]]
+
+
+class FilePieces:
+    """A file in pieces of 1 MiB; it is opened at once and may be renamed meanwhile.
+
+    With a ``gate`` the last piece is held back until the gate opens, so that a token can be on
+    its way while it is still being written down here; if the gate stays shut, nothing whole was
+    sent.
+    """
+
+    def __init__(self, path: Path, gate: Awaitable[bool] | None = None) -> None:
+        self.gate = gate
+        self.fd = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self.fd).st_size
+
+    async def __call__(self) -> AsyncIterator[bytes]:
+        left = self.size
+        if self.gate is not None and left <= CHUNK:
+            yield b""  # let the envelope go ahead
+        while left > 0:
+            piece = os.pread(self.fd, CHUNK, self.size - left)
+            left = left - len(piece) if piece else 0
+            if left == 0 and self.gate is not None and not await self.gate:
+                raise Unreachable("the token was dropped before it was sent.", certain=True)
+            yield piece
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class Unreachable(UnwalkError):
@@ -102,8 +132,9 @@ class MemoryTransport:
 
     async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
         async def stream() -> AsyncIterator[bytes]:
-            for chunk in chunks():
-                yield chunk
+            async for chunk in chunks():
+                if chunk:
+                    yield chunk
 
         handler = self.memory.reach(self.me, peer)
         async with asyncio.timeout(timeout):
@@ -270,9 +301,10 @@ class Grpc:
         channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
 
         async def stream() -> AsyncIterator[bytes]:
-            pieces = iter(chunks())
-            yield len(envelope).to_bytes(4, "big") + envelope + next(pieces, b"")
-            for piece in pieces:
+            pieces = chunks()
+            first = await anext(pieces, b"")
+            yield len(envelope).to_bytes(4, "big") + envelope + first
+            async for piece in pieces:
                 yield piece
 
         call = channel.stream_unary(f"/{SERVICE}/Hand")(stream(), timeout=timeout)

@@ -1,0 +1,129 @@
+"""Token files, metrics and the command line of peers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.peers.harness import network
+from unwalk.cli import app
+from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.token import Token
+from unwalk.peers.daemon import status, stop_peer
+from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.tokens import check_token, finite, open_token, shapes_of, token_pieces
+
+
+def token() -> Token:
+    return Token(
+        torch.arange(5.0),
+        {"mean": torch.tensor(3)},
+        moments={"momentum": torch.ones(5)},
+        hop=4,
+        at=1,
+        memory={"visits": 2},
+    )
+
+
+def test_a_token_file_gives_the_token_back(tmp_path):
+    path = tmp_path / "t"
+    path.write_bytes(b"".join(token_pieces(token())))
+    file = open_token(path, peers=3)
+    assert file.token().digest() == token().digest()
+    assert Token.from_bytes(path.read_bytes()).digest() == token().digest()
+    shapes = shapes_of(token())
+    check_token(file, shapes, {})
+    with pytest.raises(Corrupt, match="no tensor 'kept/average'"):
+        check_token(file, {**shapes, "kept/average": ("F32", (5,))}, {})
+    few = {k: v for k, v in shapes.items() if k != "moment/momentum"}
+    with pytest.raises(Corrupt, match="no visit here uses"):
+        check_token(file, few, {})
+    check_token(file, few, {"moment/momentum": ("F32", (5,))})
+    with pytest.raises(Corrupt, match="allowed"):
+        check_token(file, {**shapes, "parameters": ("F64", (5,))}, {})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d[:4],
+        lambda d: d[:-1],
+        lambda d: d + b"x",
+        lambda d: (1 << 40).to_bytes(8, "little") + d[8:],
+        lambda d: d.replace(b'"shape":[5]', b'"shape":[9]', 1),
+        lambda d: d.replace(b'"F32"', b'"F99"', 1),
+        lambda d: d.replace(b'\\"hop\\":4', b'\\"hop\\":-'),
+        lambda d: d.replace(b'\\"at\\":1', b'\\"at\\":7'),
+    ],
+)
+def test_damaged_token_files_are_refused(tmp_path, damage):
+    path = tmp_path / "t"
+    path.write_bytes(damage(b"".join(token_pieces(token()))))
+    with pytest.raises(Corrupt):
+        open_token(path, peers=3)
+
+
+def test_finite_is_not_fooled_by_sums():
+    assert finite(torch.full((4,), 3e38))
+    assert not finite(torch.tensor([1.0, float("nan")]))
+    assert not finite(torch.tensor([float("inf"), float("-inf")]))
+
+
+def test_metrics_are_served_on_loopback_only():
+    metrics = Metrics("r", "p")
+
+    async def main() -> tuple[str, str]:
+        with pytest.raises(InvalidInput, match=r"allowed: 127\.0\.0\.1:PORT"):
+            await metrics.serve("0.0.0.0:9")
+        await metrics.serve("127.0.0.1:0")
+        assert metrics._server is not None
+        port = metrics._server.sockets[0].getsockname()[1]
+        metrics.add("visits_total", 3)
+        answers = []
+        for what in ("/metrics", "/else"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {what} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            answers.append((await reader.read()).decode())
+            writer.close()
+        await metrics.stop()
+        return answers[0], answers[1]
+
+    found, other = asyncio.run(main())
+    assert 'unwalk_visits_total{peer="p",run="r"} 3' in found
+    assert other.startswith("HTTP/1.1 404")
+
+
+def test_the_log_is_set_aside_when_it_is_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("unwalk.peers.telemetry.LARGEST_LOG", 200)
+    journal = Journal(tmp_path / "log.jsonl", "p")
+    for number in range(5):
+        journal.write("event", number=number)
+    journal.close()
+    assert (tmp_path / "log.old.jsonl").exists()
+    last = (tmp_path / "log.jsonl").read_text() if (tmp_path / "log.jsonl").exists() else ""
+    text = (tmp_path / "log.old.jsonl").read_text() + last
+    assert json.loads(text.splitlines()[-1])["number"] == 4
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path):
+    run = CliRunner()
+    network(tmp_path / "net", peers=2)
+    bundle = tmp_path / "net" / "peer-0"
+    shown = run.invoke(app, ["net", "show", str(tmp_path / "net")])
+    assert "peer-1" in shown.output
+    (bundle / "tls.key").chmod(0o644)
+    refused = run.invoke(app, ["peer", "start", str(bundle)])
+    assert isinstance(refused.exception, InvalidInput)
+    assert "mode 0644; allowed: 0600" in str(refused.exception)
+    (bundle / "tls.key").chmod(0o600)
+    assert status(bundle)["running"] is False
+    assert stop_peer(bundle) is False
+    assert "not running" in run.invoke(app, ["peer", "stop", str(bundle)]).output
+    log = run.invoke(app, ["peer", "log", str(bundle)])
+    assert "never started" in str(log.exception)
+    revoked = run.invoke(app, ["net", "revoke", str(tmp_path / "net"), "peer-1"])
+    assert "revoked certificates" in revoked.output
