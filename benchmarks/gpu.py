@@ -102,7 +102,6 @@ def main(arguments: list[str]) -> int:
         print("this machine shows no CUDA device; nothing measured")
         return 0
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
     what, *names = arguments or ["fleet"]
     rows = []
     if what == "walks":

@@ -45,6 +45,7 @@ def reproduce(
     collect: Annotated[
         bool, typer.Option("--collect", help="Run nothing: make the page of finished parts.")
     ] = False,
+    jobs: Annotated[int, typer.Option(help="Processes that work at once.")] = 1,
     json_: JsonOption = False,
 ) -> None:
     """Rebuild the paper's experiments; finished parts in --out are not run again."""
@@ -64,6 +65,7 @@ def reproduce(
             command=command_line(),
             tell=bars.tell,
             collect=collect,
+            jobs=jobs,
         )
     if json_:
         import json

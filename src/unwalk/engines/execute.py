@@ -121,7 +121,7 @@ def _steps(op: Steps, bench: Bench) -> None:
     work, steps = bench.work, op.batches.shape[0]
     assert isinstance(work, Workspace)
     moments, counter = moments_of(op.rule, bench)
-    flat = torch.from_numpy(np.ascontiguousarray(op.batches.reshape(-1))).to(work.device)
+    flat = to_device(torch.from_numpy(np.ascontiguousarray(op.batches.reshape(-1))), work.device)
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
@@ -142,6 +142,13 @@ def _steps(op: Steps, bench: Bench) -> None:
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
     _count(op, bench, counter)
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """There, without waiting for the work before it."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _count(op: Steps, bench: Bench, counter: int) -> None:

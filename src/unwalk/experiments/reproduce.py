@@ -45,10 +45,12 @@ def reproduce(
     command: str = "",
     tell: Tell = silent,
     collect: bool = False,
+    jobs: int = 1,
 ) -> list[Path]:
     """Run one experiment or ``all``; returns the result files.
 
     With ``collect`` nothing is run: the documents are made from the parts that are there.
+    ``jobs`` processes work at once.
     """
     names = list(EXPERIMENTS) if which == "all" else [which]
     for name in names:
@@ -60,7 +62,8 @@ def reproduce(
         count = 1 if quick else seeds
         listed = {n: EXPERIMENTS[n](one, *([] if count is None else [count])) for n in names}
         study = Study(one, preset, tuple(c for n in names for c in listed[n]), given)
-        parts = iter(carry_out(study, out / "parts", tell, command=command, collect=collect))
+        done = carry_out(study, out / "parts", tell, command=command, collect=collect, jobs=jobs)
+        parts = iter(done)
         for name in names:
             mine = [part for part in (next(parts) for _ in listed[name]) if part is not None]
             if mine:

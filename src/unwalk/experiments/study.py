@@ -10,12 +10,15 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unwalk.core.validation import check_count
 from unwalk.experiments.cells import Cell
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.config import Config, Value, flatten
@@ -24,6 +27,8 @@ from unwalk.runs.store import write_file
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
+COSTS = {"dpsgd": 4, "retrain": 2}
+"""Walks of 100 hops that a cell costs, where it is not one."""
 TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
 
 
@@ -48,23 +53,67 @@ class Study:
         return resolve({**base, **self.settings, **cell.settings}, where=cell.name)
 
 
+Work = list[tuple[Cell, Path]]
+
+
 def carry_out(
-    study: Study, parts: Path, tell: Tell = silent, *, command: str = "", collect: bool = False
+    study: Study,
+    parts: Path,
+    tell: Tell = silent,
+    *,
+    command: str = "",
+    collect: bool = False,
+    jobs: int = 1,
 ) -> list[dict[str, Any] | None]:
     """The part of every cell, in order of the cells; finished parts are read, not run.
 
-    With ``collect`` nothing is run: a part that is not there is None.
+    With ``collect`` nothing is run: a part that is not there is None.  ``jobs`` processes share
+    the work; on one graphics card they gain most with CUDA's multi-process service.
     """
+    check_count("jobs", jobs, low=1)
     parts.mkdir(parents=True, exist_ok=True)
     paths = [parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells]
-    memory = _Memory()
-    for cell, path in sorted(zip(study.cells, paths, strict=True), key=lambda pair: pair[0].seed):
-        if not path.exists() and not collect:
-            part = {**_part(study, cell, memory, tell), **provenance(command)}
-            write_file(path, json.dumps(part, allow_nan=False) + "\n")
+    pairs = list(zip(study.cells, paths, strict=True))
+    todo = [] if collect else [(cell, path) for cell, path in pairs if not path.exists()]
+    todo.sort(key=lambda pair: (pair[0].method == "dpsgd", pair[0].seed))
+    shares = [share for share in deal(todo, jobs) if share]
+    if len(shares) > 1:
+        _together(study, shares, command, tell)
+    elif todo:
+        _one_share(study, todo, command, tell)
     return [
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
     ]
+
+
+def deal(todo: Work, jobs: int) -> list[Work]:
+    """Neighbouring cells stay together, for they share data and training; shares cost alike."""
+    costs = [COSTS.get(cell.method, 1) for cell, _ in todo]
+    shares: list[Work] = [[] for _ in range(jobs)]
+    done = 0
+    for pair, cost in zip(todo, costs, strict=True):
+        shares[min(jobs - 1, (2 * done + cost) * jobs // (2 * sum(costs)))].append(pair)
+        done += cost
+    return shares
+
+
+def _one_share(study: Study, todo: Work, command: str, tell: Tell = silent) -> None:
+    memory = _Memory()
+    for cell, path in todo:
+        part = {**_part(study, cell, memory, tell), **provenance(command)}
+        write_file(path, json.dumps(part, allow_nan=False) + "\n")
+
+
+def _together(study: Study, shares: list[Work], command: str, tell: Tell) -> None:
+    """Every share in a process of its own; what is told is how many cells are done."""
+    paths = [path for share in shares for _, path in share]
+    with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
+        left = {pool.submit(_one_share, study, share, command) for share in shares}
+        while left:
+            ended, left = wait(left, timeout=1.0, return_when=FIRST_COMPLETED)
+            tell("cells", sum(path.exists() for path in paths), len(paths))
+            for future in ended:
+                future.result()
 
 
 class _Memory:

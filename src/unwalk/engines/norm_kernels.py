@@ -1,0 +1,515 @@
+"""Triton kernels of fused networks: batch normalisation of channels-last pictures with what follows
+it, the gradient of the softmax loss, and the optimizer's step.
+
+Activations are tables of batch * places rows and as many columns as channels.  Many programs add
+to the sums over rows at once.  They add whole numbers (the share of a sum, in units of 2**-40),
+whose order does not matter, so the same step gives the same bits every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from unwalk.engines.fused import Layer
+
+UNIT = tl.constexpr(2.0**-40)
+"""What sums are counted in."""
+PROGRAMS = 528
+"""So many programs share a sum over rows: four for each multiprocessor."""
+ELEMENTS = 4096
+"""Numbers that a program looks at together."""
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a table is cut: channels a block, rows a tile, blocks, programs, rows a program."""
+
+    block: int
+    tile: int
+    blocks: int
+    programs: int
+    per: int
+
+    @staticmethod
+    def of(rows: int, channels: int, elements: int = ELEMENTS) -> _Cut:
+        block = min(64, triton.next_power_of_2(channels))
+        blocks = triton.cdiv(channels, block)
+        tile = max(16, elements // block)
+        share = triton.cdiv(rows, max(1, PROGRAMS // blocks))
+        per = triton.cdiv(share, tile) * tile
+        return _Cut(block, tile, blocks, triton.cdiv(rows, per), per)
+
+    @property
+    def tiles(self) -> int:
+        return self.per // self.tile
+
+
+def _rows(x: torch.Tensor) -> int:
+    return x.numel() // x.shape[1]
+
+
+@triton.jit
+def _add(place, c, there, total):
+    tl.atomic_add(place + c, (total / UNIT).to(tl.int64), mask=there, sem="relaxed")
+
+
+@triton.jit
+def _counted(place, c, there):
+    return tl.load(place + c, mask=there, other=0).to(tl.float32) * UNIT
+
+
+@triton.jit
+def _moments(sums, running, c, there, stride, eps):
+    """Mean, 1 / std and variance of a batch, from its sums."""
+    about = _counted(sums, c, there)
+    variance = tl.maximum(_counted(sums + stride, c, there) - about * about, 0.0)
+    mean = tl.load(running + c, mask=there, other=0.0) + about
+    return mean, tl.rsqrt(variance + eps), variance
+
+
+@triton.jit
+def _corner(q, high, wide):
+    """The first row of window ``q`` of 2 x 2 places, in a picture of ``high`` x ``wide`` places."""
+    columns = wide // 2
+    lines = high // 2
+    line = q // columns
+    return (line // lines * high + line % lines * 2) * wide + q % columns * 2
+
+
+@triton.jit
+def _best(v0, v1, v2, v3, w, b):
+    """The largest of four values after scaling, and where it is first."""
+    a0, a1, a2, a3 = v0 * w + b, v1 * w + b, v2 * w + b, v3 * w + b
+    best = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
+    where = tl.where(a0 == best, 0, tl.where(a1 == best, 1, tl.where(a2 == best, 2, 3)))
+    return best, where
+
+
+@triton.jit
+def _statistics(
+    x, sums, running, rows, channels, stride,
+    per: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Adds this program's share to the mean and the mean square about the running mean."""
+    c = tl.program_id(0) * block + tl.arange(0, block)
+    there = c < channels
+    about = tl.load(running + c, mask=there, other=0.0)
+    total = tl.zeros((tile, block), tl.float32)
+    square = tl.zeros((tile, block), tl.float32)
+    for start in range(0, per, tile):
+        r = tl.program_id(1) * per + start + tl.arange(0, tile)
+        mask = (r < rows)[:, None] & there[None, :]
+        value = tl.load(x + r[:, None] * channels + c[None, :], mask=mask, other=0.0)
+        value = tl.where(mask, value.to(tl.float32) - about[None, :], 0.0)
+        total += value
+        square += value * value
+    _add(sums, c, there, tl.sum(total, 0) / rows)
+    _add(sums + stride, c, there, tl.sum(square, 0) / rows)
+
+
+def statistics(x: torch.Tensor, layer: Layer) -> None:
+    """Sums up mean and mean square of the channels of ``x``."""
+    rows = _rows(x)
+    cut = _Cut.of(rows, layer.weight.numel())
+    _statistics[(cut.blocks, cut.programs)](
+        x, layer.sums, layer.running, rows, layer.weight.numel(), layer.sums.stride(0),
+        cut.per, cut.block, cut.tile,
+    )  # fmt: skip
+
+
+@triton.jit
+def _tell(news, shift, c, there, stride, mean, variance, rows, shifted: tl.constexpr):
+    """Write down what the running statistics will move towards."""
+    if shifted:
+        mean += tl.load(shift + c, mask=there, other=0.0).to(tl.float32)
+    tl.store(news + c, mean, mask=there)
+    tl.store(news + stride + c, variance * (rows / (rows - 1.0)), mask=there)
+
+
+@triton.jit
+def _normalise(
+    x, y, other, sums, running, news, shift, weight, bias, rows, channels, stride, eps,
+    shifted: tl.constexpr, summed: tl.constexpr, relu: tl.constexpr,
+    block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    there = c < channels
+    mask = (r < rows)[:, None] & there[None, :]
+    at = r[:, None] * channels + c[None, :]
+    value = tl.load(x + at, mask=mask).to(tl.float32)
+    mean, scale, variance = _moments(sums, running, c, there, stride, eps)
+    factor = scale * tl.load(weight + c, mask=there)
+    value = (value - mean[None, :]) * factor[None, :] + tl.load(bias + c, mask=there)[None, :]
+    if summed:
+        value += tl.load(other + at, mask=mask).to(tl.float32)
+    if relu:
+        value = tl.maximum(value, 0.0)
+    tl.store(y + at, value, mask=mask)
+    if tl.program_id(0) == 0:
+        _tell(news, shift, c, there, stride, mean, variance, rows, shifted)
+
+
+@triton.jit
+def _normalise_pooled(
+    x, y, sums, running, news, shift, weight, bias, windows, channels, high, wide, stride, eps,
+    shifted: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    q = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    there = c < channels
+    mask = (q < windows)[:, None] & there[None, :]
+    at = x + _corner(q, high, wide)[:, None] * channels + c[None, :]
+    v0 = tl.load(at, mask=mask).to(tl.float32)
+    v1 = tl.load(at + channels, mask=mask).to(tl.float32)
+    v2 = tl.load(at + wide * channels, mask=mask).to(tl.float32)
+    v3 = tl.load(at + (wide + 1) * channels, mask=mask).to(tl.float32)
+    mean, scale, variance = _moments(sums, running, c, there, stride, eps)
+    factor = scale * tl.load(weight + c, mask=there)
+    offset = tl.load(bias + c, mask=there) - mean * factor
+    best, _ = _best(v0, v1, v2, v3, factor[None, :], offset[None, :])
+    tl.store(y + q[:, None] * channels + c[None, :], tl.maximum(best, 0.0), mask=mask)
+    if tl.program_id(0) == 0:
+        _tell(news, shift, c, there, stride, mean, variance, 4.0 * windows, shifted)
+
+
+def normalise(
+    x: torch.Tensor,
+    layer: Layer,
+    shift: torch.Tensor | None,
+    other: torch.Tensor | None,
+    relu: bool,
+) -> torch.Tensor:
+    """Normalised, scaled, summed with ``other`` and cut off below zero, as asked for.
+
+    ``shift`` is added to the running mean's news: a bias that was left out in front.
+    """
+    y = torch.empty_like(x)
+    rows = _rows(x)
+    cut = _Cut.of(rows, layer.weight.numel())
+    _normalise[(triton.cdiv(rows, cut.tile), cut.blocks)](
+        x, y, x if other is None else other, layer.sums, layer.running, layer.news,
+        x if shift is None else shift, layer.weight, layer.bias, rows, layer.weight.numel(),
+        layer.sums.stride(0), layer.eps,
+        shift is not None, other is not None, relu, cut.block, cut.tile,
+    )  # fmt: skip
+    return y
+
+
+def normalise_pooled(x: torch.Tensor, layer: Layer, shift: torch.Tensor | None) -> torch.Tensor:
+    """Normalised, cut off below zero, and the largest of each window of 2 x 2 places."""
+    batch, channels, high, wide = x.shape
+    y = torch.empty(
+        (batch, channels, high // 2, wide // 2),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=torch.channels_last,
+    )
+    windows = _rows(y)
+    cut = _Cut.of(windows, channels, ELEMENTS // 4)
+    _normalise_pooled[(triton.cdiv(windows, cut.tile), cut.blocks)](
+        x, y, layer.sums, layer.running, layer.news, x if shift is None else shift,
+        layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(0), layer.eps,
+        shift is not None, cut.block, cut.tile,
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _sums(
+    gradient, second, x, kept, sums, running, weight, bias, rows, channels, stride, eps,
+    two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr,
+    per: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """Adds this program's share to the sums of the gradient."""
+    c = tl.program_id(0) * block + tl.arange(0, block)
+    there = c < channels
+    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    w = tl.load(weight + c, mask=there, other=0.0)
+    b = tl.load(bias + c, mask=there, other=0.0)
+    plain = tl.zeros((tile, block), tl.float32)
+    times = tl.zeros((tile, block), tl.float32)
+    for start in range(0, per, tile):
+        r = tl.program_id(1) * per + start + tl.arange(0, tile)
+        mask = (r < rows)[:, None] & there[None, :]
+        at = r[:, None] * channels + c[None, :]
+        g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        if two:
+            g += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * scale[None, :]
+        if relu:
+            if has_kept:
+                g = tl.where(tl.load(kept + at, mask=mask, other=0.0) > 0.0, g, 0.0)
+            else:
+                g = tl.where(value * w[None, :] + b[None, :] > 0.0, g, 0.0)
+        plain += g
+        times += g * value
+    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
+    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
+
+
+@triton.jit
+def _sums_pooled(
+    gradient, x, sums, running, weight, bias, windows, channels, high, wide, stride, eps,
+    per: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """The same where only the largest place of a window has a gradient."""
+    c = tl.program_id(0) * block + tl.arange(0, block)
+    there = c < channels
+    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = mean[None, :], scale[None, :]
+    w = tl.load(weight + c, mask=there, other=0.0)[None, :]
+    b = tl.load(bias + c, mask=there, other=0.0)[None, :]
+    plain = tl.zeros((tile, block), tl.float32)
+    times = tl.zeros((tile, block), tl.float32)
+    for start in range(0, per, tile):
+        q = tl.program_id(1) * per + start + tl.arange(0, tile)
+        mask = (q < windows)[:, None] & there[None, :]
+        at = x + _corner(q, high, wide)[:, None] * channels + c[None, :]
+        v0 = (tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        v1 = (tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        at += wide * channels
+        v2 = (tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        v3 = (tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        best, where = _best(v0, v1, v2, v3, w, b)
+        at = gradient + q[:, None] * channels + c[None, :]
+        g = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        g = tl.where(best > 0.0, g, 0.0)
+        value = tl.where(where == 0, v0, tl.where(where == 1, v1, tl.where(where == 2, v2, v3)))
+        plain += g
+        times += g * value
+    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
+    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
+
+
+@triton.jit
+def _backward(
+    gradient, second, x, kept, sums, running, weight, bias, for_weight, for_bias, for_x, for_other,
+    rows, channels, stride, eps,
+    two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr, summed: tl.constexpr,
+    block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    there = c < channels
+    mask = (r < rows)[:, None] & there[None, :]
+    at = r[:, None] * channels + c[None, :]
+    value = tl.load(x + at, mask=mask).to(tl.float32)
+    g = tl.load(gradient + at, mask=mask).to(tl.float32)
+    if two:
+        g += tl.load(second + at, mask=mask).to(tl.float32)
+    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    w = tl.load(weight + c, mask=there)
+    plain = _counted(sums + 2 * stride, c, there)
+    times = _counted(sums + 3 * stride, c, there)
+    value = (value - mean[None, :]) * scale[None, :]
+    if relu:
+        if has_kept:
+            g = tl.where(tl.load(kept + at, mask=mask) > 0.0, g, 0.0)
+        else:
+            b = tl.load(bias + c, mask=there)
+            g = tl.where(value * w[None, :] + b[None, :] > 0.0, g, 0.0)
+    if summed:
+        tl.store(for_other + at, g, mask=mask)
+    g = g - (plain / rows)[None, :] - value * (times / rows)[None, :]
+    tl.store(for_x + at, (scale * w)[None, :] * g, mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(for_bias + c, plain, mask=there)
+        tl.store(for_weight + c, times, mask=there)
+
+
+@triton.jit
+def _backward_pooled(
+    gradient, x, sums, running, weight, bias, for_weight, for_bias, for_x,
+    windows, channels, high, wide, stride, eps, block: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    q = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    there = c < channels
+    mask = (q < windows)[:, None] & there[None, :]
+    place = _corner(q, high, wide)[:, None] * channels + c[None, :]
+    down = wide * channels
+    v0 = tl.load(x + place, mask=mask).to(tl.float32)
+    v1 = tl.load(x + place + channels, mask=mask).to(tl.float32)
+    v2 = tl.load(x + place + down, mask=mask).to(tl.float32)
+    v3 = tl.load(x + place + down + channels, mask=mask).to(tl.float32)
+    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = mean[None, :], scale[None, :]
+    w = tl.load(weight + c, mask=there)[None, :]
+    b = tl.load(bias + c, mask=there)[None, :]
+    all_plain = _counted(sums + 2 * stride, c, there)
+    all_times = _counted(sums + 3 * stride, c, there)
+    rows = 4.0 * windows
+    plain, times = (all_plain / rows)[None, :], (all_times / rows)[None, :]
+    v0, v1, v2, v3 = (
+        (v0 - mean) * scale,
+        (v1 - mean) * scale,
+        (v2 - mean) * scale,
+        (v3 - mean) * scale,
+    )
+    best, where = _best(v0, v1, v2, v3, w, b)
+    g = tl.load(gradient + q[:, None] * channels + c[None, :], mask=mask).to(tl.float32)
+    g = tl.where(best > 0.0, g, 0.0)
+    factor = scale * w
+    d0 = factor * (tl.where(where == 0, g, 0.0) - plain - v0 * times)
+    d1 = factor * (tl.where(where == 1, g, 0.0) - plain - v1 * times)
+    d2 = factor * (tl.where(where == 2, g, 0.0) - plain - v2 * times)
+    d3 = factor * (tl.where(where == 3, g, 0.0) - plain - v3 * times)
+    tl.store(for_x + place, d0, mask=mask)
+    tl.store(for_x + place + channels, d1, mask=mask)
+    tl.store(for_x + place + down, d2, mask=mask)
+    tl.store(for_x + place + down + channels, d3, mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(for_bias + c, all_plain, mask=there)
+        tl.store(for_weight + c, all_times, mask=there)
+
+
+def backward(
+    gradient: torch.Tensor,
+    second: torch.Tensor | None,
+    x: torch.Tensor,
+    layer: Layer,
+    kept: torch.Tensor | None,
+    *,
+    relu: bool,
+    summed: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gradients of the input and, where there was one, of what was summed with it.
+
+    ``second`` is added to ``gradient``; ``kept`` is the output, where it cannot be told from ``x``.
+    Those of weight and bias are written into the layer's places.
+    """
+    rows = _rows(x)
+    cut = _Cut.of(rows, layer.weight.numel())
+    given = (gradient, gradient if second is None else second, x, x if kept is None else kept)
+    held = (layer.sums, layer.running, layer.weight, layer.bias)
+    size = (rows, layer.weight.numel(), layer.sums.stride(0), layer.eps)
+    how = (second is not None, relu, kept is not None)
+    _sums[(cut.blocks, cut.programs)](*given, *held, *size, *how, cut.per, cut.block, cut.tile)
+    for_x = torch.empty_like(x)
+    for_other = torch.empty_like(x) if summed else None
+    _backward[(triton.cdiv(rows, cut.tile), cut.blocks)](
+        *given, *held, layer.for_weight, layer.for_bias,
+        for_x, for_x if for_other is None else for_other, *size, *how, summed, cut.block, cut.tile,
+    )  # fmt: skip
+    return for_x, for_other
+
+
+def backward_pooled(gradient: torch.Tensor, x: torch.Tensor, layer: Layer) -> torch.Tensor:
+    """The gradient of the input of :func:`normalise_pooled`."""
+    windows = _rows(gradient)
+    cut = _Cut.of(windows, layer.weight.numel(), ELEMENTS // 4)
+    held = (layer.sums, layer.running, layer.weight, layer.bias)
+    size = (windows, layer.weight.numel(), x.shape[2], x.shape[3], layer.sums.stride(0), layer.eps)
+    _sums_pooled[(cut.blocks, cut.programs)](
+        gradient, x, *held, *size, cut.per, cut.block, cut.tile
+    )
+    for_x = torch.empty_like(x)
+    _backward_pooled[(triton.cdiv(windows, cut.tile), cut.blocks)](
+        gradient, x, *held, layer.for_weight, layer.for_bias, for_x, *size, cut.block, cut.tile
+    )
+    return for_x
+
+
+@triton.jit
+def _patches(
+    x, room, rows, channels, high, wide, lines, columns, down, across, step_down, step_across,
+    size: tl.constexpr, size_across: tl.constexpr, width: tl.constexpr, up: tl.constexpr,
+    tile: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0) * tile + tl.arange(0, tile)
+    k = tl.arange(0, up)
+    line, column = r // columns % lines, r % columns
+    picture = r // columns // lines * channels
+    i, j, c = k // channels // size_across, k // channels % size_across, k % channels
+    y = line[:, None] * step_down + i[None, :] - down
+    z = column[:, None] * step_across + j[None, :] - across
+    there = (y >= 0) & (y < high) & (z >= 0) & (z < wide) & (i < size)[None, :]
+    here = (r < rows)[:, None]
+    at = ((picture[:, None] + c[None, :]) * high + y) * wide + z
+    value = tl.load(x + at, mask=there & here, other=0.0)
+    tl.store(room + r[:, None] * width + k[None, :], value, mask=here & (k < width)[None, :])
+
+
+def patches(
+    room: torch.Tensor,
+    x: torch.Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> None:
+    """The patches of pictures (..., channels, height, width) as rows of ``room``."""
+    x = x.contiguous()
+    channels, high, wide = x.shape[-3:]
+    lines, columns, width = room.shape[-3:]
+    rows = room.numel() // width
+    _patches[(triton.cdiv(rows, 64),)](
+        x, room, rows, channels, high, wide, lines, columns, *padding, *stride, *kernel,
+        width, triton.next_power_of_2(width), 64,
+    )  # fmt: skip
+
+
+@triton.jit
+def _softmax_gradient(logits, labels, out, classes, share, block: tl.constexpr):
+    row = tl.program_id(0)
+    c = tl.arange(0, block)
+    mask = c < classes
+    z = tl.load(logits + row * classes + c, mask=mask, other=float("-inf")).to(tl.float32)
+    e = tl.exp(z - tl.max(z, 0))
+    p = e / tl.sum(e, 0)
+    p = tl.where(c == tl.load(labels + row), p - 1.0, p)
+    tl.store(out + row * classes + c, p * share, mask=mask)
+
+
+def softmax_gradient(logits: torch.Tensor, labels: torch.Tensor, share: float) -> torch.Tensor:
+    """The gradient of ``share`` times the summed cross-entropy with respect to the logits."""
+    logits = logits.contiguous()
+    out = torch.empty_like(logits)
+    rows, classes = logits.shape
+    _softmax_gradient[(rows,)](
+        logits, labels, out, classes, share, triton.next_power_of_2(classes), num_warps=1
+    )
+    return out
+
+
+@triton.jit
+def _descend(
+    masters, values, gradients, velocity, knobs, factor, size,
+    heavy: tl.constexpr, lowered: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0) * block + tl.arange(0, block)
+    mask = i < size
+    theta = tl.load(masters + i, mask=mask)
+    change = tl.load(gradients + i, mask=mask).to(tl.float32) * tl.load(factor)
+    change += tl.load(knobs + 4) * theta
+    if heavy:
+        change += tl.load(knobs + 3) * tl.load(velocity + i, mask=mask)
+        tl.store(velocity + i, change, mask=mask)
+    theta -= tl.load(knobs) * change
+    tl.store(masters + i, theta, mask=mask)
+    if lowered:
+        tl.store(values + i, theta, mask=mask)
+
+
+def descend(
+    masters: torch.Tensor,
+    values: torch.Tensor,
+    gradients: torch.Tensor,
+    velocity: torch.Tensor | None,
+    knobs: torch.Tensor,
+    factor: torch.Tensor,
+) -> None:
+    """Plain or heavy-ball descent on flat vectors, in place.
+
+    ``knobs`` holds step size, -, -, momentum, weight decay; the gradient is multiplied by
+    ``factor``.  ``values`` is a copy of ``masters`` in another precision, or ``masters`` itself.
+    """
+    _descend[(triton.cdiv(masters.numel(), 1024),)](
+        masters, values, gradients, masters if velocity is None else velocity, knobs, factor,
+        masters.numel(), velocity is not None, values is not masters, 1024,
+    )  # fmt: skip
