@@ -116,7 +116,7 @@ def test_the_same_step_gives_the_same_bits():
     mine = fused.fuse(model, None, places)
     x = mine.first.table(None, x, torch.float32)
     mine.load()
-    first, again = mine(x), mine(x)
+    first, again = mine(x), mine(x)  # type: ignore[misc]
     assert torch.equal(first, again)
 
 

@@ -43,6 +43,7 @@ def count(model: nn.Module) -> int:
         ("resnet18", (3, 32, 32), 10, 11_173_962),
         ("resnet18", (1, 12, 9), 4, 11_169_732),
         ("resnet18-gn", (3, 32, 32), 10, 11_173_962),
+        ("resnet18-plain", (3, 32, 32), 10, 11_173_962),
     ],
 )
 def test_sizes_are_pinned_and_outputs_fit(name, shape, classes, parameters):

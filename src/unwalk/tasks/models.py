@@ -138,10 +138,12 @@ def flnet(shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d) -> 
     )
 
 
-def resnet18(shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d) -> nn.Module:
+def resnet18(
+    shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d, *, he: bool = True
+) -> nn.Module:
     """The paper's ResNet-18 (App. D), with a 3x3 first layer: see :mod:`unwalk.tasks.resnet`."""
     channels, _, _ = _picture("resnet18", shape)
-    return _resnet18(channels, classes, norm)
+    return _resnet18(channels, classes, norm, he=he)
 
 
 def _picture(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -172,6 +174,9 @@ MODELS: Mapping[str, Entry] = {
         partial(flnet, norm=group_norm), f"flnet with GroupNorm of {GROUPS} groups: no buffers"
     ),
     "resnet18": Entry(resnet18, "the paper's for CIFAR-10, with BatchNorm; pictures"),
+    "resnet18-plain": Entry(
+        partial(resnet18, he=False), "resnet18 that starts with PyTorch's own, smaller values"
+    ),
     "resnet18-gn": Entry(
         partial(resnet18, norm=group_norm),
         f"resnet18 with GroupNorm of {GROUPS} groups: no buffers",
