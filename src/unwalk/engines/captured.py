@@ -12,7 +12,9 @@ for the device, so a peer's next visit is prepared while it computes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -351,7 +353,10 @@ class _Graph:
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         first = torch.cuda.Stream(priority=-1)  # what everything waits for comes first
-        with torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"):
+        with (
+            _no_collection(),
+            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
+        ):
             for number in range(len(x)):
                 step(self.x[number], self.y[number])
 
@@ -359,6 +364,17 @@ class _Graph:
         self.lay_out(self.x, x)
         self.y.copy_(y)
         self.graph.replay()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs of earlier walks must not be destroyed during a capture: that spoils it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _let_loose(precision: str) -> None:

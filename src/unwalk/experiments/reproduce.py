@@ -17,8 +17,8 @@ from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
 from unwalk.reports.reproduction import render_reproduction, reproduction_table
 from unwalk.runs.config import Value
-from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
+from unwalk.runs.watch import Tell, silent
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": figure1.cells,

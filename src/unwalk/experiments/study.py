@@ -19,16 +19,20 @@ from typing import Any
 import torch
 
 from unwalk.core.validation import check_count
+from unwalk.engines.choose import goes_together
 from unwalk.experiments.cells import Cell
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.config import Config, Value, flatten
-from unwalk.runs.run import Runner, Tell, Walked, silent
+from unwalk.runs.run import Runner
 from unwalk.runs.store import write_file
+from unwalk.runs.watch import Tell, Walked, carry, silent
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
 COSTS = {"dpsgd": 4, "retrain": 2}
 """Walks of 100 hops that a cell costs, where it is not one."""
+FLEET = 64
+"""Cells whose walks are carried together, where a fleet carries them."""
 TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
 
 
@@ -99,9 +103,13 @@ def deal(todo: Work, jobs: int) -> list[Work]:
 
 def _one_share(study: Study, todo: Work, command: str, tell: Tell = silent) -> None:
     memory = _Memory()
-    for cell, path in todo:
-        part = {**_part(study, cell, memory, tell), **provenance(command)}
-        write_file(path, json.dumps(part, allow_nan=False) + "\n")
+    size = _at_once(study.config(todo[0][0]), memory)
+    for start in range(0, len(todo), size):
+        cells = [cell for cell, _ in todo[start : start + size]]
+        parts = _parts(study, cells, memory, tell)
+        for (_, path), part in zip(todo[start : start + size], parts, strict=True):
+            whole = {**part, **provenance(command)}
+            write_file(path, json.dumps(whole, allow_nan=False) + "\n")
 
 
 def _together(study: Study, shares: list[Work], command: str, tell: Tell) -> None:
@@ -116,12 +124,25 @@ def _together(study: Study, shares: list[Work], command: str, tell: Tell) -> Non
                 future.result()
 
 
+def _at_once(config: Config, memory: _Memory) -> int:
+    """How many cells are carried together: one, unless a fleet carries them."""
+    if config.performance.engine == "inprocess":
+        return 1
+    assembled = assemble(config)
+    memory.tasks = {_key(config, DATA): assembled.task}
+    return FLEET if goes_together([assembled.training()] * 2, config.performance.engine) else 1
+
+
 class _Memory:
-    """What cells can share; only the latest of each kind is kept."""
+    """What cells can share; only what the latest ones needed is kept."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, ShardedTask] = {}
         self.trained: dict[str, Walked] = {}
+
+    def task(self, config: Config) -> ShardedTask | None:
+        """The task of a cell like this, if it is there."""
+        return self.tasks.get(_key(config, DATA))
 
 
 def _key(config: Config, prefixes: Iterable[str]) -> str:
@@ -129,20 +150,48 @@ def _key(config: Config, prefixes: Iterable[str]) -> str:
     return json.dumps(chosen, sort_keys=True)
 
 
-def _part(study: Study, cell: Cell, memory: _Memory, tell: Tell) -> dict[str, Any]:
-    config = study.config(cell)
-    data, training = _key(config, DATA), _key(config, TRAINING)
-    assembled = assemble(config, memory.tasks.get(data))
-    memory.tasks = {data: assembled.task}
-    runner = Runner(assembled, tell=tell)
-    needs_training = len(assembled.unlearning(cell.method).phases) > 1
-    if needs_training and training not in memory.trained:
-        memory.trained = {training: runner.walk("train", assembled.training(), None)}
-    walked = runner.walk(
-        cell.method,
-        assembled.unlearning(cell.method),
-        memory.trained[training] if needs_training else None,
+def _parts(study: Study, cells: list[Cell], memory: _Memory, tell: Tell) -> list[dict[str, Any]]:
+    """The parts of cells whose walks are carried together: first all training, then the rest."""
+    engine = study.config(cells[0]).performance.engine
+    runners: list[Runner] = []
+    tasks: dict[str, ShardedTask] = {}
+    for cell in cells:
+        config = study.config(cell)
+        task = memory.task(config) or tasks.get(_key(config, DATA))
+        runners.append(Runner(assemble(config, task), tell=_named(tell, cell, len(cells))))
+        tasks[_key(config, DATA)] = runners[-1].assembled.task
+    memory.tasks = tasks
+    plans = [r.assembled.unlearning(c.method) for r, c in zip(runners, cells, strict=True)]
+    wanted = {
+        _key(runner.config, TRAINING): runner
+        for runner, plan in zip(runners, plans, strict=True)
+        if len(plan.phases) > 1
+    }
+    missing = {key: runner for key, runner in wanted.items() if key not in memory.trained}
+    if missing:
+        begun = [r.begin("train", r.assembled.training(), None) for r in missing.values()]
+        kept = {key: walked for key, walked in memory.trained.items() if key in wanted}
+        memory.trained = kept | dict(zip(missing, carry(begun, engine), strict=True))
+    ended = carry(
+        [
+            runner.begin(cell.method, plan, memory.trained.get(_key(runner.config, TRAINING)))
+            if len(plan.phases) > 1
+            else runner.begin(cell.method, plan, None)
+            for runner, cell, plan in zip(runners, cells, plans, strict=True)
+        ],
+        engine,
     )
+    return [_part(study, *given) for given in zip(cells, runners, ended, strict=True)]
+
+
+def _named(tell: Tell, cell: Cell, cells: int) -> Tell:
+    """Progress under the name of its cell, where several are under way."""
+    if cells == 1:
+        return tell
+    return lambda walk, done, hops: tell(f"{cell.name} {walk}", done, hops)
+
+
+def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str, Any]:
     return {
         "experiment": cell.experiment,
         "row": cell.row,
@@ -154,8 +203,8 @@ def _part(study: Study, cell: Cell, memory: _Memory, tell: Tell) -> dict[str, An
         "series": [asdict(r) for r in walked.readings],
         "final": walked.readings[-1].values(),
         "seconds": round(sum(walked.seconds), 3),
-        "sigma": assembled.sigma,
-        "train_hops": config.train.hops,
+        "sigma": runner.assembled.sigma,
+        "train_hops": runner.config.train.hops,
     }
 
 

@@ -50,7 +50,12 @@ PRESETS: dict[str, dict[str, Settings]] = {
         },
         "digits": {"unlearn.hops": 200},
         "mnist": {"train.learning_rate": 0.01, "train.weight_decay": 5e-4},
-        "cifar10": {"unlearn.clip": 0.2, "unlearn.trust_radius": 56.30},
+        "cifar10": {
+            "model.name": "resnet18-plain",
+            "train.weight_decay": 1e-4,
+            "unlearn.clip": 0.2,
+            "unlearn.trust_radius": 56.30,
+        },
     },
     "practical": {
         "*": {
