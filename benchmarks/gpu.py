@@ -1,37 +1,64 @@
 """Speed on a CUDA device: single walks and the batched steps of a fleet.
 
     python benchmarks/gpu.py walks [mnist] [cifar10]    seconds for 100 training hops
-    python benchmarks/gpu.py fleet                      microseconds for one step of one model
+    python benchmarks/gpu.py fleet [FLNet]              microseconds for one step of one model
 
 Walks need the official data (``unwalk data status``).  The first repeat of a walk captures and
-compiles; the second is the number.  Fleet steps are timed as captured graphs, without the
-engine's bookkeeping.  Exits with 1 when a number misses its limit; without a device
-it says so and measures nothing.
+compiles; the second is the number.  Fleet steps are timed as captured graphs, without the engine's
+bookkeeping, and then in whole walks on drawn records, with it.  Exits with 1 when a number misses
+its limit; without a device it says so and measures nothing.
 """
 
 from __future__ import annotations
 
+import collections
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from unwalk import walks
+from unwalk.core.data import Shard
+from unwalk.core.noise import SimulatedNoise
+from unwalk.core.plan import Performance, Phase, Plan
+from unwalk.core.program import Records, StepRule
+from unwalk.core.seeds import PublicSeeds
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.batched import BatchedGradient
+from unwalk.engines.fleet import Fleet
+from unwalk.engines.team import Batch, Kind, StepGraph, Team
+from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.config import Value
 from unwalk.runs.run import Runner
 from unwalk.tasks.models import flnet, mlp, small_cnn
 
 WALK_LIMITS = {"mnist": 1.5, "cifar10": 10.0}
-FLEETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, float]] = {
-    "digits CNN": (lambda: small_cnn((1, 8, 8), 10), (1, 8, 8), 1024, 3.0),
-    "FLNet": (lambda: flnet((1, 28, 28), 10), (1, 28, 28), 64, 60.0),
-    "MLP 64-64-10": (lambda: mlp((64,), 10), (64,), 1024, 0.30),
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model, its inputs, how many at once, the most microseconds, and records of a peer."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    models: int
+    limit: float
+    records: int
+
+
+FLEETS = {
+    "digits CNN": Net(lambda: small_cnn((1, 8, 8), 10), (1, 8, 8), 1024, 3.0, 144),
+    "FLNet": Net(lambda: flnet((1, 28, 28), 10), (1, 28, 28), 64, 60.0, 6000),
+    "MLP 64-64-10": Net(lambda: mlp((64,), 10), (64,), 1024, 0.30, 144),
 }
+HOPS = 4
 BATCH = 64
 
 
@@ -61,31 +88,26 @@ def walk(task: str) -> float:
     return times[-1]
 
 
-def fleet_step(make: Callable[[], nn.Module], shape: tuple[int, ...], models: int) -> float:
-    """Microseconds for one momentum step of one model, ``models`` at once."""
-    work = Workspace(build_model(make, 0), "cuda")
-    gradient = BatchedGradient(work.model, work.layout, None)
-    parameters = work.parameters.repeat(models, 1)
-    velocity = torch.zeros_like(parameters)
-    buffers = {k: v.expand(models, *v.shape).clone() for k, v in work.buffers.items()}
-    x = torch.randn(models, BATCH, *shape, device="cuda")
-    y = torch.randint(10, (models, BATCH), device="cuda")
-    weights = torch.full((models, BATCH), 1.0 / BATCH, device="cuda")
-
-    def step() -> None:
-        change, _ = gradient(parameters, buffers, x, y, weights)
-        velocity.mul_(0.9).add_(change)
-        parameters.sub_(velocity, alpha=0.01)
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+def fleet_step(net: Net, precision: str) -> float:
+    """Microseconds for one captured momentum step of one model."""
+    work = Workspace(build_model(net.make, 0), "cuda")
+    gradient = BatchedGradient(work.model, work.layout, None, precision)
+    parameters = work.parameters.repeat(net.models, 1)
+    buffers = {k: v.expand(net.models, *v.shape).clone() for k, v in work.buffers.items()}
+    rule = StepRule("momentum")
+    knobs = torch.tensor([[0.01, 1.0, float("inf"), 1.0, 0.9, 0.0]], device="cuda")
+    moments = {"momentum": torch.zeros_like(parameters)}
+    counters = parameters.new_zeros(net.models, 1)
+    team = Team(parameters, buffers, moments, counters, knobs.repeat(net.models, 1))
+    batch = Batch(
+        x=torch.randn(net.models, BATCH, *net.shape, device="cuda"),
+        y=torch.randint(10, (net.models, BATCH), device="cuda"),
+        weights=torch.full((net.models, BATCH), 1.0 / BATCH, device="cuda"),
+        active=torch.ones(net.models, 1, dtype=torch.bool, device="cuda"),
+        noise=None,
+    )
+    kind = Kind(rule, None, clipped=False, noisy=False)
+    graph = StepGraph(gradient, team, kind, batch, torch.cuda.graph_pool_handle())
     for _ in range(3):
         graph.replay()
     repeats = 20
@@ -94,7 +116,64 @@ def fleet_step(make: Callable[[], nn.Module], shape: tuple[int, ...], models: in
         for _ in range(repeats):
             graph.replay()
 
-    return seconds(many) / repeats / models * 1e6
+    return seconds(many) / repeats / net.models * 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Random pictures for peers that hold equally many."""
+
+    net: Net
+    peers: int = 4
+    name: str = "drawn"
+    loss: None = None
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        return self.net.make()
+
+    def records(self, peer: int) -> Records:
+        return Records(self.net.records)
+
+    def shard(self, peer: int) -> Shard:
+        if peer not in self.shards:
+            generator = torch.Generator().manual_seed(peer)
+            x = torch.randn(self.net.records, *self.net.shape, generator=generator)
+            y = torch.randint(10, (self.net.records,), generator=generator)
+            self.shards[peer] = Shard(x, y, self.records(peer))
+        return self.shards[peer]
+
+
+def fleet_walk(net: Net, precision: str) -> float:
+    """Microseconds for one step of one model in walks of a fleet: gathering and all bookkeeping.
+
+    The difference of a longer and a shorter walk, so that setting up and capturing drop out.
+    """
+    task = Drawn(net)
+    method = NetworkSGD(Descent(StepRule("momentum", learning_rate=0.01), LocalWork(batch=BATCH)))
+
+    def hops(count: int) -> float:
+        phase = Phase("train", method, walks.Uniform(), count)
+        plans = [
+            Plan(
+                run="benchmark",
+                task=task,
+                graph=walks.complete(task.peers),
+                phases=(phase,),
+                seeds=PublicSeeds(seed),
+                noise=SimulatedNoise(seed),
+                performance=Performance(device="cuda", precision=precision),
+            )
+            for seed in range(net.models)
+        ]
+
+        def carry() -> None:
+            collections.deque(Fleet().run(plans), maxlen=0)
+
+        return seconds(carry)
+
+    short, long = hops(3), hops(3 + HOPS)
+    return (long - short) / HOPS / net.models / (net.records // BATCH) * 1e6
 
 
 def main(arguments: list[str]) -> int:
@@ -108,9 +187,14 @@ def main(arguments: list[str]) -> int:
         for task in names or list(WALK_LIMITS):
             rows.append((f"100 hops {task}, s", walk(task), WALK_LIMITS[task]))
     else:
-        for name, (make, shape, models, limit) in FLEETS.items():
-            took = fleet_step(make, shape, models)
-            rows.append((f"{name}, K = {models}, us a model-step", took, limit))
+        for name, net in FLEETS.items():
+            if names and name not in names:
+                continue
+            label = f"{name}, K = {net.models}, us a model-step"
+            rows.append((label, fleet_step(net, "float32"), net.limit))
+            rows.append((f"{label}, bfloat16", fleet_step(net, "bfloat16"), math.inf))
+            rows.append((f"{label}, whole walks", fleet_walk(net, "float32"), math.inf))
+            torch.cuda.empty_cache()
     print(torch.cuda.get_device_name(), torch.__version__)
     for name, took, limit in rows:
         print(f"{name:45s} {took:9.3f}  limit {limit:g}  {'ok' if took <= limit else 'missed'}")

@@ -1,6 +1,9 @@
 """The fleet against the in-process engine: same walks, same events, parameters to rounding."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,10 +12,13 @@ from torch import nn
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.plan import Phase
+from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import Ball, StepRule
+from unwalk.engines import lockstep
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
+from unwalk.engines.lockstep import LockStep
+from unwalk.engines.team import StepGraph, take_step
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
@@ -89,24 +95,24 @@ def test_ten_hops_agree_with_the_reference(case):
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
+        assert outcome.token.header() == reference.token.header()
+        for peer, local in reference.progress.locals.items():
+            assert outcome.progress.locals[peer].optimizer_steps == local.optimizer_steps
 
 
-def test_batch_normalisation_agrees_where_batches_have_one_size():
-    made = [
-        plan(
-            Phase("train", NetworkSGD(descent("momentum")), walks.Uniform(), 10),
-            task=task(batch_norm),
-            seed=seed,
-        )
-        for seed in range(3)
-    ]
+def test_batch_normalisation_agrees_though_walks_have_batches_of_different_size():
+    made = [plan(*phases(), task=task(batch_norm), seed=seed) for seed in range(5)]
+    sizes = set()
     for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
         for name, tensor in reference.token.tensors().items():
             assert torch.allclose(outcome.token.tensors()[name], tensor, rtol=1e-9), name
+        sizes |= {hop.events[-1].kind for hop in outcome.transcript.hops}
+    assert "projection" in sizes  # some were at the forgetting peer, with three rows a batch
 
 
-def test_batch_normalisation_refuses_padded_batches():
-    made = [plan(*phases(), task=task(batch_norm), seed=seed) for seed in range(2)]
+@pytest.mark.parametrize("options", [{"kind": "averaged"}, {"direction": "corrected"}])
+def test_batch_normalisation_refuses_batches_of_several_parts(options):
+    made = [plan(*phases(**options), task=task(batch_norm), seed=seed) for seed in range(2)]
     with pytest.raises(InvalidInput, match="batch normalisation mixes"):
         list(Fleet().run(made))
 
@@ -163,3 +169,89 @@ def test_convolutions_that_cannot_be_batched_are_refused():
 
     with pytest.raises(InvalidInput, match="grouped"):
         list(Fleet().run([plan(task=task(grouped))]))
+
+
+class Replayed:
+    """A captured step that is taken anew each time: what a device does, without one."""
+
+    made: ClassVar[list[Replayed]] = []
+
+    def __init__(self, gradient, team, kind, batch, pool):
+        self.gradient, self.team, self.kind, self.batch, self.used = gradient, team, kind, batch, 0
+        Replayed.made.append(self)
+
+    def replay(self):
+        self.used += 1
+        take_step(self.gradient, self.team, self.kind, self.batch)
+
+
+@pytest.mark.parametrize("case", ["cnn", "adam", "noise on every gradient", "corrected, full"])
+def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(monkeypatch, case):
+    made = LockStep.__init__
+
+    def as_on_a_device(self, *given):
+        made(self, *given)
+        self.pool, self.depot.gathers = "a pool", True
+
+    monkeypatch.setattr(LockStep, "__init__", as_on_a_device)
+    monkeypatch.setattr(lockstep, "StepGraph", Replayed)
+    monkeypatch.setattr(lockstep, "SIZES", 2)
+    Replayed.made = []
+    factory, options = CASES[case]
+    both = phases(**options)
+    plans = [
+        plan(*both[: 2 if seed < 2 else 1], task=task(factory), seed=seed) for seed in range(5)
+    ]
+    for outcome, reference in zip(Fleet().run(plans), InProcess().run(plans), strict=True):
+        assert torch.allclose(
+            outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
+        )
+        assert outcome.token.header() == reference.token.header()
+    assert {len(graph.team.parameters) for graph in Replayed.made} == {3, 5}
+    assert all(graph.used for graph in Replayed.made)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("state", ["carried", "local", "fresh"])
+def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimizer, state):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    replays = []
+    replay = StepGraph.replay
+
+    def counted(self):
+        replays.append(self)
+        replay(self)
+
+    monkeypatch.setattr(StepGraph, "replay", counted)
+    small = TinyTask(
+        peers=4,
+        size=11,
+        features=16,
+        classes=3,
+        factory=lambda: small_cnn().float(),
+        forgotten={0: 3},
+        dtype=torch.float32,
+    )
+    rule = StepRule(optimizer, learning_rate=0.02, weight_decay=0.01, state=state)
+    correction = Correction("forget", LocalWork(batch=4), rule, sigma=0.0, clip=0.5)
+    both = (
+        Phase("train", NetworkSGD(Descent(rule, LocalWork(batch=4))), walks.Uniform(), 6),
+        Phase(
+            "unlearn",
+            RRDU(Descent(rule, LocalWork(batch=4)), correction),
+            walks.Restart(0, 0.4),
+            6,
+        ),
+    )
+    made = [plan(*both, task=small, seed=seed) for seed in range(5)]
+    moved = [dataclasses.replace(m, performance=Performance(device="cuda")) for m in made]
+    for outcome, reference in zip(Fleet().run(moved), InProcess().run(made), strict=True):
+        mine, theirs = outcome.token, reference.token
+        initial = reference.progress.anchors["initial"]
+        change = float((theirs.parameters - initial).norm())
+        assert float((mine.parameters.cpu() - theirs.parameters).norm()) < 1e-3 * change
+        assert mine.optimizer_steps == theirs.optimizer_steps
+        for slot, moment in theirs.moments.items():
+            assert torch.allclose(mine.moments[slot].cpu(), moment, rtol=1e-2, atol=1e-4)
+    assert len(replays) > 6

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from unwalk.engines import fused
+from unwalk.engines.fused_layers import First, Normalisation
 from unwalk.tasks.models import flnet
 from unwalk.tasks.resnet import Block
 
@@ -67,7 +68,7 @@ def exact_float32():
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("beside", [False, True], ids=["one stream", "two streams"])
 def test_outputs_gradients_and_running_statistics_are_the_same(name, beside):
-    from unwalk.engines.norm_kernels import softmax_gradient
+    from unwalk.engines.step_kernels import softmax_gradient
 
     if beside and DEVICE == "cpu":
         pytest.skip("streams need a CUDA device")
@@ -131,8 +132,8 @@ def test_what_is_rewritten(monkeypatch):
         called = [type(mine.network.get_submodule(n.target)) for n in left]
         assert not {nn.BatchNorm2d, nn.ReLU, nn.Identity, nn.Conv2d} & set(called), name
         norms = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-        assert called.count(fused.Normalisation) == norms
-        assert fused.First in kinds
+        assert called.count(Normalisation) == norms
+        assert First in kinds
         assert (nn.MaxPool2d in called) is False
 
 

@@ -108,3 +108,20 @@ def test_parts_say_where_they_come_from(tmp_path):
     assert part["machine"]
     assert part["commit"]
     assert part["settings"]
+
+
+def test_cells_in_a_fleet_give_what_they_give_one_by_one(tmp_path):
+    cells = [c for c in EXPERIMENTS["table-p"]("digits", 2) if c.row != "baseline"][:4]
+    cells += [c for c in EXPERIMENTS["figure1"]("digits", 1) if c.method in ("retrain", "ddp")]
+    found = []
+    for engine in ("inprocess", "fleet"):
+        given = {**TINY, "performance.engine": engine}
+        asked = study.Study("digits", "paper-matched", tuple(cells), given)
+        found.append(study.carry_out(asked, tmp_path / engine))
+    assert len(cells) >= 6
+    for alone, together in zip(*found, strict=True):
+        assert [r["hop"] for r in together["series"]] == [r["hop"] for r in alone["series"]]
+        for mine, theirs in zip(together["series"], alone["series"], strict=True):
+            assert mine == pytest.approx(theirs, abs=0.02)
+        same = ("experiment", "row", "method", "seed", "settings", "sigma", "train_hops")
+        assert {k: together[k] for k in same} == {k: alone[k] for k in same}

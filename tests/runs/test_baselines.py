@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from tests.runs.small import BLOBS, DIGITS, small, small_run
 from unwalk import walks
+from unwalk.certificates import claims_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GaussianNoise, GradientSteps, Projection, Start, Wipe
 from unwalk.core.program import Ball
+from unwalk.core.transcript import Transcript
 from unwalk.methods.ddp import DDP
 from unwalk.methods.dpsgd import DPSGD
 from unwalk.runs.assemble import assemble
@@ -193,3 +197,31 @@ def test_scratch_is_measured_at_training_length_and_at_the_end(every):
     assert scratch["final_at_train_hops"] == {k: by_hop[6][k] for k in scratch["final"]}
     assert scratch["final"] == {k: by_hop[12][k] for k in scratch["final"]}
     assert "final_at_train_hops" not in entry(result, "rrdu")
+
+
+@pytest.mark.parametrize("method", ["ddp", "dpsgd"])
+def test_a_number_that_its_formula_does_not_give_is_refused(method):
+    settings = {**BLOBS, "unlearn.hops": 3, "model.name": "logistic"}
+    made = small_run(settings, method=method, compare=[]).transcript
+    said = made.header["nominal"][0]
+    (claim, _) = claims_of(made)
+    assert claim["grade"] == "nominal"
+    wrong = [
+        {**said, "epsilon": 0.5},
+        {**said, "sigma": said["sigma"] * 2},
+        {**said, "formula": "x"},
+    ]
+    for other in wrong:
+        forged = Transcript({**made.header, "nominal": [other]})
+        for hop in made.hops:
+            forged.add(hop)
+        (claim, _) = claims_of(forged)
+        assert (claim["grade"], claim["epsilon"]) == ("refused", None)
+    quiet = Transcript(made.header)
+    for hop in made.hops:
+        quieter = [
+            replace(e, noise=e.noise / 2) if isinstance(e, GradientSteps) else e for e in hop.events
+        ]
+        quiet.add(replace(hop, events=tuple(quieter)))
+    (claim, _) = claims_of(quiet)
+    assert claim["grade"] == "refused"

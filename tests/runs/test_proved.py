@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 from tests.runs.small import BLOBS, small, small_run
 from unwalk.certificates import read_certificate, verify
 from unwalk.cli import app
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
@@ -32,7 +32,17 @@ FLAT: dict[str, Any] = {
     "unlearn.hops": 4,
     "performance.checkpoint": 0,
 }
-PROVED = ("seal", "ball-seal", "release", "noisy-start", "restart", "rewind", "sisa", "sums")
+PROVED = (
+    "sisa, shards",
+    "seal",
+    "ball-seal",
+    "release",
+    "noisy-start",
+    "restart",
+    "rewind",
+    "sisa",
+    "sums",
+)
 
 
 class Stop:
@@ -49,8 +59,9 @@ class Stop:
 @pytest.mark.parametrize("method", PROVED)
 def test_every_method_leaves_a_certificate_that_verifies_and_replays(method, tmp_path):
     out = tmp_path / "run"
-    slices = {"train.slices": 3} if method == "sisa" else {}
-    result = small_run({**FLAT, **slices}, method=method, compare=[], out=out)
+    name, shards = method.partition(",")[::2]
+    entering = {"train.shards": 2} if shards else {"train.slices": 3} if name == "sisa" else {}
+    result = small_run({**FLAT, **entering}, method=name, compare=[], out=out)
     assert result.result["claims"][-1]["grade"] in ("certified", "exact")
     transcript = Transcript.read(out / "transcript.jsonl")
     verdict = verify(read_certificate(out / "certificate.json"), transcript)
@@ -162,6 +173,82 @@ def test_a_second_draw_is_recorded_and_refused():
     assert (claim["grade"], "redrawn" in claim["reason"]) == ("refused", True)
 
 
+def secretly(secret, **changes):
+    chosen = {**FLAT, "noise.source": "secret", "noise.secret_file": str(secret)}
+    result = small_run(chosen, compare=[], **changes)
+    (claim,) = result.result["claims"]
+    return claim, result.result["certificate"]["document"]["redraws"]
+
+
+def test_other_settings_do_not_draw_again_unnoticed(secret, tmp_path):
+    claim, redraws = secretly(secret)
+    assert claim["grade"] == "certified"
+    assert (redraws["register"], redraws["entry"], redraws["earlier"]) == ("kept", 1, 0)
+    again, same = secretly(secret)  # the very same run gives the very same model
+    assert (again, same) == (claim, redraws)
+    for changes in (
+        {"seal__local_epochs": 60},
+        {"unlearn__hops": 3},
+        {"train__learning_rate": 3.0},
+        {"noise__attempt": 2},
+        {"method": "release"},
+        {"method": "ball-seal"},
+    ):
+        claim, redraws = secretly(secret, **changes)
+        assert claim["grade"] == "refused", changes
+        assert "the noise was redrawn" in claim["reason"]
+        assert redraws["earlier"] >= 1
+    claim, _ = secretly(secret, method="restart")
+    assert claim["grade"] == "exact"
+    claim, redraws = secretly(secret, seed=5)  # other records
+    assert (claim["grade"], redraws["earlier"]) == ("certified", 0)
+    moved = secret.rename(tmp_path / "moved")
+    assert secretly(moved, train__epochs=2)[0]["grade"] == "refused"
+
+
+def test_rivals_draw_too(secret, tmp_path):
+    chosen = {**FLAT, "noise.source": "secret", "noise.secret_file": str(secret)}
+    result = small_run(chosen, compare=["ball-seal", "restart"]).result
+    assert result["claims"][0]["grade"] == "certified"
+    (register,) = tmp_path.glob("releases-*.jsonl")
+    assert len(register.read_text().splitlines()) == 2
+    assert register.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_register_that_was_changed_is_noticed(secret, tmp_path):
+    secretly(secret)
+    secretly(secret, seed=5)
+    (register,) = tmp_path.glob("releases-*.jsonl")
+    whole = register.read_text()
+    lines = whole.splitlines(keepends=True)
+    for number, text in (
+        (1, whole.replace('"entry":1', '"entry":3')),
+        (1, lines[1]),
+        (2, lines[0] + lines[0]),
+        (2, lines[0] + lines[1][:-1]),
+        (1, "{}\n" + whole),
+        (1, whole.replace('"records":["', '"records":["a', 1)),
+    ):
+        register.write_text(text)
+        with pytest.raises(Corrupt, match=f"was changed in line {number}"):
+            secretly(secret)
+    register.write_text(whole)
+    register.chmod(0o644)
+    with pytest.raises(InvalidInput, match="mode 0644"):
+        secretly(secret)
+
+
+def test_replay_is_no_release_and_works_without_the_register(secret, tmp_path):
+    out = tmp_path / "run"
+    chosen = {**FLAT, "noise.source": "secret", "noise.secret_file": str(secret)}
+    small_run(chosen, compare=[], out=out)
+    (register,) = tmp_path.glob("releases-*.jsonl")
+    register.unlink()
+    transcript = Transcript.read(out / "transcript.jsonl")
+    assert replay(out, transcript) == []
+    assert not register.exists()
+
+
 def test_own_data_have_to_say_how_they_were_scaled():
     own = {"task": "tests.runs.own_records:blobs", "train.hops": 4, "unlearn.hops": 2, "peers": 3}
     asked = {**own, "method": "retrain", "forget.kind": "records", "forget.size": 2}
@@ -169,6 +256,21 @@ def test_own_data_have_to_say_how_they_were_scaled():
     assert (claim["grade"], "normalisation 'unknown'" in claim["reason"]) == ("refused", True)
     (claim,) = small_run(asked, compare=[], data__normalisation="published").result["claims"]
     assert claim["grade"] == "exact"
+
+
+def test_a_file_has_to_name_its_classes(tmp_path):
+    """A class that only the forgotten records have would otherwise shape the model."""
+    path = tmp_path / "records.csv"
+    rows = [f"{k % 7},{k % 5},{'ab'[k % 2]}" for k in range(60)]
+    path.write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    own = {"task": "file", "data.path": str(path), "peers": 3, "train.hops": 4, "unlearn.hops": 2}
+    asked = {**own, "method": "restart", "forget.kind": "records", "forget.size": 2}
+    (claim,) = small_run(asked, compare=[]).result["claims"]
+    assert claim["grade"] == "refused"
+    assert "'labels-as-they-occur'" in claim["reason"]
+    (claim,) = small_run(asked, compare=[], data__labels="a|b").result["claims"]
+    assert claim["grade"] == "exact"
+    assert "numbers in the data file were not made" in claim["assumptions"][-1]
 
 
 def test_a_changed_model_or_setting_is_found_by_replay(tmp_path):
@@ -209,7 +311,7 @@ def test_several_seeds_keep_the_claims_of_the_first():
 
 
 def test_slices_have_to_be_asked_for():
-    with pytest.raises(InvalidInput, match=r"sisa needs train\.slices"):
+    with pytest.raises(InvalidInput, match=r"sisa needs train\.shards or train\.slices"):
         small_run(FLAT, method="sisa")
 
 

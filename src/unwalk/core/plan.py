@@ -236,6 +236,10 @@ class Sink(Protocol):
 class Engine(Protocol):
     """Who carries the token.  Every engine passes ``tests/engines/test_contract.py``."""
 
+    @property
+    def together(self) -> bool:
+        """Whether walks move side by side, hop by hop, and not one after the other."""
+
     def run(
         self,
         plans: Sequence[Plan],

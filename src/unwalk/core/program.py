@@ -142,19 +142,32 @@ Program = tuple[Op, ...]
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Which rows a peer holds: how many, and which of them are to be forgotten."""
+    """Which rows a peer holds: how many, and which of them are to be forgotten.
+
+    A row keeps its number for as long as it is there.  Numbers below ``size`` that nothing stands
+    under (any more) are ``absent``: no method ever gets to see them.
+
+    >>> records = Records(5, forgotten=np.array([3]), absent=np.array([1]))
+    >>> records.all.tolist(), records.retained.tolist()
+    ([0, 2, 3, 4], [0, 2, 4])
+    """
 
     size: int
     forgotten: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    absent: Rows = field(default_factory=lambda: np.empty(0, np.int64))
 
     @cached_property
     def all(self) -> Rows:
-        return np.arange(self.size, dtype=np.int64)
+        return self._but(self.absent)
 
     @cached_property
     def retained(self) -> Rows:
+        return self._but(self.absent, self.forgotten)
+
+    def _but(self, *others: Rows) -> Rows:
         keep = np.ones(self.size, bool)
-        keep[self.forgotten] = False
+        for rows in others:
+            keep[rows] = False
         return np.flatnonzero(keep)
 
     def rows(self, data: str) -> Rows:

@@ -124,9 +124,9 @@ class Transcript:
             try:
                 record = json.loads(line)
                 claimed = record.pop("chain")
-            except (ValueError, KeyError, AttributeError) as error:
+                body = canonical(record)
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
                 raise Corrupt(f"transcript line {number} is not a chained record.") from error
-            body = canonical(record)
             chain = hashlib.sha256((chain + body).encode()).hexdigest()
             if claimed != chain or line != f'{body[:-1]},"chain":"{chain}"}}':
                 raise Corrupt(f"transcript line {number} does not continue the hash chain.")
@@ -143,5 +143,10 @@ class Transcript:
 
     @staticmethod
     def read(path: Path) -> Transcript:
-        with path.open(encoding="utf-8") as file:
-            return Transcript.parse(file)
+        """The transcript in a file, whose bytes must be those that :meth:`text` gives."""
+        text = path.read_bytes().decode("utf-8")
+        lines = text.split("\n")
+        transcript = Transcript.parse(lines if lines[-1] else lines[:-1])
+        if transcript.text() != text:
+            raise Corrupt(f"{path.name} does not end with its last line and one line break.")
+        return transcript

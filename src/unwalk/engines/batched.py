@@ -20,6 +20,8 @@ from torch.nn import functional
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
+from unwalk.engines.batched_conv import FusedConv2d, usable
+from unwalk.engines.batched_norm import NormSpec, fused_norm
 
 Buffers = dict[str, torch.Tensor]
 Pair = tuple[int, int]
@@ -131,9 +133,17 @@ class PatchConv2d(nn.Module):
 
 
 class StatedBatchNorm(nn.Module):
-    """Batch normalisation in training mode that leaves its new running statistics in ``fresh``."""
+    """Batch normalisation in training mode that leaves its new running statistics in ``fresh``.
 
-    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+    With a ``spec`` it is one kernel, which takes a ReLU and a pool along.
+    """
+
+    def __init__(
+        self,
+        norm: nn.BatchNorm1d | nn.BatchNorm2d,
+        spec: NormSpec | None = None,
+        pool: nn.MaxPool2d | None = None,
+    ) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
         self.momentum, self.eps = norm.momentum, norm.eps
@@ -144,13 +154,14 @@ class StatedBatchNorm(nn.Module):
         self.running_var: torch.Tensor
         self.num_batches_tracked: torch.Tensor
         self.fresh: Buffers = {}
+        self.spec = spec
+        self.ceil = pool is not None and pool.ceil_mode
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        over = [0, *range(2, x.dim())]
-        shape = (1, -1, *[1] * (x.dim() - 2))
-        mean = x.mean(over)
-        centred = x - mean.view(shape)
-        variance = centred.square().mean(over)
+        if self.spec is None:
+            out, mean, variance = self._plain(x)
+        else:
+            out, mean, variance = fused_norm(x, self.weight, self.bias, self.spec, self.ceil)
         count = x.numel() // x.shape[1]
         rate = self.momentum or 0.0
         with torch.no_grad():
@@ -161,37 +172,99 @@ class StatedBatchNorm(nn.Module):
                 ),
                 "num_batches_tracked": self.num_batches_tracked + 1,
             }
+        return out
+
+    def _plain(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        over = [0, *range(2, x.dim())]
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        wide = x.to(self.weight.dtype)
+        mean = wide.mean(over)
+        centred = wide - mean.view(shape)
+        variance = centred.square().mean(over)
         scaled = centred * (variance + self.eps).rsqrt().view(shape)
-        return scaled * self.weight.view(shape) + self.bias.view(shape)
+        out = scaled * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(x.dtype), mean, variance
 
 
-def _rewritten(module: nn.Module) -> nn.Module:
-    """The same network out of modules that map well over many models."""
-    for name, child in module.named_children():
+def rewritten(module: nn.Module, fused: bool = False) -> nn.Module:
+    """The same network out of modules that map well over many models.
+
+    With ``fused``, those that have kernels take them, and what follows them in a Sequential.
+    """
+    children = list(module.named_children())
+    in_order = fused and type(module) is nn.Sequential
+    for place, (name, child) in enumerate(children):
+        relu, pool = _followers(module, children[place + 1 :]) if in_order else (False, None)
         if isinstance(child, nn.Conv2d):
             if child.groups != 1 or child.dilation != (1, 1) or isinstance(child.padding, str):
                 raise InvalidInput(
                     f"layer {name!r} is a grouped, dilated or auto-padded convolution, which the "
                     "fleet engine does not batch; use the in-process engine."
                 )
-            setattr(module, name, PatchConv2d(child))
+            if fused and FusedConv2d.takes(child):
+                setattr(module, name, FusedConv2d(child, relu, pool))
+            else:
+                setattr(module, name, PatchConv2d(child))
+                relu, pool = False, None
+        elif isinstance(child, nn.BatchNorm2d) and fused:
+            spec = NormSpec(child.eps, relu, pool is not None)
+            setattr(module, name, StatedBatchNorm(child, spec, pool))
         elif isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
             setattr(module, name, StatedBatchNorm(child))
+            relu, pool = False, None
         else:
-            _rewritten(child)
+            rewritten(child, fused)
+            relu, pool = False, None
+        for taken, _ in children[place + 1 : place + 1 + relu + (pool is not None)]:
+            setattr(module, taken, nn.Identity())
     return module
 
 
-class BatchedGradient:
-    """Weighted gradients of K models, each on its own batch."""
+def _followers(
+    module: nn.Module, after: list[tuple[str, nn.Module]]
+) -> tuple[bool, nn.MaxPool2d | None]:
+    """Whether a ReLU comes next, and the 2x2 pool after it, if that is what there is."""
+    kinds = [child for _, child in after]
+    if not kinds or type(kinds[0]) is not nn.ReLU:
+        return False, None
+    pool = kinds[1] if len(kinds) > 1 else None
+    if type(pool) is nn.MaxPool2d and _halves(pool):
+        return True, pool
+    return True, None
 
-    def __init__(self, model: nn.Module, layout: Layout, loss: Loss | None) -> None:
-        self.module = _rewritten(copy.deepcopy(model)).train()
+
+def _halves(pool: nn.MaxPool2d) -> bool:
+    """Whether a pool takes the largest of every 2x2 window and nothing else."""
+    return (
+        pool.kernel_size in (2, (2, 2))
+        and pool.stride in (2, (2, 2))
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not pool.return_indices
+    )
+
+
+class BatchedGradient:
+    """Weighted gradients of K models, each on its own batch.
+
+    In ``bfloat16`` the models compute with lowered parameters and inputs; batch normalisation,
+    losses and the gradients themselves stay as they were.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, loss: Loss | None, precision: str = "float32"
+    ) -> None:
+        fused = usable(model)
+        self.module = rewritten(copy.deepcopy(model), fused).train()
+        # Examples are mapped over as well as models, which the kernels do not do.
+        self.single = rewritten(copy.deepcopy(model)).train() if fused else self.module
         self.layout = layout
         self.loss = loss
         self.stated = {
             name: m for name, m in self.module.named_modules() if isinstance(m, StatedBatchNorm)
         }
+        lowered = precision == "bfloat16" and next(model.parameters()).is_cuda
+        self.dtype = torch.bfloat16 if lowered else None
         one = grad_and_value(self._loss, has_aux=True)
         self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
             one, in_dims=(0, 0, 0, 0, 0), randomness="different"
@@ -231,7 +304,7 @@ class BatchedGradient:
         def one(
             flat: torch.Tensor, held: Buffers, a: torch.Tensor, b: torch.Tensor
         ) -> torch.Tensor:
-            return self._loss(flat, held, a, b, torch.ones_like(a.flatten(1)[:, 0]))[0]
+            return self._losses(self.single, flat, held, a, b).sum()
 
         inner = vmap(grad(one), in_dims=(None, None, 0, 0), randomness="different")
         outer = vmap(inner, in_dims=(0, 0, 0, 0), randomness="different")
@@ -246,15 +319,30 @@ class BatchedGradient:
         y: torch.Tensor,
         weights: torch.Tensor,
     ) -> tuple[torch.Tensor, Buffers]:
-        named = {**self.layout.views(flat), **buffers}
-        output = functional_call(self.module, named, (x,))
-        if self.loss is None:
-            losses = functional.cross_entropy(output, y, reduction="none")
-        else:
-            losses = self.loss(output, y)
+        losses = self._losses(self.module, flat, buffers, x, y)
         fresh = {
             f"{name}.{key}" if name else key: value
             for name, module in self.stated.items()
             for key, value in module.fresh.items()
         }
         return (losses * weights).sum(), fresh
+
+    def _losses(
+        self,
+        module: nn.Module,
+        flat: torch.Tensor,
+        buffers: Buffers,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> torch.Tensor:
+        named = self.layout.views(flat)
+        if self.dtype is not None:
+            low = self.layout.views(flat.to(self.dtype))
+            named = {
+                k: v if k.rpartition(".")[0] in self.stated else low[k] for k, v in named.items()
+            }
+            x = x.to(self.dtype)
+        output = functional_call(module, {**named, **buffers}, (x,)).to(flat.dtype)
+        if self.loss is None:
+            return functional.cross_entropy(output, y, reduction="none")
+        return self.loss(output, y)

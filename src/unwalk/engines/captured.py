@@ -262,10 +262,10 @@ class CapturedSteps:
     ) -> tuple[torch.Tensor, ...]:
         """Gradients of the mean loss, divided by ``minibatches``."""
         if self.loss is None and self.kernels and output.dim() == 2:
-            from unwalk.engines import norm_kernels
+            from unwalk.engines import step_kernels
 
             share = 1.0 / (len(output) * minibatches)
-            start = norm_kernels.softmax_gradient(output.detach(), y, share)
+            start = step_kernels.softmax_gradient(output.detach(), y, share)
             return torch.autograd.grad(output, self.weights, start)
         if self.loss is None:
             loss = functional.cross_entropy(output.float(), y)
@@ -290,10 +290,10 @@ def _by_kernel(rule: StepRule) -> Update:
     def update(
         block: _Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
     ) -> None:
-        from unwalk.engines import norm_kernels
+        from unwalk.engines import step_kernels
 
         velocity = block.moments["momentum"] if rule.optimizer == "momentum" else None
-        norm_kernels.descend(block.masters, block.values, block.gradients, velocity, knobs, scale)
+        step_kernels.descend(block.masters, block.values, block.gradients, velocity, knobs, scale)
 
     return update
 

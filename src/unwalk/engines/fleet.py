@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 from unwalk.core import events as ev
+from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.program import Steps
@@ -32,6 +33,7 @@ class Fleet:
     """Carries up to ``size`` walks at a time."""
 
     name = "fleet"
+    together = True
 
     def __init__(self, size: int = 1024) -> None:
         self.size = size
@@ -70,7 +72,12 @@ class _Convoy:
             Walk(plan, self._state(row), progress)
             for row, (plan, progress) in enumerate(zip(plans, resume, strict=True))
         ]
-        gradient = BatchedGradient(self.show.model, self.show.layout, plans[0].task.loss)
+        shards: dict[int, dict[int, Shard]] = {}
+        for walk in self.walks:  # walks on the same task share its shards on the device
+            walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
+        gradient = BatchedGradient(
+            self.show.model, self.show.layout, plans[0].task.loss, speed.precision
+        )
         self.lockstep = LockStep(self.parameters, self.buffers, gradient)
 
     def _check(self, works: list[Workspace]) -> None:

@@ -17,6 +17,7 @@ class InProcess:
     """Carries the token itself, visit after visit."""
 
     name = "inprocess"
+    together = False
 
     def run(
         self,

@@ -1,9 +1,13 @@
-"""Optimizer steps of many walks together: padded to the longest visit, masked where one is over."""
+"""Optimizer steps of many walks together: padded to the longest visit, masked where one is over.
+
+Walks with the same kind of optimizer form a *team*: matrices with one row a walk, on which a step
+works in place.  On a CUDA device a step that comes a second time is captured as a graph and
+replayed; teams are then rounded up to a few sizes, with rows that take no part.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,20 +15,15 @@ import torch
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import StepRule, Steps
 from unwalk.engines.batched import BatchedGradient, Buffers
-from unwalk.engines.execute import Bench
+from unwalk.engines.depot import Depot
+from unwalk.engines.execute import Bench, to_device
+from unwalk.engines.team import Batch, Kind, StepGraph, Team, knobs_of, take_step
 
 Party = Mapping[int, tuple[Steps, Bench]]
 """Row of the fleet: its operation and what it works with."""
 
-
-@dataclass(frozen=True, eq=False)
-class _Feed:
-    """Batches of a party: (steps, walks, rows, ...), weights and who takes part in which step."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    weights: torch.Tensor
-    active: torch.Tensor
+SIZES = 8
+"""Captured teams have one of so many sizes."""
 
 
 class LockStep:
@@ -36,46 +35,135 @@ class LockStep:
         self.parameters = parameters
         self.buffers = buffers
         self.gradient = gradient
+        self.depot = Depot(parameters.device)
+        self.moments: dict[str, torch.Tensor] = {}
+        self.seen: set[tuple[object, ...]] = set()
+        self.graphs: dict[tuple[object, ...], StepGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle() if parameters.is_cuda else None
 
     def run(self, party: Party) -> None:
         """Group walks by optimizer and take every group's steps."""
         groups: dict[tuple[object, ...], dict[int, tuple[Steps, Bench]]] = {}
         for row, (op, bench) in party.items():
             rule = op.rule
+            key: tuple[object, ...]
             key = (rule.optimizer, rule.state, rule.betas, rule.damping, op.clip_per_example)
+            if self.gradient.mixes_rows:
+                key = (*key, op.batches.shape[1:])
             groups.setdefault(key, {})[row] = (op, bench)
         for group in groups.values():
             self._group(group)
 
     def _group(self, party: Party) -> None:
-        rows = torch.tensor(list(party), device=self.parameters.device)
-        whole = len(party) == len(self.parameters)
         ops = [op for op, _ in party.values()]
-        rule = ops[0].rule
-        moments, counters = self._moments(rule, party)
-        parameters = self.parameters if whole else self.parameters[rows]
-        buffers = {k: v if whole else v[rows] for k, v in self.buffers.items()}
-        taken = self._feed(party)
-        knobs = _Knobs.of(ops, parameters)
-        for step in range(taken.active.shape[0]):
-            active = taken.active[step]
-            if rule.slots:
-                counters = counters + active
-            gradient, fresh = self.gradient(
-                parameters,
-                buffers,
-                taken.x[step],
-                taken.y[step],
-                taken.weights[step],
-                ops[0].clip_per_example,
-            )
-            gradient = knobs.shape(gradient)
-            if any(op.noise for op in ops):
-                gradient = gradient + self._noise(party, step)
-            knobs.apply(rule, parameters, gradient, moments, counters, active)
-            buffers = {k: _where(active, fresh[k], v) for k, v in buffers.items()}
-        self._put_back(rows, parameters, buffers)
-        self._keep(rule, party, moments, counters)
+        kind = Kind(
+            ops[0].rule,
+            bound=ops[0].clip_per_example,
+            clipped=any(op.clip is not None for op in ops),
+            noisy=any(op.noise for op in ops),
+        )
+        if self.gradient.mixes_rows:
+            for op in ops:
+                _check_batch_norm(op)
+        feed = _Feed(party, self.depot, self.parameters)
+        graph = self._graph(kind, party, feed)
+        team = graph.team if graph is not None else self._team(kind.rule, len(party))
+        rows = to_device(torch.tensor(list(party)), self.parameters.device)
+        self._load(team, kind.rule, rows, party)
+        knobs = knobs_of(ops).to(team.knobs.dtype)
+        team.knobs[: len(ops)] = to_device(knobs, self.parameters.device)
+        for step in range(feed.steps):
+            noise = self._noise(party, step) if kind.noisy else None
+            if graph is not None:
+                feed.fill(graph.batch, step, noise)
+                graph.replay()
+            else:
+                take_step(self.gradient, team, kind, feed.batch(step, noise))
+        self._store(team, kind.rule, rows, party)
+
+    def _graph(self, kind: Kind, party: Party, feed: _Feed) -> StepGraph | None:
+        """The captured step for a party like this, from the second one on."""
+        if self.pool is None:
+            return None
+        some = -(-len(self.parameters) // SIZES)
+        size = min(len(self.parameters), -(-len(party) // some) * some)
+        key = (kind, size, feed.width, feed.shape)
+        if key in self.graphs:
+            return self.graphs[key]
+        if key not in self.seen:
+            self.seen.add(key)
+            return None
+        team = self._team(kind.rule, size)
+        batch = feed.like(size, len(self.parameters[0]) if kind.noisy else 0)
+        self.graphs[key] = StepGraph(self.gradient, team, kind, batch, self.pool)
+        return self.graphs[key]
+
+    def _team(self, rule: StepRule, size: int) -> Team:
+        first = self.parameters[:1]
+        return Team(
+            parameters=first.repeat(size, 1),
+            buffers={k: v[:1].repeat(size, *[1] * (v.dim() - 1)) for k, v in self.buffers.items()},
+            moments={slot: torch.zeros_like(first).repeat(size, 1) for slot in rule.slots},
+            counters=first.new_zeros(size, 1),
+            knobs=first.new_zeros(size, 6),
+        )
+
+    def _load(self, team: Team, rule: StepRule, rows: torch.Tensor, party: Party) -> None:
+        """Copy the party's rows into its team."""
+        count = len(party)
+        team.parameters[:count] = self.parameters[rows]
+        for name, many in team.buffers.items():
+            many[:count] = self.buffers[name][rows]
+        counters = [0.0] * count
+        if rule.state == "carried":
+            counters = [float(bench.work.optimizer_steps) for _, bench in party.values()]
+            for slot in rule.slots:
+                team.moments[slot][:count] = self._carried(slot, party)[rows]
+        elif rule.state == "local":
+            counters = [float(bench.local.optimizer_steps) for _, bench in party.values()]
+            zero = torch.zeros_like(self.parameters[0])
+            for slot in rule.slots:
+                held = [bench.local.moments.get(slot, zero) for _, bench in party.values()]
+                team.moments[slot][:count] = torch.stack(held)
+        else:
+            for slot in rule.slots:
+                team.moments[slot].zero_()
+        seen = torch.tensor(counters, dtype=team.counters.dtype)
+        team.counters[:count, 0] = to_device(seen, self.parameters.device)
+
+    def _carried(self, slot: str, party: Party) -> torch.Tensor:
+        """All walks' moments that travel; every walk's state shows its own row."""
+        if slot not in self.moments:
+            self.moments[slot] = torch.zeros_like(self.parameters)
+        many = self.moments[slot]
+        for row, (_, bench) in party.items():
+            held = bench.work.moments.get(slot)
+            if held is None:
+                many[row] = 0.0
+            elif held.data_ptr() != many[row].data_ptr():
+                many[row] = held
+            bench.work.moments[slot] = many[row]
+        return many
+
+    def _store(self, team: Team, rule: StepRule, rows: torch.Tensor, party: Party) -> None:
+        """Copy the team's rows back, and give every walk or peer its moments."""
+        count = len(party)
+        self.parameters[rows] = team.parameters[:count]
+        for name, many in team.buffers.items():
+            self.buffers[name][rows] = many[:count]
+        if rule.state == "carried":
+            for slot in rule.slots:
+                self.moments[slot][rows] = team.moments[slot][:count]
+        for place, (op, bench) in enumerate(party.values()):
+            steps = op.batches.shape[0]
+            if rule.state == "carried":
+                before = bench.work.optimizer_steps if rule.slots else 0
+                bench.work.optimizer_steps = before + steps
+            elif rule.state == "local":
+                mine = {slot: team.moments[slot][place].clone() for slot in rule.slots}
+                bench.local.moments.update(mine)
+                before = bench.local.optimizer_steps if rule.slots else 0
+                bench.local.optimizer_steps = before + steps
 
     def _noise(self, party: Party, step: int) -> torch.Tensor:
         """Each walk's own noise, in its own order; zero for walks whose visit is over."""
@@ -87,146 +175,63 @@ class LockStep:
         ]
         return torch.stack(drawn)
 
-    def _put_back(self, rows: torch.Tensor, parameters: torch.Tensor, buffers: Buffers) -> None:
-        if parameters is not self.parameters:
-            self.parameters[rows] = parameters
-        for name, value in buffers.items():
-            if value is not self.buffers[name]:
-                self.buffers[name][rows] = value
 
-    def _moments(
-        self, rule: StepRule, party: Party
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """A matrix a moment vector, and how many steps each row has seen."""
-        zero = torch.zeros_like(self.parameters[0])
-        held: list[Mapping[str, torch.Tensor]] = []
-        counts: list[int] = []
-        for _, bench in party.values():
-            if rule.state == "carried":
-                held.append(bench.work.moments)
-                counts.append(bench.work.optimizer_steps)
-            elif rule.state == "local":
-                held.append(bench.local.moments)
-                counts.append(bench.local.optimizer_steps)
-            else:
-                held.append({})
-                counts.append(0)
-        moments = {slot: torch.stack([h.get(slot, zero) for h in held]) for slot in rule.slots}
-        return moments, torch.tensor(counts, device=zero.device, dtype=zero.dtype)[:, None]
+class _Feed:
+    """The batches of a party, step by step."""
 
-    def _keep(
-        self,
-        rule: StepRule,
-        party: Party,
-        moments: dict[str, torch.Tensor],
-        counters: torch.Tensor,
-    ) -> None:
-        """Give every walk or peer its moments back."""
-        for place, (op, bench) in enumerate(party.values()):
-            mine = {slot: many[place] for slot, many in moments.items()}
-            if rule.state == "carried":
-                bench.work.moments.update(mine)
-                bench.work.optimizer_steps += op.batches.shape[0]
-            elif rule.state == "local":
-                bench.local.moments.update({k: v.clone() for k, v in mine.items()})
-                bench.local.optimizer_steps += op.batches.shape[0]
-
-    def _feed(self, party: Party) -> _Feed:
-        steps = max(op.batches.shape[0] for op, _ in party.values())
-        width = max(op.batches[0].size for op, _ in party.values())
-        xs, ys, ws, active = [], [], [], []
-        for op, bench in party.values():
-            if self.gradient.mixes_rows:
-                _check_batch_norm(op, width)
+    def __init__(self, party: Party, depot: Depot, like: torch.Tensor) -> None:
+        ops = [op for op, _ in party.values()]
+        self.steps = max(op.batches.shape[0] for op in ops)
+        self.width = max(op.batches[0].size for op in ops)
+        rows = np.zeros((self.steps, len(ops), self.width), np.int64)
+        weights = np.zeros(rows.shape, np.float64)
+        active = np.zeros((self.steps, len(ops), 1), bool)
+        for place, op in enumerate(ops):
             count, size = op.batches.shape[0], op.batches[0].size
-            rows = np.full((steps, width), -1, np.int64)
-            rows[:count, :size] = op.batches.reshape(count, size)
-            weights = np.zeros((steps, width))
+            mine = op.batches.reshape(count, size)
             if op.weights is None:
-                weights[:count, :size] = 1.0 / size
+                weights[:count, place, :size] = 1.0 / size
             else:
-                weights[:count, :size] = op.weights.reshape(count, size)
-            weights[rows < 0] = 0.0
-            index = torch.from_numpy(np.maximum(rows, 0).reshape(-1)).to(self.parameters.device)
-            x, y = bench.shard.take(index, bench.generator)
-            xs.append(x.view(steps, width, *x.shape[1:]))
-            ys.append(y.view(steps, width, *y.shape[1:]))
-            ws.append(torch.from_numpy(weights).to(self.parameters))
-            active.append(np.arange(steps) < count)
-        mask = torch.from_numpy(np.stack(active, 1)).to(self.parameters.device)
-        return _Feed(torch.stack(xs, 1), torch.stack(ys, 1), torch.stack(ws, 1), mask[..., None])
+                weights[:count, place, :size] = op.weights.reshape(count, size)
+                weights[:count, place, :size][mine < 0] = 0.0
+                mine = np.maximum(mine, 0)
+            rows[:count, place, :size] = mine
+            active[:count, place] = True
+        self.weights = to_device(torch.from_numpy(weights).to(like.dtype), like.device)
+        self.active = to_device(torch.from_numpy(active), like.device)
+        self.taken = depot.take(rows, [bench for _, bench in party.values()])
+        self.shape = tuple(self.taken.shape)
+
+    def batch(self, step: int, noise: torch.Tensor | None) -> Batch:
+        """Everything that one step reads."""
+        x, y = self.taken.step(step)
+        return Batch(x, y, self.weights[step], self.active[step], noise)
+
+    def like(self, size: int, noise: int) -> Batch:
+        """A batch for ``size`` walks, to be filled; walks that never come are not active."""
+        x, y = self.taken.step(0)
+        return Batch(
+            x=x[:1].repeat(size, *[1] * (x.dim() - 1)),
+            y=y[:1].repeat(size, *[1] * (y.dim() - 1)),
+            weights=self.weights.new_zeros(size, self.width),
+            active=self.active.new_zeros(size, 1),
+            noise=self.weights.new_zeros(size, noise) if noise else None,
+        )
+
+    def fill(self, batch: Batch, step: int, noise: torch.Tensor | None) -> None:
+        """Copy one step's batch in."""
+        count = self.active.shape[1]
+        self.taken.fill(batch.x[:count], batch.y[:count], step)
+        batch.weights[:count] = self.weights[step]
+        batch.active[:count] = self.active[step]
+        batch.active[count:] = False
+        if noise is not None and batch.noise is not None:
+            batch.noise[:count] = noise
 
 
-def _check_batch_norm(op: Steps, width: int) -> None:
-    if op.weights is not None or op.batches.shape[1] > 1 or op.batches[0].size != width:
+def _check_batch_norm(op: Steps) -> None:
+    if op.weights is not None or op.batches.shape[1] > 1:
         raise InvalidInput(
             "batch normalisation mixes the rows of a batch, so in a fleet every visit needs "
-            "plain minibatches of one size; use a GroupNorm model or the in-process engine."
+            "plain minibatches; use a GroupNorm model or the in-process engine."
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Knobs:
-    """Every walk's own numbers, as columns."""
-
-    step_size: torch.Tensor
-    scale: torch.Tensor
-    clip: torch.Tensor
-    sign: torch.Tensor
-    momentum: torch.Tensor
-    weight_decay: torch.Tensor
-
-    @staticmethod
-    def of(ops: list[Steps], like: torch.Tensor) -> _Knobs:
-        def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
-
-        return _Knobs(
-            step_size=column([op.step_size for op in ops]),
-            scale=column([op.scale for op in ops]),
-            clip=column([float("inf") if op.clip is None else op.clip for op in ops]),
-            sign=column([-float(op.direction) for op in ops]),
-            momentum=column([op.rule.momentum for op in ops]),
-            weight_decay=column([op.rule.weight_decay for op in ops]),
-        )
-
-    def shape(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Scaled and clipped."""
-        gradient = gradient * self.scale
-        norms = gradient.norm(dim=1, keepdim=True)
-        factors: torch.Tensor = (self.clip / (norms + 1e-12)).clamp(max=1.0)
-        return gradient * factors
-
-    def apply(
-        self,
-        rule: StepRule,
-        parameters: torch.Tensor,
-        gradient: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        counters: torch.Tensor,
-        active: torch.Tensor,
-    ) -> None:
-        """One optimizer step in place, for the rows that are active."""
-        gradient = gradient * self.sign + self.weight_decay * parameters
-        if rule.optimizer == "sgd":
-            change = gradient
-        elif rule.optimizer == "momentum":
-            moments["momentum"] = _where(
-                active, moments["momentum"] * self.momentum + gradient, moments["momentum"]
-            )
-            change = moments["momentum"]
-        else:
-            first, second = rule.betas
-            mean = torch.lerp(moments["mean"], gradient, 1.0 - first)
-            square = moments["square"] * second + gradient.square() * (1.0 - second)
-            moments["mean"] = _where(active, mean, moments["mean"])
-            moments["square"] = _where(active, square, moments["square"])
-            seen = counters.clamp(min=1.0)
-            root = (square / (1.0 - second**seen)).sqrt() + rule.damping
-            change = mean / (1.0 - first**seen) / root
-        parameters.sub_(torch.where(active, self.step_size * change, 0.0))
-
-
-def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    mask = active.view(-1, *[1] * (new.dim() - 1))
-    return torch.where(mask, new, old)

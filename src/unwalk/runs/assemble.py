@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.noise import NoiseSource
+from unwalk.core.noise import NoiseSource, SecretNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.program import OPTIMIZER_STATES, OPTIMIZERS
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.core.workspace import build_model
+from unwalk.engines.choose import ENGINES
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods.ddp import CENTRES, NOISE_ON, RADIUS_MEANS
 from unwalk.methods.local_work import SCHEDULES, WORK
@@ -31,6 +33,7 @@ from unwalk.runs.config import Config, Value, apply, flatten, to_toml
 from unwalk.runs.entries import Noise, train_phase
 from unwalk.runs.facts import nominal_facts, public_facts
 from unwalk.runs.presets import preset_settings
+from unwalk.runs.releases import announce
 from unwalk.runs.requests import capacity, decide, keeps
 from unwalk.runs.secrets import noise_of, salt_of
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
@@ -55,6 +58,7 @@ CHOICES: dict[str, Collection[str]] = {
     "unlearn.trust_centre": ("start", "initial"),
     "rewind.way": WAYS,
     "noise.source": ("simulated", "secret"),
+    "performance.engine": ENGINES,
     "data.normalisation": ("published", "without-forgotten"),
     "ddp.centre": CENTRES,
     "ddp.noise_on": NOISE_ON,
@@ -78,6 +82,7 @@ LEAST: dict[str, int] = {
     "train.minibatches": 1,
     "train.batch": 1,
     "train.slots": 1,
+    "train.shards": 1,
     "train.slices": 1,
     "train.capacity": 1,
     "seal.local_epochs": 0,
@@ -105,7 +110,7 @@ EDGES: dict[str, dict[str, float]] = {
     **{k: {"above": 0.0} for k in ("seal.radius", "seal.ratio", "sums.strength")},
     **{k: {"low": 0.0} for k in ("seal.std", "noisy_start.std")},
     "seal.share": {"above": 0.0, "below": 1.0},
-    "data.alpha": {"above": 0.0},
+    **{k: {"above": 0.0} for k in ("data.alpha", "data.norm")},
     "data.holdout": {"above": 0.0, "below": 1.0},
     "unlearn.p": {"low": 0.0, "high": 1.0},
     "unlearn.delta": {"above": 0.0, "below": 1.0},
@@ -168,6 +173,7 @@ class Assembled:
     task: ShardedTask
     graph: Graph
     noise: NoiseSource
+    releases: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def p(self) -> float:
@@ -206,7 +212,7 @@ class Assembled:
             graph=self.graph,
             phases=phases,
             seeds=PublicSeeds(self.config.seed),
-            noise=self.noise,
+            noise=self._noise_for(method),
             unlearner=self.config.forget.peer,
             public=self._public(method),
             performance=Performance(
@@ -220,9 +226,26 @@ class Assembled:
             salt=salt_of(self.noise),
         )
 
+    def _noise_for(self, method: str) -> NoiseSource:
+        """Every method has noise of its own: none is ever used twice."""
+        if isinstance(self.noise, SecretNoise):
+            return replace(self.noise, run=f"{self.noise.run}/{method}")
+        return self.noise
+
+    def announcing(self, method: str) -> Assembled:
+        """With the method's noisy release entered in the secret's register, if it has one."""
+        noise, file = self._noise_for(method), self.config.noise.secret_file
+        noisy = METHODS[method].grade == "certified"
+        if not (noisy and file and isinstance(noise, SecretNoise)):
+            return self
+        said = announce(self.task, self.config.forget.peer, noise, Path(file))
+        return replace(self, releases={**self.releases, method: said})
+
     def _public(self, method: str) -> dict[str, Any]:
         """The public facts of the header."""
         facts = public_facts(self.config, self.task, method, self.p)
+        if method in self.releases:
+            facts["release"] = dict(self.releases[method])
         if method in METHODS:
             found = self.calibrated(method)
             said = nominal_facts(self.config, method, found, self.p, self.noise.origin)
@@ -244,7 +267,7 @@ class Assembled:
 
     def shares_training(self, method: str) -> bool:
         """Whether a method goes on from the model that the common training walk made."""
-        return not METHODS[method].from_scratch and self._own_training(method) is None
+        return not METHODS[method].from_scratch and not self._own_training(method)
 
     def unlearning(self, method: str, trained: Transcript | None = None) -> Plan:
         """The whole walk of a method, training included unless it starts from scratch.
@@ -258,12 +281,12 @@ class Assembled:
         phase = entry.phase(self.config, noise)
         if entry.from_scratch:
             return self.plan(phase, method=method)
-        own = None if entry.training is None else entry.training(self.config, noise)
-        return self.plan(own or train_phase(self.config), phase, method=method)
+        own = () if entry.training is None else entry.training(self.config, noise)
+        return self.plan(*(own or (train_phase(self.config),)), phase, method=method)
 
-    def _own_training(self, method: str) -> Phase | None:
+    def _own_training(self, method: str) -> tuple[Phase, ...]:
         training = METHODS[method].training
-        return None if training is None else training(self.config, self._noise(method))
+        return () if training is None else training(self.config, self._noise(method))
 
     def _noise(self, method: str, trained: Transcript | None = None) -> Noise:
         header = {"unlearner": self.config.forget.peer, **self._public(method)}
@@ -296,6 +319,11 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 
 def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
     if config.train.work == "slots" and config.train.capacity is None:
+        if config.forget.cap is not None:
+            raise InvalidInput(
+                "forget.cap hides how many records are forgotten, but train.capacity is left to "
+                "the data, which tell; allowed: a train.capacity of your own."
+            )
         config = replace(config, train=replace(config.train, capacity=capacity(task)))
     return Assembled(config, task, graph, noise_of(config, run_id(config)))
 

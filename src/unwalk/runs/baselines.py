@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from unwalk.core.program import Records
 from unwalk.methods.dpsgd import sampling
@@ -28,12 +30,14 @@ class Calibrated:
     """A noise scale; where a formula gave it, its words.
 
     ``reading`` says when noise was added: after the request (``continued``) or from hop 1.
+    ``numbers`` are what the formula was given, so that anybody can compute it anew.
     """
 
     scale: float
     accountant: str = "none"
     formula: str = ""
     reading: str = "continued"
+    numbers: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def noisy_hops(config: Config, reading: str) -> int:
@@ -69,7 +73,13 @@ def ddp_noise(config: Config, peers: int, forgotten: int) -> Calibrated:
         constant=ddp.constant,
     )
     formula = f"the noise scale is {_FORMULAS[ddp.sigma_rule]}"
-    return Calibrated(scale, "paper", formula, ddp.reading)
+    numbers = {
+        "rule": SIGMA_RULES[ddp.sigma_rule],
+        "clip": ddp.clip,
+        "hops": noisy_hops(config, ddp.reading),
+        "constant": ddp.constant,
+    }
+    return Calibrated(scale, "paper", formula, ddp.reading, numbers)
 
 
 def dpsgd_noise(config: Config, peers: int, records: Records) -> Calibrated:
@@ -90,7 +100,7 @@ def dpsgd_noise(config: Config, peers: int, records: Records) -> Calibrated:
         f"(not {records.forgotten.size} at once), {steps} steps and Poisson sampling at rate "
         f"{rate:.4g}, which shuffled batches are not"
     )
-    return Calibrated(scale, "rdp", formula, dpsgd.reading)
+    return Calibrated(scale, "rdp", formula, dpsgd.reading, {"rate": rate, "steps": steps})
 
 
 def nominal_reason(found: Calibrated) -> str:

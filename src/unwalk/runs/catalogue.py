@@ -96,12 +96,14 @@ def _dpsgd_method(config: Config, noise: Noise) -> DPSGD:
     return DPSGD(replace(base, clip_per_example=dpsgd.clip), noise.sigma, data_of(dpsgd.reading))
 
 
-def _private_training(config: Config, reading: str, method: Method, route: Route) -> Phase | None:
+def _private_training(
+    config: Config, reading: str, method: Method, route: Route
+) -> tuple[Phase, ...]:
     """Training with noise from hop 1, where the reading asks for it."""
     if reading != "from-start":
-        return None
+        return ()
     train = config.train
-    return Phase(name="train", method=method, route=route, hops=train.hops, keep=train.keep)
+    return (Phase(name="train", method=method, route=route, hops=train.hops, keep=train.keep),)
 
 
 def _after_request(
@@ -125,7 +127,7 @@ def _ddp(config: Config, noise: Noise) -> Phase:
     return _after_request(config, config.ddp.reading, method, walks.UniformPeer(), plain=plain)
 
 
-def _ddp_training(config: Config, noise: Noise) -> Phase | None:
+def _ddp_training(config: Config, noise: Noise) -> tuple[Phase, ...]:
     method = _ddp_method(config, noise)
     return _private_training(config, config.ddp.reading, method, walks.UniformPeer())
 
@@ -135,7 +137,7 @@ def _dpsgd(config: Config, noise: Noise) -> Phase:
     return _after_request(config, config.dpsgd.reading, method, walks.Uniform(), plain=plain)
 
 
-def _dpsgd_training(config: Config, noise: Noise) -> Phase | None:
+def _dpsgd_training(config: Config, noise: Noise) -> tuple[Phase, ...]:
     method = _dpsgd_method(config, noise)
     return _private_training(config, config.dpsgd.reading, method, walks.Uniform())
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.validation import check_count
+from unwalk.engines.choose import goes_together
 from unwalk.reports import render
 from unwalk.runs.assemble import assemble
 from unwalk.runs.config import Config
-from unwalk.runs.run import Tell, open_folder, run, silent
-from unwalk.runs.store import write_file
+from unwalk.runs.run import Runner, RunResult, open_folder, run
+from unwalk.runs.run import results as results_of
+from unwalk.runs.store import Folder, write_file
+from unwalk.runs.watch import Tell, silent
 from unwalk.tasks import ShardedTask
 
 
@@ -52,27 +56,23 @@ def compare(
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
-    With ``out``, every finished seed is kept, and ``resume`` goes on with the next one.
+    With ``out``, every finished seed is kept, and ``resume`` goes on with the next one.  Where a
+    fleet carries the walks (``performance.engine``), all seeds are finished at the same time.
     """
     check_count("seeds", seeds, low=1)
-    assemble(config, task)
+    first = assemble(config, task).training()
     folder = open_folder(out, config, resume=resume, overwrite=overwrite)
     try:
-        results: list[dict[str, Any]] = []
-        for number in range(seeds):
-            seeded = replace(config, seed=config.seed + number)
-
-            def told(walk: str, done: int, hops: int, number: int = number) -> None:
-                tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
-
-            kept = None if folder is None else folder.partial / "seeds" / f"{seeded.seed}.json"
-            if kept is not None and kept.exists():
-                results.append(json.loads(kept.read_text(encoding="utf-8")))
-                continue
-            results.append(run(seeded, task=task, command=command, tell=told).result)
-            if kept is not None:
-                kept.parent.mkdir(exist_ok=True)
-                write_file(kept, _json(results[-1]))
+        seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
+        done = {} if folder is None else _kept(folder, seeded)
+        left = [one for one in seeded if one.seed not in done]
+        tells = {one.seed: _numbered(tell, n, seeds) for n, one in enumerate(seeded)}
+        together = goes_together([first] * min(len(left), 2), config.performance.engine)
+        for one in _runs(left, task, command, tells, together=together):
+            done[one.config.seed] = one.result
+            if folder is not None:
+                write_file(_place(folder, one.config), _json(one.result))
+        results = [done[one.seed] for one in seeded]
         summary = {**results[0], "seeds": summarise(results)}
         if folder is not None:
             write_file(folder.partial / "result.json", _json(summary, indent=1))
@@ -84,6 +84,49 @@ def compare(
             folder.discard()
         raise
     return Comparison(summary, results)
+
+
+def _runs(
+    configs: list[Config],
+    task: ShardedTask | None,
+    command: str,
+    tells: Mapping[int, Tell],
+    *,
+    together: bool,
+) -> Iterator[RunResult]:
+    """The run of every seed: one after the other, or all in one fleet."""
+    if together:
+        runners = [Runner(assemble(one, task), tell=tells[one.seed]) for one in configs]
+        yield from results_of(runners, configs[0].performance.engine, command)
+        return
+    for one in configs:
+        yield run(one, task=task, command=command, tell=tells[one.seed])
+
+
+def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
+    """Progress under the number of its seed."""
+
+    def told(walk: str, done: int, hops: int) -> None:
+        tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
+
+    return told
+
+
+def _place(folder: Folder, config: Config) -> Path:
+    """The file of a finished seed."""
+    place = folder.partial / "seeds"
+    place.mkdir(exist_ok=True)
+    return place / f"{config.seed}.json"
+
+
+def _kept(folder: Folder, configs: list[Config]) -> dict[int, dict[str, Any]]:
+    """The results of seeds that were finished before."""
+    paths = {one.seed: folder.partial / "seeds" / f"{one.seed}.json" for one in configs}
+    return {
+        seed: json.loads(path.read_text(encoding="utf-8"))
+        for seed, path in paths.items()
+        if path.exists()
+    }
 
 
 def _json(value: Any, indent: int | None = None) -> str:

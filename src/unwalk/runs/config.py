@@ -77,6 +77,9 @@ class DataConfig:
     label_column: str | None = setting(None, "file: column of the label; empty: label")
     id_column: str | None = setting(None, "file: column of the record id; empty: id, if there")
     group_column: str | None = setting(None, "file: column of the peer; empty: group, if there")
+    columns: str | None = setting(None, "file, records: features, as in age|sex; empty: the others")
+    shape: str | None = setting(None, "records: shape of an input, as in 1x28x28")
+    norm: float | None = setting(None, "records: longer inputs are shortened to this length")
     labels: str | None = setting(None, "file: the classes, as in low|high; empty: as they occur")
     categories: str | None = setting(None, "file: values of text columns, as in sex=f|m; ward=a|b")
     normalisation: str | None = setting(
@@ -102,6 +105,7 @@ class TrainConfig:
     minibatches: int = setting(4, "minibatches a visit (averaged: the paper's s; iid: steps)")
     batch: int = setting(64, "minibatch size")
     slots: int = setting(1, "steps of a pass (work = slots)")
+    shards: int = setting(1, "groups of peers, each with a walk and model of its own (sisa)")
     slices: int = setting(1, "records enter in so many slices, one after the other (sisa)")
     capacity: int | None = setting(None, "most records of a peer (work = slots); empty: as it is")
     clip: float | None = setting(None, "bound on the norm of every step's gradient")

@@ -11,6 +11,7 @@ from unwalk.core.program import Ball, StepRule
 from unwalk.methods.local_work import Descent, LocalWork, Schedule
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.rewind import Coins
+from unwalk.methods.sisa import hops_of, members, shard_of
 from unwalk.runs.config import Config
 
 GOING_BACK = ("rewind", "sisa")
@@ -23,12 +24,14 @@ class Decided:
 
     ``std`` and ``later_std`` are noise on the parameters, ``steps`` those of a ball seal.  The
     walk goes on from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
+    ``start_hop`` counts from the beginning of a walk that had ``earlier`` hops of others before it.
     """
 
     std: float = 0.0
     later_std: float = 0.0
     steps: int = 1
     start_hop: int | None = None
+    earlier: int = 0
     hops: int = 0
     coins: Coins | None = field(default=None, repr=False)
 
@@ -48,7 +51,7 @@ class Entry:
     """One method as users name it.
 
     ``from_scratch`` methods start with a new model; the others go on from the trained one, or, by
-    ``training``, from one that they train themselves.
+    ``training`` (none of it: the trained one after all), from what they train themselves.
     """
 
     label: str
@@ -56,7 +59,7 @@ class Entry:
     grade: str
     from_scratch: bool
     phase: Callable[[Config, Noise], Phase]
-    training: Callable[[Config, Noise], Phase | None] | None = None
+    training: Callable[[Config, Noise], tuple[Phase, ...]] | None = None
 
 
 def train_descent(config: Config) -> Descent:
@@ -116,6 +119,38 @@ def train_phase(config: Config) -> Phase:
         hops=config.train.hops,
         keep=config.train.keep,
     )
+
+
+def shard_name(shard: int) -> str:
+    """The phase in which a shard's peers train their constituent.
+
+    >>> shard_name(0)
+    'train-1'
+    """
+    return f"train-{shard + 1}"
+
+
+def shard_descent(config: Config, shard: int) -> Descent:
+    """A training visit of one shard's walk: its slices open along that walk."""
+    hops = hops_of(shard, config.train.shards, config.train.hops)
+    return replace(train_descent(config), horizon=hops)
+
+
+def shard_walk(config: Config, shard: int, peers: int) -> Phase:
+    """The walk in which a shard's peers train their constituent, from the initial model."""
+    shards, hops = config.train.shards, config.train.hops
+    return Phase(
+        name=shard_name(shard),
+        method=NetworkSGD(shard_descent(config, shard)),
+        route=walks.Among(members(shard, shards, peers)),
+        hops=hops_of(shard, shards, hops),
+        start="initial",
+    )
+
+
+def touched_shard(config: Config) -> int:
+    """The shard of the peer that has to forget."""
+    return shard_of(config.forget.peer, config.train.shards)
 
 
 def way_back(config: Config, method: str) -> str:

@@ -30,11 +30,15 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
         "delta": config.unlearn.delta,
         "attempt": config.noise.attempt,
         "normalisation": _normalisation(config, task),
+        "iterate": config.train.keep,
+        "precision": _precision(config, task),
         **_batching(config),
         **_loss(task),
     }
     if method in GOING_BACK:
         facts["rewind"] = way_back(config, method)
+    if method == "sisa" and config.train.shards > 1:
+        facts["shards"] = config.train.shards
     if method == "rrdu" or (method == "seal" and config.seal.visits):
         facts["p"] = p
     return facts
@@ -60,7 +64,16 @@ def _normalisation(config: Config, task: ShardedTask) -> str:
     given = config.data.normalisation
     if given is not None:
         return given
-    return "published" if config.task == "file" else task.source.normalisation
+    if config.task != "file":
+        return task.source.normalisation
+    return "declared" if config.data.labels else "labels-as-they-occur"
+
+
+def _precision(config: Config, task: ShardedTask) -> str:
+    """What gradients are computed in; ``performance.precision`` acts on CUDA devices only."""
+    if config.device != "cpu" and config.performance.precision != "float32":
+        return config.performance.precision
+    return str(next(build_model(task.model, 0).parameters()).dtype).removeprefix("torch.")
 
 
 def _batching(config: Config) -> dict[str, Any]:
@@ -78,10 +91,11 @@ def _batching(config: Config) -> dict[str, Any]:
 def _loss(task: ShardedTask) -> dict[str, Any]:
     """The loss, where it is softmax regression on inputs of bounded length."""
     model = build_model(task.model, 0)
-    layers = list(model) if isinstance(model, nn.Sequential) else [model]
+    layers = list(model) if type(model) is nn.Sequential else [model]
     head = layers[-1]
-    plain = all(isinstance(layer, nn.Flatten) for layer in layers[:-1])
-    if not plain or not isinstance(head, nn.Linear) or task.loss is not None:
+    plain = all(type(layer) is nn.Flatten for layer in layers[:-1])
+    # A subclass may do anything in its forward pass, so the very classes are asked for.
+    if not plain or type(head) is not nn.Linear or task.loss is not None:
         return {}
     norm = task.source.feature_norm
     if norm is None or task.source.augment is not None:
@@ -113,6 +127,6 @@ def nominal_facts(
         }
         return [{**numbers, **said}]
     if found.formula and found.scale > 0.0:
-        reason = nominal_reason(found)
-        return [{**numbers, "formula": method, "accountant": found.accountant, "reason": reason}]
+        said = {**found.numbers, "formula": method, "accountant": found.accountant}
+        return [{**numbers, **said, "sigma": found.scale, "reason": nominal_reason(found)}]
     return []

@@ -7,6 +7,7 @@ from dataclasses import replace
 from unwalk import walks
 from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Ball
+from unwalk.methods.local_work import Descent
 from unwalk.methods.noisy_start import NoisyStart
 from unwalk.methods.release import Release
 from unwalk.methods.restart import Restart
@@ -15,7 +16,16 @@ from unwalk.methods.rrdu import Correction
 from unwalk.methods.seal import BallSeal, LedgerSeal
 from unwalk.methods.sums import Sums
 from unwalk.runs.config import Config
-from unwalk.runs.entries import Entry, Noise, train_descent, unlearn_descent, way_back
+from unwalk.runs.entries import (
+    Entry,
+    Noise,
+    shard_descent,
+    shard_walk,
+    touched_shard,
+    train_descent,
+    unlearn_descent,
+    way_back,
+)
 
 
 def later_correction(config: Config) -> Correction | None:
@@ -95,20 +105,41 @@ def _rewound(config: Config, noise: Noise) -> Phase:
     return _going_back(config, noise, "rewind")
 
 
-def _sliced(config: Config, noise: Noise) -> Phase:
-    return _going_back(config, noise, "sisa")
+def _sharded(config: Config, noise: Noise) -> Phase:
+    if config.train.shards == 1:
+        return _going_back(config, noise, "sisa")
+    shard = touched_shard(config)
+    walk = shard_walk(config, shard, noise.peers)
+    return _going_back(config, noise, "sisa", walk.route, shard_descent(config, shard))
 
 
-def _going_back(config: Config, noise: Noise, name: str) -> Phase:
+def _shards_training(config: Config, noise: Noise) -> tuple[Phase, ...]:
+    """One walk a shard, each from the initial model; none of its own where there is one shard."""
+    shards = config.train.shards
+    return (
+        tuple(shard_walk(config, shard, noise.peers) for shard in range(shards))
+        if shards > 1
+        else ()
+    )
+
+
+def _going_back(
+    config: Config,
+    noise: Noise,
+    name: str,
+    onward: Route | None = None,
+    descent: Descent | None = None,
+) -> Phase:
     decided, way = noise.decided, way_back(config, name)
-    method = Rewind(train_descent(config), decided.start_hop or 1, way, decided.coins)
+    start = decided.start_hop
+    method = Rewind(descent or train_descent(config), start or 1, way, decided.coins)
     return Phase(
         name="unlearn",
         method=method,
-        route=walks.FirstTo(config.forget.peer, walks.Uniform()),
+        route=walks.FirstTo(config.forget.peer, onward or walks.Uniform()),
         hops=decided.hops,
         start="arrival",
-        start_hop=decided.start_hop,
+        start_hop=None if start is None else decided.earlier + start,
     )
 
 
@@ -122,13 +153,14 @@ def _summed(config: Config, noise: Noise) -> Phase:
     )
 
 
-def _summing(config: Config, noise: Noise) -> Phase:
-    return Phase(
+def _summing(config: Config, noise: Noise) -> tuple[Phase, ...]:
+    phase = Phase(
         name="train",
         method=Sums(config.sums.strength, "all"),
         route=walks.Fixed(range(noise.peers)),
         hops=noise.peers,
     )
+    return (phase,)
 
 
 def _noisy(config: Config, noise: Noise) -> Phase:
@@ -136,9 +168,9 @@ def _noisy(config: Config, noise: Noise) -> Phase:
     return Phase("unlearn", method, walks.Uniform(), 0)
 
 
-def _noisy_training(config: Config, noise: Noise) -> Phase:
+def _noisy_training(config: Config, noise: Noise) -> tuple[Phase, ...]:
     method = NoisyStart(train_descent(config), noise.decided.std)
-    return Phase("train", method, walks.Uniform(), config.train.hops)
+    return (Phase("train", method, walks.Uniform(), config.train.hops),)
 
 
 PROVED: dict[str, Entry] = {
@@ -187,11 +219,13 @@ PROVED: dict[str, Entry] = {
         _rewound,
     ),
     "sisa": Entry(
-        "slices",
-        "records enter training in slices; back to before the slice with the forgotten ones",
+        "shards and slices",
+        "groups of peers train models of their own, records enter in slices; only the model that "
+        "met the forgotten ones goes back to before it did",
         "exact",
         False,
-        _sliced,
+        _sharded,
+        _shards_training,
     ),
     "sums": Entry(
         "sums",

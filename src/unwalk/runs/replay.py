@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-
-from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import Transcript
@@ -22,17 +21,17 @@ def replay(run_dir: Path, recorded: Transcript, task: ShardedTask | None = None)
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
     config = resolve({}, read_toml(path), file_name=str(path))
-    assembled = assemble(config, task)
-    runner, method = Runner(assembled), config.method
+    assembled, method = assemble(config, task), config.method
+    if "release" in recorded.header:  # entered then; doing it again is no new release
+        assembled = replace(assembled, releases={method: recorded.header["release"]})
+    runner = Runner(assembled)
     trained = runner.walk("train", assembled.training(), None)
     plan = assembled.unlearning(method, trained.outcome.transcript)
-    again = runner.walk(method, plan, trained).outcome
-    differences = compare_lines(recorded.lines, again.transcript.lines)
+    again = runner.walk(method, plan, trained)
+    differences = compare_lines(recorded.lines, again.outcome.transcript.lines)
     model = run_dir / "model.safetensors"
-    if not differences and model.is_file():
-        made = save_safetensors(again.workspace.state_dict())
-        if made != model.read_bytes():
-            differences.append("model.safetensors is not the model that the run gives")
+    if not differences and model.is_file() and again.saved() != model.read_bytes():
+        differences.append("model.safetensors is not the model that the run gives")
     return differences
 
 

@@ -7,11 +7,11 @@ request's size: the same in a world without the forgotten records.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from unwalk import walks
 from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.plan import Phase
@@ -22,6 +22,7 @@ from unwalk.core.workspace import build_model
 from unwalk.engines.execute import steps_event
 from unwalk.methods.local_work import Descent
 from unwalk.methods.rewind import first_use
+from unwalk.methods.sisa import hops_of, members
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.ledger import Ledger, SlotSteps
 from unwalk.privacy.noisy_start import noisy_start_sigma
@@ -31,6 +32,10 @@ from unwalk.runs.config import Config
 from unwalk.runs.entries import (
     GOING_BACK,
     Decided,
+    shard_descent,
+    shard_name,
+    shard_walk,
+    touched_shard,
     train_descent,
     train_phase,
     unlearn_descent,
@@ -83,12 +88,15 @@ def _ledger(
     distance = Transcript({**trained.header, **header}, list(trained.hops))
     ledger = ledger_before(distance, len(trained.hops) + 1)
     facts = Facts.of(distance)
+    descent = unlearn_descent(config)
     if method == "release":
-        work = _slot_steps(facts, unlearn_descent(config), config.unlearn.hops)
-        return Decided(std=_std(ledger.steps(work, facts.loss), config, 1.0))
+        for hop in range(1, config.unlearn.hops + 1):
+            work = _slot_steps(facts, descent, descent.work.epochs, hop)
+            ledger = ledger.steps(work, facts.loss)
+        return Decided(std=_std(ledger, config, 1.0))
     if config.seal.local_epochs:
-        local = _slot_steps(facts, unlearn_descent(config), config.seal.local_epochs)
-        ledger = ledger.steps(replace(local, epochs=config.seal.local_epochs), facts.loss)
+        work = _slot_steps(facts, descent, config.seal.local_epochs, 1)
+        ledger = ledger.steps(work, facts.loss)
     share, later_std = _later(config, task)
     return Decided(std=_std(ledger, config, share), later_std=later_std)
 
@@ -98,12 +106,12 @@ def _std(ledger: Ledger, config: Config, share: float) -> float:
     return ledger.distance / mu * ROUNDING
 
 
-def _slot_steps(facts: Facts, descent: Descent, times: int) -> SlotSteps:
-    """``times`` visits on retained records, as the ledger counts them."""
+def _slot_steps(facts: Facts, descent: Descent, epochs: int, hop: int) -> SlotSteps:
+    """A visit's passes over retained records at a hop of the phase, as the ledger counts them."""
     return SlotSteps(
-        epochs=descent.work.epochs * times,
+        epochs=epochs,
         slots=facts.slots,
-        step_size=descent.rule.learning_rate,
+        step_size=descent.schedule.at(hop, descent.rule.learning_rate),
         nominal_batch=facts.nominal_batch,
         slot_cap=facts.slot_cap,
         weight_decay=descent.rule.weight_decay,
@@ -145,8 +153,13 @@ def _noisy_start(config: Config, task: ShardedTask, header: dict[str, Any]) -> f
 def _rewind(method: str, config: Config, task: ShardedTask, trained: Transcript | None) -> Decided:
     if config.train.keep != "last":
         raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.")
-    if method == "sisa" and config.train.slices == 1:
-        raise InvalidInput("sisa needs train.slices; it is 1, allowed: 2 or more.")
+    if method == "sisa" and config.train.slices == config.train.shards == 1:
+        raise InvalidInput(
+            "sisa needs train.shards or train.slices; both are 1, allowed: 2 or more of one of "
+            "them."
+        )
+    if method == "sisa" and config.train.shards > 1:
+        return _shard(config, task)
     if trained is None:
         return Decided(hops=config.train.hops)
     u, seeds = config.forget.peer, PublicSeeds(config.seed)
@@ -161,6 +174,32 @@ def _rewind(method: str, config: Config, task: ShardedTask, trained: Transcript 
     if start is None:
         return Decided()
     return Decided(start_hop=start, hops=len(trained.hops) - start + 1, coins=coins)
+
+
+def _shard(config: Config, task: ShardedTask) -> Decided:
+    """Where the walk of u's shard first used a forgotten record: its route and batches are public,
+    so that nothing has to be trained to know."""
+    if task.loss is not None:
+        raise InvalidInput(
+            "sisa with shards answers by mean probabilities; the task has its own loss."
+        )
+    u, seeds, shards = config.forget.peer, PublicSeeds(config.seed), config.train.shards
+    shard = touched_shard(config)
+    walk, name = shard_walk(config, shard, task.peers), shard_name(shard)
+    route, at, visits = walks.Among(members(shard, shards, task.peers)), walks.NOBODY, []
+    for hop in range(1, walk.hops + 1):
+        at = route.receiver(at, seeds.numpy(name, "route", hop))
+        if at == u:
+            visits.append(hop)
+
+    def coins(hop: int) -> np.random.Generator:
+        return seeds.numpy(name, "batches", hop)
+
+    start = first_use(shard_descent(config, shard), task.records(u), visits, coins)
+    if start is None:
+        return Decided()
+    earlier = sum(hops_of(s, shards, config.train.hops) for s in range(shard))
+    return Decided(start_hop=start, earlier=earlier, hops=walk.hops - start + 1, coins=coins)
 
 
 def probe(task: ShardedTask, header: dict[str, Any], phase: Phase, u: int) -> None:

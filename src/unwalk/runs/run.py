@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save as save_safetensors
 
 import unwalk
 from unwalk.certificates import certificate_of
@@ -18,79 +16,22 @@ from unwalk.certificates.document import FILE, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core.errors import Diverged, InvalidInput, Refused
-from unwalk.core.plan import Engine, Outcome, Plan, Progress
+from unwalk.core.plan import Engine, Plan
 from unwalk.core.transcript import Transcript
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.workspace import build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.catalogue import METHODS
 from unwalk.runs.config import Config, flatten
+from unwalk.runs.ensemble import Constituents
+from unwalk.runs.entries import touched_shard
 from unwalk.runs.metrics import Meter, Reading
 from unwalk.runs.store import Folder, WalkFile, write_file
+from unwalk.runs.watch import Begun, Tell, Walked, Watch, carry, silent
 from unwalk.runs.worth import worth
 from unwalk.tasks import ShardedTask
-
-Tell = Callable[[str, int, int], None]
-"""Progress: (walk, hops done, hops in all)."""
-
-
-def silent(walk: str, done: int, hops: int) -> None:
-    """Show nothing."""
-
-
-@dataclass(eq=False)
-class Watch:
-    """A sink for one walk: measures, times, saves and tells.
-
-    It measures after every ``every`` hops and after the hops in ``marks``.  The first ``earlier``
-    hops were another walk's, which this one goes on from; progress is told without them.
-    """
-
-    name: str
-    plan: Plan
-    meter: Meter
-    every: int
-    marks: frozenset[int]
-    earlier: int
-    pause: float
-    file: WalkFile | None
-    tell: Tell
-    readings: list[Reading] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    saved_at: float = field(default_factory=time.perf_counter)
-    resumed_at: float = field(default_factory=time.perf_counter)
-
-    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
-        self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
-        hop, hops = progress.token.hop, self.plan.hops
-        if hop % self.every == 0 or hop in self.marks:
-            phase = self.plan.phases[self.plan.phase_of(hop)[0]].name
-            self.readings.append(self.meter.read(look().model, hop, phase))
-        now = time.perf_counter()
-        if self.file is not None and (now - self.saved_at >= self.pause or hop == hops):
-            self.file.save(progress, self.readings, self.seconds)
-            self.saved_at = time.perf_counter()
-            if self.pause:  # saving takes at most a twentieth of the time
-                self.pause = max(self.pause, 20.0 * (self.saved_at - now))
-        self.tell(self.name, hop - self.earlier, hops - self.earlier)
-        self.resumed_at = time.perf_counter()
-
-
-@dataclass(eq=False)
-class Walked:
-    """A finished walk with what was measured."""
-
-    name: str
-    outcome: Outcome
-    readings: list[Reading]
-    seconds: list[float]
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """The model, in evaluation mode."""
-        return self.outcome.workspace.model.eval()
 
 
 @dataclass(eq=False)
@@ -186,27 +127,34 @@ class Runner:
         self.meter = Meter(assembled.task, device, self.config.performance.precision)
 
     def result(self, command: str) -> RunResult:
-        trained = self.walk("train", self.assembled.training(), None)
-        before = self._answers(trained.outcome.workspace)
-        walks = {
-            name: self.walk(
-                name, self.assembled.unlearning(name, trained.outcome.transcript), trained
-            )
-            for name in _methods(self.config)
-        }
-        after = {name: self._answers(w.outcome.workspace) for name, w in walks.items()}
-        result = _result(self.assembled, walks, before, after, command)
-        return RunResult(self.config, result, walks)
+        """Train, forget by every method, and measure."""
+        (result,) = results([self], self.engine, command)
+        return result
+
+    def forget(self, name: str, trained: Walked) -> Begun:
+        """The walk of one method; noise is announced before it is drawn, unless it is refused."""
+        transcript = trained.outcome.transcript
+        self.assembled.unlearning(name, transcript)
+        self.assembled = self.assembled.announcing(name)
+        return self.begin(name, self.assembled.unlearning(name, transcript), trained)
 
     def walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
         """Carry one plan out, going on from ``trained`` unless it starts from scratch."""
+        (walked,) = carry([self.begin(name, plan, trained)], self.engine)
+        return walked
+
+    def begin(self, name: str, plan: Plan, trained: Walked | None) -> Begun:
+        """Make ready what :meth:`walk` carries out."""
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
         train = self.config.train.hops
         shared = trained is not None and self.assembled.shares_training(name)
         earlier = train if shared else 0
+        constituents = self._constituents(name, plan)
         if kept is not None:
-            progress, readings, seconds = kept
+            progress, readings, seconds, models = kept
+            if constituents is not None:
+                constituents.ends.update(models)
         elif trained is not None and earlier:
             ends = plan.hops == train or self.config.performance.digests
             progress = trained.outcome.progress.fork(plan.header(), end_digest=ends)
@@ -224,18 +172,37 @@ class Runner:
             pause=config.performance.checkpoint,
             file=file,
             tell=self.tell,
+            constituents=constituents,
             readings=readings,
             seconds=seconds,
         )
-        resume = {} if progress is None else {0: progress}
-        (outcome,) = self.engine.run([plan], watch, resume)
-        return Walked(name, outcome, watch.readings, watch.seconds)
+        return Begun(watch, progress)
 
-    def _answers(self, work: Workspace) -> list[dict[str, float | int]]:
-        samples = self.assembled.task.samples
-        if samples is None:
-            return []
-        return metrics.confidences(work.model, samples.x.to(work.device))
+    def _constituents(self, name: str, plan: Plan) -> Constituents | None:
+        if name == "sisa" and self.config.train.shards > 1:
+            return Constituents(plan, touched_shard(self.config))
+        return None
+
+    def answers(self, walk: Walked) -> list[dict[str, float | int]]:
+        samples, device = self.assembled.task.samples, torch.device(self.config.device)
+        return [] if samples is None else metrics.confidences(walk.model, samples.x.to(device))
+
+
+def results(runners: Sequence[Runner], engine: Engine | str, command: str) -> list[RunResult]:
+    """The results of runs that differ in seeds or settings but not in methods."""
+    trained = carry([r.begin("train", r.assembled.training(), None) for r in runners], engine)
+    before = [r.answers(walk) for r, walk in zip(runners, trained, strict=True)]
+    walks: list[dict[str, Walked]] = [{} for _ in runners]
+    for name in _methods(runners[0].config):
+        begun = [r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)]
+        for mine, walked in zip(walks, carry(begun, engine), strict=True):
+            mine[name] = walked
+    made = []
+    for runner, mine, answered in zip(runners, walks, before, strict=True):
+        after = {name: runner.answers(walk) for name, walk in mine.items()}
+        result = _result(runner.assembled, mine, answered, after, command)
+        made.append(RunResult(runner.config, result, mine))
+    return made
 
 
 def _result(
@@ -344,7 +311,7 @@ def _write(folder: Folder, result: RunResult) -> None:
     main = result.walks[result.config.method]
     write_file(place / "transcript.jsonl", main.outcome.transcript.text())
     write_file(place / FILE, text_of(result.result["certificate"]["document"]))
-    write_file(place / "model.safetensors", save_safetensors(main.outcome.workspace.state_dict()))
+    write_file(place / "model.safetensors", main.saved())
     lines = [
         json.dumps({"walk": name, "hop": hop, "seconds": seconds})
         for name, walk in result.walks.items()

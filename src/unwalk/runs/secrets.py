@@ -17,7 +17,8 @@ def noise_of(config: Config, run: str) -> NoiseSource:
     """The noise source that the settings name.
 
     A secret gives one noise for a run and attempt: to draw again, the attempt has to be raised,
-    which the transcript records and a certificate refuses.
+    which the transcript records and a certificate refuses.  Other settings are another run, which
+    the register of releases finds (:mod:`unwalk.runs.releases`).
     """
     noise = config.noise
     if noise.source == "simulated":

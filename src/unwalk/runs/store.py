@@ -134,8 +134,8 @@ class WalkFile:
         self.state_path = place / f"{name}.safetensors"
         self.written = 0
 
-    def load(self) -> tuple[Progress, list[Reading], list[float]] | None:
-        """Progress, readings and seconds a hop at the last checkpoint, or None."""
+    def load(self) -> tuple[Progress, list[Reading], list[float], dict[int, Token]] | None:
+        """Progress, readings, seconds a hop and ends of shards' walks at the last checkpoint."""
         if not self.state_path.exists():
             self.lines_path.unlink(missing_ok=True)
             return None
@@ -162,9 +162,19 @@ class WalkFile:
             transcript=transcript,
             arrivals={int(hop): _kept(hop, kept, tensors) for hop, kept in arrivals.items()},
         )
-        return progress, [Reading(**r) for r in header["readings"]], header["seconds"]
+        ends = {
+            int(shard): _token(token, tensors, f"end/{shard}/")
+            for shard, token in header["ends"].items()
+        }
+        return progress, [Reading(**r) for r in header["readings"]], header["seconds"], ends
 
-    def save(self, progress: Progress, readings: list[Reading], seconds: list[float]) -> None:
+    def save(
+        self,
+        progress: Progress,
+        readings: list[Reading],
+        seconds: list[float],
+        ends: dict[int, Token],
+    ) -> None:
         """Append new transcript lines, then replace the checkpoint."""
         fresh = progress.transcript.lines[self.written :]
         with self.lines_path.open("a", encoding="utf-8") as file:
@@ -183,6 +193,7 @@ class WalkFile:
             },
             "readings": [asdict(r) for r in readings],
             "seconds": seconds,
+            "ends": {str(shard): token.header() for shard, token in ends.items()},
         }
         tensors = {f"token/{k}": v for k, v in progress.token.tensors().items()}
         tensors |= {f"anchor/{k}": v for k, v in progress.anchors.items()}
@@ -191,6 +202,8 @@ class WalkFile:
             place = f"arrival/{hop}/"
             tensors |= {f"{place}token/{k}": v for k, v in kept.token.tensors().items()}
             tensors |= _local_tensors(kept.locals, f"{place}local/")
+        for shard, token in ends.items():
+            tensors |= {f"end/{shard}/{k}": v for k, v in token.tensors().items()}
         flat = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
         data = save_safetensors(flat, metadata={"unwalk-checkpoint": json.dumps(header)})
         write_file(self.state_path, data)

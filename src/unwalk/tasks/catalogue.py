@@ -10,7 +10,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
-from unwalk.tasks import a9a, blobs, cifar10, digits, files, gabor, heart, mnist
+from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, gabor, heart, mnist
 from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model
@@ -25,7 +25,7 @@ TASKS: Mapping[str, Recipe] = {
     for recipe in (
         digits.RECIPE,
         digits.FLAT,
-        *(room.RECIPE for room in (blobs, mnist, gabor, cifar10, heart, a9a, files)),
+        *(room.RECIPE for room in (blobs, mnist, gabor, cifar10, heart, a9a, files, declared)),
     )
 }
 

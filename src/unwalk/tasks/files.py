@@ -34,6 +34,7 @@ def from_file(
     labels: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     scale: Mapping[str, tuple[float, float]] | None = None,
+    features: Sequence[str] | None = None,
     test: str | Path | float = HOLDOUT,
     **settings: Any,
 ) -> ShardedTask:
@@ -43,7 +44,9 @@ def from_file(
     ``settings`` are those of :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget,
     trigger, loss, seed, unlearner, dtype).
     """
-    columns = Columns(label, id, group, labels, categories or {}, scale or {})
+    columns = Columns(
+        label, id, group, labels, categories or {}, scale or {}, features=features or None
+    )
     return own_task(read_file(Path(path), columns, test), **settings)
 
 
@@ -116,15 +119,21 @@ def from_options(options: Options) -> OwnData:
     path = options["path"]
     if not path:
         raise InvalidInput("task 'file' needs a path: set data.path.")
-    columns = Columns(
+    columns = columns_of(options)
+    return read_file(Path(path), columns, options["test_path"] or options["holdout"])
+
+
+def columns_of(options: Options) -> Columns:
+    """What the settings ``data.*`` declare about the columns of a table."""
+    return Columns(
         options["label_column"] or "label",
         options["id_column"],
-        options["group_column"],
+        options.get("group_column"),
         _parts(options["labels"], "|") or None,
         {name: _parts(values, "|") for name, values in _pairs("categories", options).items()},
         {name: _scale(name, values) for name, values in _pairs("scale", options).items()},
+        features=_parts(options["columns"], "|") or None,
     )
-    return read_file(Path(path), columns, options["test_path"] or options["holdout"])
 
 
 def _parts(text: str | None, sign: str) -> list[str]:
@@ -168,6 +177,7 @@ RECIPE = Recipe(
         "label_column": None,
         "id_column": None,
         "group_column": None,
+        "columns": None,
         "labels": None,
         "categories": None,
         "scale": None,

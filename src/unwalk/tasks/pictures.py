@@ -24,11 +24,11 @@ def read_folder(path: Path) -> tuple[npt.NDArray[np.float32], list[str], list[st
     A class is called like its subfolder, and a record like its file: ``cats/7.png``.  Names that
     begin with a dot are passed over.  All pictures have to have one size and kind.
     """
-    files = _files(path)
+    files = picture_files(path)
     first: Pixels | None = None
     found = []
     for file in files:
-        pixels = _pixels(file)
+        pixels = read_pixels(file)
         first = pixels if first is None else first
         if pixels.shape != first.shape:
             raise InvalidInput(
@@ -41,7 +41,8 @@ def read_folder(path: Path) -> tuple[npt.NDArray[np.float32], list[str], list[st
     return x, [file.parent.name for file in files], [f"{f.parent.name}/{f.name}" for f in files]
 
 
-def _files(path: Path) -> list[Path]:
+def picture_files(path: Path) -> list[Path]:
+    """The pictures of a folder, class by class; anything else in it is refused."""
     files = []
     for folder in sorted(path.iterdir()):
         if folder.name.startswith("."):
@@ -63,7 +64,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _pixels(file: Path) -> Pixels:
+def read_pixels(file: Path) -> Pixels:
     """One picture as (channels, height, width)."""
     try:
         from PIL import Image

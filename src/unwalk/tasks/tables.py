@@ -34,7 +34,8 @@ class Columns:
     Without ``id`` or ``group``, columns called so are taken where there are any.  ``categories``
     names the values of text columns, each of which becomes a feature; ``scale`` a centre and a
     reach, and a value becomes ``(value - centre) / reach``.  ``labels`` are the classes in order.
-    The table of a ``test`` set needs no ids and groups.
+    The table of a ``test`` set needs no ids and groups.  Where ``features`` names columns, those
+    alone are features, in that order, and what else the table holds is left out.
     """
 
     label: str = "label"
@@ -44,6 +45,7 @@ class Columns:
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     test: bool = False
+    features: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, (centre, reach) in self.scale.items():
@@ -165,7 +167,7 @@ def _table(
         for key, name in owned.items()
         if name in table
     }
-    features = tuple(name for name in table if name not in owned.values())
+    features = tuple(columns.features or (n for n in table if n not in owned.values()))
     if not features:
         raise InvalidInput(f"{path} has no column left to be a feature.")
     x = np.concatenate([_feature(path, n, table[n], place, columns) for n in features], axis=1)
@@ -178,6 +180,7 @@ def _check_declared(
     """Refuse columns that are not there, or that are declared to be two things."""
     optional = {} if columns.test else {"id": columns.id, "group": columns.group}
     features = {f"{key} of {name!r}": name for key in DECLARED for name in getattr(columns, key)}
+    features |= {f"feature {name!r}": name for name in columns.features or ()}
     for key, name in {"label": columns.label, **optional, **features}.items():
         if name is not None and name not in table:
             raise InvalidInput(

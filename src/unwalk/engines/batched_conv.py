@@ -1,0 +1,376 @@
+"""Layers for many models on a CUDA device: convolutions and norms as single kernels.
+
+Under ``vmap`` a layer of one model becomes one launch for all of them
+(:mod:`unwalk.engines.kernels`).  In a ``Sequential`` a ReLU, and a 2x2 pool after it, are taken
+along by the convolution or the batch normalisation before them.  Everything else runs as it is
+written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from unwalk.engines.fused import available
+
+PLAIN, GATED, UNPOOLED = 0, 1, 2
+"""What a gradient is read through: nothing, a ReLU, or a ReLU and a 2x2 pool."""
+PROGRAMS = 1056
+"""Programs that a launch should have at least: eight for each multiprocessor of a large card."""
+
+
+def usable(model: nn.Module) -> bool:
+    """Whether the kernels can run this model where it is."""
+    one = next(model.parameters())
+    return available() and one.is_cuda and one.dtype == torch.float32
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A convolution, and what follows it."""
+
+    kernel: tuple[int, int]
+    stride: int
+    padding: int
+    relu: bool = False
+    pool: bool = False
+
+    @property
+    def through(self) -> int:
+        """What a gradient of the output is read through."""
+        if self.pool:
+            return UNPOOLED
+        return GATED if self.relu else PLAIN
+
+    def out(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the convolution, before a pool."""
+        return tuple(  # type: ignore[return-value]
+            (side + 2 * self.padding - kernel) // self.stride + 1
+            for side, kernel in zip((height, width), self.kernel, strict=True)
+        )
+
+
+def next_power(number: int, low: int, high: int) -> int:
+    """The next power of two, within bounds."""
+    return min(high, max(low, 1 << (number - 1).bit_length()))
+
+
+def _precision() -> str:
+    """TF32 where torch's own convolutions would take it."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def channels_last(pictures: torch.Tensor) -> torch.Tensor:
+    """Channels-last in memory."""
+    return pictures.movedim(2, -1).contiguous()
+
+
+def convolve_tiles(channels: int, depth: int, outputs: int, through: int) -> dict[str, int]:
+    """Tiles of a convolution: one tap of the kernel at a time where channels are many."""
+    return {
+        "BLOCK_M": 128,
+        "BLOCK_N": next_power(outputs, 16, 128),
+        "BLOCK_K": min(channels & -channels, 64)
+        if channels % 16 == 0
+        else next_power(depth, 16, 64),
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+
+
+def weigh_tiles(channels: int, depth: int, outputs: int, through: int) -> dict[str, int]:
+    """Tiles of a weight gradient."""
+    return {
+        "BLOCK_M": next_power(depth, 16, 64),
+        "BLOCK_N": next_power(outputs, 16, 128),
+        "BLOCK_R": 64,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+
+
+def convolve(
+    pictures: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: Spec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures (models, pictures, channels, height, width) through one layer of every model.
+
+    Also returns the corners that a pool kept (empty without one).
+    """
+    height, width = pictures.shape[-2:]
+    high, wide = spec.out(height, width)
+    weight = weight.movedim(2, -1).contiguous()
+    shrink = 2 if spec.pool else 1
+    models, count, outputs = pictures.shape[0], pictures.shape[1], weight.shape[1]
+    shape = (models, count, high // shrink, wide // shrink, outputs)
+    out = pictures.new_empty(shape)
+    corners = pictures.new_empty(shape if spec.pool else (models, 0), dtype=torch.int8)
+    _launch_convolve(
+        channels_last(pictures),
+        out,
+        weight,
+        bias,
+        out,
+        corners,
+        spec,
+        PLAIN,
+        (high, wide),
+    )
+    return out.movedim(-1, 2), corners.movedim(-1, 2) if spec.pool else corners
+
+
+def _launch_convolve(
+    source: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    corners: torch.Tensor,
+    spec: Spec,
+    through: int,
+    size: tuple[int, int],
+) -> None:
+    """``source`` is channels-last; through a pool it is half as large as what it stands for."""
+    from unwalk.engines import kernels
+
+    models, count, height, width, channels = source.shape
+    if through == UNPOOLED:
+        height, width = 2 * height, 2 * width
+    outputs = weight.shape[1]
+    places = count * size[0] * size[1]
+    depth = channels * spec.kernel[0] * spec.kernel[1]
+    tiles = convolve_tiles(channels, depth, outputs, through)
+    down, across = math.ceil(places / tiles["BLOCK_M"]), math.ceil(outputs / tiles["BLOCK_N"])
+    grid = (down * across, models)
+    kernels.convolve[grid](
+        source,
+        gate,
+        weight,
+        source if bias is None else bias.contiguous(),
+        out,
+        corners,
+        places,
+        source[0].numel(),
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        THROUGH=through,
+        OUT_HEIGHT=size[0],
+        OUT_WIDTH=size[1],
+        OUTPUTS=outputs,
+        ROWS=spec.kernel[0],
+        COLUMNS=spec.kernel[1],
+        STRIDE=spec.stride,
+        PAD=spec.padding,
+        BIAS=bias is not None,
+        RELU=spec.relu,
+        POOL=spec.pool,
+        PRECISION=_precision(),
+        **tiles,
+    )
+
+
+def convolve_back(
+    slope: torch.Tensor,
+    pictures: torch.Tensor,
+    weight: torch.Tensor,
+    gate: torch.Tensor | None,
+    spec: Spec,
+    wants_input: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of the pictures (empty unless wanted), the weight and the bias."""
+    slope = channels_last(slope)
+    seen = slope if gate is None else channels_last(gate)
+    back = pictures.new_empty(pictures.shape[0], 0)
+    if wants_input:
+        back = _input_gradient(slope, seen, weight, spec, pictures.shape)
+    weights, bias = _weight_gradient(slope, seen, channels_last(pictures), weight, spec)
+    return back, weights, bias
+
+
+def _input_gradient(
+    slope: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, spec: Spec, shape: torch.Size
+) -> torch.Tensor:
+    """A convolution of the gradient with the kernel turned round."""
+    models, count, channels, height, width = shape
+    through = spec.through
+    if spec.stride > 1:  # zeros between the gradient's places make the stride one
+        slope, gate = _dilated(slope, gate, spec, (height, width)), slope
+        through = PLAIN
+    turned = Spec(spec.kernel, 1, spec.kernel[0] - 1 - spec.padding)
+    out = slope.new_empty(models, count, height, width, channels)
+    _launch_convolve(
+        slope,
+        gate,
+        weight.flip(-1, -2).permute(0, 2, 3, 4, 1).contiguous(),
+        None,
+        out,
+        out,
+        turned,
+        through,
+        (height, width),
+    )
+    return out.movedim(-1, 2)
+
+
+def _dilated(
+    slope: torch.Tensor, gate: torch.Tensor, spec: Spec, size: tuple[int, int]
+) -> torch.Tensor:
+    """The gradient as of a convolution without stride: zeros where the stride jumped over."""
+    if spec.relu:
+        slope = slope * (gate > 0)
+    full = Spec(spec.kernel, 1, spec.padding).out(*size)
+    out = slope.new_zeros(*slope.shape[:2], *full, slope.shape[-1])
+    high, wide = (spec.stride * (side - 1) + 1 for side in slope.shape[2:4])
+    out[:, :, : high : spec.stride, : wide : spec.stride] = slope
+    return out
+
+
+def _weight_gradient(
+    slope: torch.Tensor,
+    gate: torch.Tensor,
+    pictures: torch.Tensor,
+    weight: torch.Tensor,
+    spec: Spec,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of the weight and the bias, summed up over shares of the places."""
+    from unwalk.engines import kernels
+
+    models, count, height, width, channels = pictures.shape
+    high, wide = spec.out(height, width)
+    outputs, places = weight.shape[1], count * high * wide
+    depth = channels * spec.kernel[0] * spec.kernel[1]
+    tiles = weigh_tiles(channels, depth, outputs, spec.through)
+    run = tiles["BLOCK_R"]
+    programs = math.ceil(depth / tiles["BLOCK_M"]) * math.ceil(outputs / tiles["BLOCK_N"])
+    parts = max(1, min(PROGRAMS // (programs * models), places // (4 * run)))
+    share = math.ceil(places / parts / run) * run
+    parts = math.ceil(places / share)
+    weights = torch.empty(models, parts, depth, outputs, device=slope.device)
+    bias = torch.empty(models, parts, outputs, device=slope.device)
+    kernels.weigh[(programs, models, parts)](
+        pictures,
+        slope,
+        gate,
+        weights,
+        bias,
+        places,
+        share,
+        pictures[0].numel(),
+        slope[0].numel(),
+        HEIGHT=height,
+        WIDTH=width,
+        CHANNELS=channels,
+        OUT_HEIGHT=high,
+        OUT_WIDTH=wide,
+        OUTPUTS=outputs,
+        THROUGH=spec.through,
+        ROWS=spec.kernel[0],
+        COLUMNS=spec.kernel[1],
+        STRIDE=spec.stride,
+        PAD=spec.padding,
+        PRECISION=_precision(),
+        **tiles,
+    )
+    whole = weights.sum(1) if parts > 1 else weights[:, 0]
+    shaped = whole.view(models, *spec.kernel, channels, outputs).permute(0, 4, 3, 1, 2)
+    return shaped.to(weight.dtype), bias.sum(1).to(weight.dtype)
+
+
+def apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """Call a function that has a gradient of its own."""
+    return function.apply(*given)
+
+
+def leading(info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> list[Any]:
+    """Arguments of a mapped function with the mapped dimension first."""
+    return [
+        value
+        if not isinstance(value, torch.Tensor)
+        else value.expand(info.batch_size, *value.shape)
+        if dim is None
+        else value.movedim(dim, 0)
+        for value, dim in zip(given, dims, strict=True)
+    ]
+
+
+def alone(given: tuple[Any, ...]) -> list[Any]:
+    """Arguments for one model, as for a fleet of one."""
+    return [value[None] if isinstance(value, torch.Tensor) else value for value in given]
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, corners = convolve(*alone(given))
+        return out[0], corners[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        pictures, weight, _, ctx.spec = inputs
+        out, corners = output
+        ctx.mark_non_differentiable(corners)
+        gate = (None, out, corners)[ctx.spec.through]
+        ctx.save_for_backward(pictures, weight, gate)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        pictures, weight, gate = ctx.saved_tensors
+        wants = ctx.needs_input_grad
+        back, weights, bias = apply(
+            _ConvolveBack, slopes[0], pictures, weight, gate, ctx.spec, wants[0]
+        )
+        return back if wants[0] else None, weights, bias if wants[2] else None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        return convolve(*leading(info, dims, given)), (0, 0)
+
+
+class _ConvolveBack(torch.autograd.Function):
+    @staticmethod
+    def forward(*given: Any) -> tuple[torch.Tensor, ...]:
+        back, weights, bias = convolve_back(*alone(given))
+        return back[0], weights[0], bias[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+        return convolve_back(*leading(info, dims, given)), (0, 0, 0)
+
+
+class FusedConv2d(nn.Module):
+    """A convolution with what follows it; takes over the parameters of a ``Conv2d``."""
+
+    def __init__(self, conv: nn.Conv2d, relu: bool, pool: nn.MaxPool2d | None) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        kernel = (conv.kernel_size[0], conv.kernel_size[1])
+        self.spec = Spec(kernel, conv.stride[0], int(conv.padding[0]), relu, pool is not None)
+        self.ceil = pool is not None and pool.ceil_mode
+
+    @staticmethod
+    def takes(conv: nn.Conv2d) -> bool:
+        """Whether the kernels can do it: square strides and padding, narrower than the kernel."""
+        stride, padding, kernel = conv.stride, conv.padding, conv.kernel_size
+        return (
+            stride[0] == stride[1]
+            and padding[0] == padding[1]
+            and kernel[0] == kernel[1]
+            and int(padding[0]) < kernel[0]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spec, pooled_after = self.spec, False
+        if spec.pool and (any(side % 2 for side in spec.out(*x.shape[-2:])) or spec.stride > 1):
+            spec = Spec(spec.kernel, spec.stride, spec.padding, spec.relu)
+            pooled_after = True
+        out: torch.Tensor = apply(_Convolve, x, self.weight, self.bias, spec)[0]
+        return functional.max_pool2d(out, 2, ceil_mode=self.ceil) if pooled_after else out

@@ -1,0 +1,94 @@
+"""Which engine carries which plans: a fleet where it can and is faster, else one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from unwalk.core.plan import Plan
+from unwalk.core.program import Steps, Visit
+from unwalk.core.token import Layout
+from unwalk.core.workspace import build_model
+from unwalk.engines.fleet import Fleet
+from unwalk.engines.inprocess import InProcess
+
+ENGINES = ("auto", "inprocess", "fleet")
+LARGEST = 500_000
+"""Parameters up to which ``auto`` takes a fleet: a bound by judgement, not by measurement."""
+
+Carriers = list[tuple[InProcess | Fleet, Sequence[int]]]
+"""Engines with the numbers of the plans that they carry."""
+
+
+def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
+    """Engines for plans by one of :data:`ENGINES`; a fleet has plans of one architecture.
+
+    ``auto`` takes fleets on a CUDA device, for small models of which there are several.  On a CPU
+    every walk keeps its core busy by itself, and batched convolutions are slower.
+    """
+    if choice == "inprocess" or (choice == "auto" and len(plans) < 2):
+        return [(InProcess(), range(len(plans)))]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    alone: list[int] = []
+    for number, plan in enumerate(plans):
+        model = build_model(plan.task.model, 0)
+        if choice == "auto" and not (worthwhile(plan, model) and carries(plan, model)):
+            alone.append(number)
+        else:
+            key = (Layout.of(model), plan.task.loss, plan.performance)
+            groups.setdefault(key, []).append(number)
+    if choice == "auto":
+        alone += [n for group in groups.values() if len(group) < 2 for n in group]
+        groups = {key: group for key, group in groups.items() if len(group) > 1}
+    fleets: Carriers = [(Fleet(), group) for group in groups.values()]
+    return [*fleets, *([(InProcess(), sorted(alone))] if alone else [])]
+
+
+def goes_together(plans: Sequence[Plan], choice: str) -> bool:
+    """Whether a fleet would carry some of these plans."""
+    return any(engine.together for engine, numbers in carriers(plans, choice) if numbers)
+
+
+def worthwhile(plan: Plan, model: nn.Module) -> bool:
+    """Whether walks of this kind are faster together than one after the other."""
+    size = sum(p.numel() for p in model.parameters())
+    return plan.performance.device.startswith("cuda") and size <= LARGEST
+
+
+def carries(plan: Plan, model: nn.Module) -> bool:
+    """Whether a fleet can carry a plan.
+
+    Convolutions must be plain.  Where batch normalisation mixes the rows of a batch, every visit
+    needs plain minibatches; the plan's methods are asked for a visit to the forgetting peer and
+    one to another.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and (
+            module.groups != 1 or module.dilation != (1, 1) or isinstance(module.padding, str)
+        ):
+            return False
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return True
+    peers = {max(plan.unlearner, 0), plan.graph.peers - 1}
+    return all(
+        op.weights is None and op.batches.shape[1] == 1 and op.clip_per_example is None
+        for phase in plan.phases
+        for peer in peers
+        for op in phase.method.visit(_visit(plan, peer))
+        if isinstance(op, Steps)
+    )
+
+
+def _visit(plan: Plan, peer: int) -> Visit:
+    """A first visit, with random numbers that are used for nothing else."""
+    return Visit(
+        hop=1,
+        phase_hop=1,
+        peer=peer,
+        at_unlearner=peer == plan.unlearner,
+        earlier_visits=0,
+        records=plan.task.records(peer),
+        rng=plan.seeds.numpy("choice of an engine", peer),
+    )

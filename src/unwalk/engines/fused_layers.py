@@ -1,0 +1,283 @@
+"""The layers of fused networks: the kernels of `norm_kernels` with their gradients."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+WIDTH = 8
+"""Tensor cores want channels in multiples of this."""
+PATCH = 64
+"""Numbers that a place of the first layer may see, for the layer to be a matrix product."""
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One normalisation: views of the network's flat vectors, and its constants.
+
+    ``sums`` holds four rows of whole numbers: mean and mean square about the old running mean, and
+    the sums over rows of the gradient and of the gradient times the normalised value.  ``running``
+    and ``news`` hold mean and variance: as they were, and of this batch.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    for_weight: torch.Tensor
+    for_bias: torch.Tensor
+    sums: torch.Tensor
+    running: torch.Tensor
+    news: torch.Tensor
+    eps: float
+
+
+class Convolution(nn.Module):
+    """A convolution whose weight gradient runs on a side stream, and lands in ``place``."""
+
+    def __init__(
+        self, conv: nn.Conv2d, side: torch.cuda.Stream | None, place: torch.Tensor, *, biased: bool
+    ) -> None:
+        super().__init__()
+        self.conv, self.side, self.biased = conv, side, biased
+        self.place = (place,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        conv = self.conv
+        how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        bias = conv.bias if self.biased else None
+        y: torch.Tensor = _apply(_Convolve, x, conv.weight, bias, how, self.side, self.place[0])
+        return y
+
+
+def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+    return function.apply(*given)
+
+
+class _Beside:
+    """Work on the side stream, which starts when all that was asked for so far is done."""
+
+    def __init__(self, side: torch.cuda.Stream | None, *read: torch.Tensor) -> None:
+        self.side, self.read = side, read
+        self.context: Any = nullcontext()
+
+    def __enter__(self) -> None:
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream())
+            self.context = torch.cuda.stream(self.side)
+        self.context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.side is not None:
+            for tensor in self.read:
+                tensor.record_stream(self.side)
+        self.context.__exit__(*error)
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        how: tuple[Pair, Pair, Pair, int],
+        side: torch.cuda.Stream | None,
+        place: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.side, ctx.place = how, side, place
+        ctx.biased = bias is not None
+        return functional.conv2d(x, weight, bias, *how)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        stride, padding, dilation, groups = ctx.how
+        sizes = [weight.shape[0]] if ctx.biased else None
+
+        def back(*wanted: bool) -> tuple[torch.Tensor | None, ...]:
+            found: tuple[torch.Tensor | None, ...] = torch.ops.aten.convolution_backward(
+                gradient, x, weight, sizes, stride, padding, dilation, False, (0, 0), groups, wanted
+            )
+            return found
+
+        with _Beside(ctx.side, gradient, x):
+            _, for_weight, for_bias = back(False, True, ctx.biased)
+            ctx.place.copy_(for_weight)
+        for_x = back(True, False, False)[0] if ctx.needs_input_grad[0] else None
+        return for_x, ctx.place, for_bias, None, None, None
+
+
+class First(nn.Module):
+    """The convolution that reads the input, as a matrix product.
+
+    Convolutions of few channels are slow, and what they read can be laid out long before: the
+    input is a table with one row a place and, as columns, the patch that the place sees, filled up
+    with zeros to ``width`` columns.
+    """
+
+    def __init__(
+        self, conv: nn.Conv2d, side: torch.cuda.Stream | None, place: torch.Tensor, *, biased: bool
+    ) -> None:
+        super().__init__()
+        self.conv, self.side = conv, side
+        self.place = (place,)
+        self.columns = conv.weight[0].numel()
+        self.width = -(-self.columns // WIDTH) * WIDTH
+        weight = conv.weight.detach()
+        self.wide = (weight.new_zeros(len(weight), self.width),)
+
+    @staticmethod
+    def takes(conv: nn.Conv2d, *, biased: bool) -> bool:
+        """Patches of few numbers, no bias of its own, nothing unusual."""
+        plain = conv.groups == 1 and conv.dilation == (1, 1)
+        return conv.weight[0].numel() <= PATCH and plain and not biased
+
+    def table(self, room: torch.Tensor | None, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The patches of pictures (..., channels, height, width), written into ``room``."""
+        from unwalk.engines import step_kernels
+
+        (high, wide), (step_down, step_across) = self.conv.kernel_size, self.conv.stride
+        down, across = int(self.conv.padding[0]), int(self.conv.padding[1])
+        if room is None:
+            lines = (x.shape[-2] + 2 * down - high) // step_down + 1
+            columns = (x.shape[-1] + 2 * across - wide) // step_across + 1
+            shape = (*x.shape[:-3], lines, columns, self.width)
+            room = torch.empty(shape, dtype=dtype, device=x.device)
+        step_kernels.patches(room, x, (high, wide), (step_down, step_across), (down, across))
+        return room
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = (x, self.conv.weight, self.wide[0], self.side, self.place[0])
+        y: torch.Tensor = _apply(_Product, *given)
+        return y
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        wide: torch.Tensor,
+        side: torch.cuda.Stream | None,
+        place: torch.Tensor,
+    ) -> torch.Tensor:
+        columns = weight[0].numel()
+        wide[:, :columns].copy_(weight.permute(0, 2, 3, 1).reshape(len(weight), -1))
+        ctx.save_for_backward(x)
+        ctx.side, ctx.place = side, place
+        batch, rows, across, width = x.shape
+        y = (x.view(-1, width) @ wide.t()).view(batch, rows, across, -1)
+        return y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        (x,) = ctx.saved_tensors
+        out, channels, high, across = ctx.place.shape
+        gradient = gradients[0].permute(0, 2, 3, 1).reshape(-1, out)
+        with _Beside(ctx.side, gradient, x):
+            full = gradient.t() @ x.view(-1, x.shape[3])
+            mine = full[:, : channels * high * across].unflatten(1, (high, across, channels))
+            ctx.place.copy_(mine.permute(0, 3, 1, 2))
+        return None, ctx.place, None, None, None
+
+
+class Normalisation(nn.Module):
+    """Batch normalisation in training mode, then a sum with ``other``, a ReLU, a pool.
+
+    ``twice``: the result is given out twice, for two users, whose gradients need then not be
+    added up before they come back.
+    """
+
+    def __init__(
+        self, layer: Layer, shifted: nn.Conv2d | None, *, relu: bool, pooled: bool, twice: bool
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.shifted = shifted
+        self.relu, self.pooled, self.twice = relu, pooled, twice
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> Any:
+        layer = self.layer
+        shift = None if self.shifted is None else self.shifted.bias
+        x = x.contiguous(memory_format=torch.channels_last)
+        if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
+            return _apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
+        if other is not None:
+            other = other.contiguous(memory_format=torch.channels_last)
+        given = (x, layer.weight, layer.bias, shift, other, layer, self.relu, self.twice)
+        y = _apply(_Normalise, *given)
+        return functional.max_pool2d(y, 2) if self.pooled else y
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        shift: torch.Tensor | None,
+        other: torch.Tensor | None,
+        layer: Layer,
+        relu: bool,
+        twice: bool,
+    ) -> Any:
+        from unwalk.engines import norm_kernels
+
+        norm_kernels.statistics(x, layer)
+        y = norm_kernels.normalise(x, layer, shift, other, relu)
+        ctx.save_for_backward(x, y if relu and other is not None else None)
+        ctx.relu, ctx.summed, ctx.shift, ctx.layer = relu, other is not None, shift, layer
+        return (y, y.view_as(y)) if twice else y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        from unwalk.engines import norm_kernels
+
+        x, kept = ctx.saved_tensors
+        first, *more = (g.contiguous(memory_format=torch.channels_last) for g in gradients)
+        second = more[0] if more else None
+        layer = ctx.layer
+        for_x, for_other = norm_kernels.backward(
+            first, second, x, layer, kept, relu=ctx.relu, summed=ctx.summed
+        )
+        for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
+        return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None, None, None
+
+
+class _NormalisePooled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        shift: torch.Tensor | None,
+        layer: Layer,
+    ) -> torch.Tensor:
+        from unwalk.engines import norm_kernels
+
+        norm_kernels.statistics(x, layer)
+        ctx.save_for_backward(x)
+        ctx.shift, ctx.layer = shift, layer
+        return norm_kernels.normalise_pooled(x, layer, shift)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        from unwalk.engines import norm_kernels
+
+        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
+        (x,) = ctx.saved_tensors
+        layer = ctx.layer
+        for_x = norm_kernels.backward_pooled(gradient, x, layer)
+        for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
+        return for_x, layer.for_weight, layer.for_bias, for_shift, None

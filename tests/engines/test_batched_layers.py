@@ -1,0 +1,199 @@
+"""Kernels for many models against plain torch: on a CUDA device, or in Triton's interpreter.
+
+    TRITON_INTERPRET=1 python -m pytest tests/engines/test_batched_layers.py
+
+runs them without a device where Triton is installed.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from unwalk.core.program import StepRule
+from unwalk.core.token import Layout
+from unwalk.engines import batched, team
+from unwalk.engines.batched import BatchedGradient
+from unwalk.engines.batched_conv import FusedConv2d
+from unwalk.engines.team import Batch, Kind, Team
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or not (DEVICE == "cuda" or INTERPRETED),
+        reason="no accelerator on this machine, and Triton's interpreter was not asked for",
+    ),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def exact_float32():
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def digits():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2, ceil_mode=True), nn.Flatten(), nn.Linear(512, 4),
+    )  # fmt: skip
+
+
+def strided():
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(5, 7, 2, bias=False),
+        nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(7, 3, 2), nn.Flatten(),
+        nn.Linear(3, 4),
+    )  # fmt: skip
+
+
+def normalised():
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 3),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.BatchNorm2d(16), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(16, 4),
+    )  # fmt: skip
+
+
+def deep():
+    return nn.Sequential(
+        nn.Conv2d(48, 24, 3, padding=2), nn.BatchNorm2d(24), nn.Conv2d(24, 4, 3, stride=2),
+        nn.Flatten(), nn.Linear(36, 4),
+    )  # fmt: skip
+
+
+CASES = {
+    "digits": (digits, (1, 8, 8)),
+    "strided, odd": (strided, (3, 9, 9)),
+    "normalised": (normalised, (1, 12, 12)),
+    "many channels": (deep, (48, 5, 5)),
+}
+
+
+def setting(make, shape, models=3, rows=5):
+    """A model, and random parameters, buffers and batches of several."""
+    torch.manual_seed(0)
+    made = [make() for _ in range(models)]
+    flat = [torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in made]
+    parameters = torch.stack(flat).to(DEVICE)
+    model = made[0].to(DEVICE)
+    buffers = {k: v.expand(models, *v.shape).clone() for k, v in model.named_buffers()}
+    x = torch.randn(models, rows, *shape, device=DEVICE)
+    y = torch.randint(4, (models, rows), device=DEVICE)
+    weights = torch.rand(models, rows, device=DEVICE)
+    parameters += 0.05 * torch.randn_like(parameters)
+    return model, parameters, buffers, x, y, weights
+
+
+def both(monkeypatch, model, precision="float32"):
+    """Gradients by kernels, and the reference."""
+    made = []
+    for kernels in (True, False):
+        monkeypatch.setattr(batched, "usable", lambda _, kernels=kernels: kernels)
+        made.append(BatchedGradient(model, Layout.of(model), None, precision))
+    assert any("Fused" in type(m).__name__ for m in made[0].module.modules())
+    assert not any("Fused" in type(m).__name__ for m in made[1].module.modules())
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_and_buffers_equal_the_reference(monkeypatch, case):
+    model, *given = setting(*CASES[case])
+    mine, reference = both(monkeypatch, model)
+    got, fresh = mine(*given)
+    doubled = [
+        {k: v.double() if v.is_floating_point() else v for k, v in g.items()}
+        if isinstance(g, dict)
+        else g.double()
+        if g.is_floating_point()
+        else g
+        for g in given
+    ]
+    want, wanted = reference(*doubled)
+    assert float((got - want).norm()) < 1e-5 * float(want.norm())
+    for name, buffer in wanted.items():
+        assert torch.allclose(fresh[name].double(), buffer.double(), rtol=1e-4, atol=1e-6), name
+    assert torch.equal(mine(*given)[0], got)
+
+
+def test_a_closed_relu_passes_nothing_on(monkeypatch):
+    model, parameters, *given = setting(digits, (1, 8, 8))
+    views = Layout.of(model).views(parameters[0])
+    views["2.bias"].fill_(-100.0)
+    mine, _ = both(monkeypatch, model)
+    got, _ = mine(parameters, *given)
+    slopes = [Layout.of(model).views(row) for row in got]
+    assert not slopes[0]["0.weight"].any()
+    assert not slopes[0]["2.bias"].any()
+    assert slopes[0]["6.bias"].any()
+    assert slopes[1]["0.weight"].any()
+
+
+def nothing_read(active):
+    none = torch.empty(0)
+    return Batch(none, none, none, active, None)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_one_pass_update_equals_the_plain_one(optimizer, clipped):
+    generator = torch.Generator(device=DEVICE).manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, device=DEVICE)
+
+    rule = StepRule(optimizer)
+    kind = Kind(rule, None, clipped, noisy=False)
+    walks, size = 3, 5000
+    parameters, slopes = draw(walks, size), draw(walks, size)
+    moments = {slot: draw(walks, size).abs() for slot in rule.slots}
+    knobs = draw(walks, 6).abs()
+    knobs[:, 2] = torch.tensor([1e-3, 1.0, 1e6])
+    knobs[:, 3] = torch.tensor([1.0, -1.0, 1.0])
+    counters = torch.tensor([[1.0], [7.0], [0.0]], device=DEVICE)
+    active = torch.tensor([[True], [True], [False]], device=DEVICE)
+    teams = [
+        Team(parameters.clone(), {}, {k: v.clone() for k, v in moments.items()}, counters, knobs)
+        for _ in range(2)
+    ]
+    team._fused(teams[0], kind, slopes, active)
+    team._plain(teams[1], kind, slopes, nothing_read(active))
+    assert torch.allclose(teams[0].parameters, teams[1].parameters, rtol=1e-4, atol=1e-5)
+    assert torch.equal(teams[0].parameters[2], parameters[2])
+    assert not torch.equal(teams[0].parameters[1], parameters[1])
+    for slot, moment in teams[1].moments.items():
+        assert torch.allclose(teams[0].moments[slot], moment, rtol=1e-5, atol=1e-6)
+        assert torch.equal(teams[0].moments[slot][2], moments[slot][2])
+
+
+@pytest.mark.device
+def test_tf32_and_bfloat16_stay_near(monkeypatch):
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    model, *given = setting(digits, (1, 8, 8), rows=32)
+    _, reference = both(monkeypatch, model)
+    want, _ = reference(*given)
+    for precision, most in (("float32", 2e-3), ("bfloat16", 3e-2)):
+        got, _ = both(monkeypatch, model, precision)[0](*given)
+        assert 0.0 < float((got - want).norm()) < most * float(want.norm())
+
+
+def test_what_has_no_kernel_keeps_the_plain_path(monkeypatch):
+    wide = nn.Conv2d(1, 2, (3, 1), padding=(1, 0))
+    assert not FusedConv2d.takes(wide)
+    model, *given = setting(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, (3, 1), padding=(1, 0)), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 3, 2),
+            nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 4),
+        ),
+        (1, 6, 6),
+    )  # fmt: skip
+    mine, reference = both(monkeypatch, model)
+    assert isinstance(mine.module.get_submodule("1"), nn.ReLU)
+    assert isinstance(mine.module.get_submodule("2"), nn.MaxPool2d)
+    assert torch.allclose(mine(*given)[0], reference(*given)[0], rtol=1e-4, atol=1e-6)

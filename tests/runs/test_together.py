@@ -1,0 +1,83 @@
+"""Several seeds in one fleet give what they give one after the other."""
+
+import json
+
+import pytest
+
+from tests.runs.small import DIGITS, small
+from unwalk.core.errors import InvalidInput
+from unwalk.runs import compare as comparing
+from unwalk.runs.compare import compare
+from unwalk.runs.run import results as run
+
+METHODS = {"method": "rrdu", "compare": ["finetune", "retrain"]}
+
+
+def compared(engine, seeds=3, **options):
+    return compare(small(DIGITS, **METHODS, performance__engine=engine), seeds, **options)
+
+
+@pytest.fixture(scope="module")
+def both():
+    return [compared(engine) for engine in ("inprocess", "fleet")]
+
+
+def test_readings_agree(both):
+    alone, together = both
+    assert [r["seed"] for r in together.runs] == [0, 1, 2]
+    for mine, theirs in zip(together.runs, alone.runs, strict=True):
+        for method, other in zip(mine["methods"], theirs["methods"], strict=True):
+            assert method["name"] == other["name"]
+            for reading, expected in zip(method["series"], other["series"], strict=True):
+                assert reading == pytest.approx(expected, abs=0.01)
+            assert method["final"] == pytest.approx(other["final"], abs=0.01)
+    assert together.mean("rrdu", "clean") == pytest.approx(alone.mean("rrdu", "clean"), abs=5e-3)
+
+
+def test_walks_and_costs_are_the_same(both):
+    for mine, theirs in zip(*[one.runs for one in reversed(both)], strict=True):
+        assert mine["walk"] == theirs["walk"]
+        assert [c["grade"] for c in mine["claims"]] == [c["grade"] for c in theirs["claims"]]
+        for method, other in zip(mine["methods"], theirs["methods"], strict=True):
+            costs = [dict(m["cost"]) for m in (method, other)]
+            assert all(cost.pop("seconds") > 0 for cost in costs)
+            assert costs[0] == costs[1]
+        for sample, other in zip(mine["samples"], theirs["samples"], strict=True):
+            assert sample["before"]["confidence"] == pytest.approx(
+                other["before"]["confidence"], abs=1e-3
+            )
+
+
+def test_seeds_are_different_walks(both):
+    walks = [json.dumps(run["walk"]) for run in both[1].runs]
+    assert len(set(walks)) == 3
+
+
+def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, both):
+    place = tmp_path / "out"
+
+    def stopped(runners, engine, command):
+        made = run(runners[:1], engine, command)
+        yield made[0]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparing, "results_of", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compared("fleet", out=place)
+    asked: list[int] = []
+
+    def rest(runners, engine, command):
+        asked.extend(r.config.seed for r in runners)
+        return run(runners, engine, command)
+
+    monkeypatch.setattr(comparing, "results_of", rest)
+    found = compared("fleet", out=place, resume=True)
+    assert asked == [1, 2]
+    assert found.mean("finetune", "clean") == pytest.approx(
+        both[0].mean("finetune", "clean"), abs=5e-3
+    )
+
+
+def test_an_engine_that_is_not_there_is_refused():
+    with pytest.raises(InvalidInput, match=r"performance.engine is 'flet' .*allowed: auto"):
+        small(DIGITS, performance__engine="flet")
