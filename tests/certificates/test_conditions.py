@@ -25,10 +25,11 @@ FACTS = {
     "nominal_batch": 20,
     "slot_cap": 20,
     "normalisation": "published",
+    "iterate": "last",
+    "precision": "float32",
     "attempt": 1,
     "noise": "secret",
     "digests": "plain",
-    "phases": [{"name": "train"}, {"name": "unlearn"}],
 }
 PLAIN = ev.GradientSteps(
     steps=1,
@@ -52,12 +53,15 @@ RETAINED = replace(PLAIN, data="retained", touched=False)
 BEGIN = ev.Start("train", "initial", False, ())
 SEALED = ev.Start("unlearn", "token", True, ())
 WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret")
+OPTIMIZER = ev.Wipe("optimizer")
+BACKWARD = replace(PLAIN, data="forgotten", clip=1.0, weight_decay=0.0, step_size=-1.0)
 TRAIN = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
 UNLEARN = [(U, (SEALED, WIPE, NOISE, RETAINED)), (2, (WIPE, RETAINED)), (3, (RETAINED,))]
 
 
 def transcript(train=TRAIN, unlearn=UNLEARN, digests=(), **facts):
-    made = Transcript({**FACTS, **facts})
+    phases = [{"name": "train", "hops": len(train)}, {"name": "unlearn", "hops": len(unlearn)}]
+    made = Transcript({**FACTS, "phases": phases, **facts})
     number = 0
     for phase, group in (("train", train), ("unlearn", unlearn)):
         for place, (receiver, events) in enumerate(group, 1):
@@ -106,6 +110,8 @@ BROKEN = {
         "centred on theta_0",
     ),
     "noise seed in the log": ({"noise_seed": 7}, "can subtract the noise"),
+    "noise seed under another name": ({"setup": {"Noise-Seed": 7}}, "'Noise-Seed'"),
+    "salt in the log": ({"digest_salt": "ab"}, "'digest_salt'"),
     "noise seed deep in the log": ({"setup": {"noise": [{"secret": "ab"}]}}, "'secret'"),
     "noise of another origin": ({"noise": "simulation"}, "its noise is secret"),
     "statistics from all data": ({"normalisation": "all-data"}, "normalisation 'all-data'"),
@@ -131,6 +137,44 @@ BROKEN = {
         "leaves u un-noised",
     ),
     "other batches": ({"batching": "epochs"}, "keyed slots"),
+    "an average of iterates": ({"iterate": "average"}, "iterate 'average'"),
+    "coarse arithmetic": ({"precision": "bfloat16"}, "precision 'bfloat16'"),
+    "an old token": (
+        {"unlearn": [(U, (replace(SEALED, start="arrival", hop=2), *UNLEARN[0][1][1:]))]},
+        "back to an old token",
+    ),
+    "sums after the seal": (
+        {"unlearn": [(U, (*UNLEARN[0][1], ev.OwnSums("all", True, 40, 1.0)))]},
+        "knows no bound",
+    ),
+    "a ball round something else": (
+        {"unlearn": [(U, (*UNLEARN[0][1], ev.Projection((("forgotten", 1.0),))))]},
+        "'forgotten' may depend on D_f",
+    ),
+    "a wipe that comes too late": (
+        {
+            "unlearn": [
+                (U, (replace(SEALED, travels=("momentum",)), WIPE, NOISE, RETAINED, OPTIMIZER))
+            ]
+        },
+        "no wipe of optimizer",
+    ),
+    "steps of negative length": (
+        {"unlearn": [*UNLEARN[:2], (U, (BACKWARD, NOISE))]},
+        "a negative number",
+    ),
+    "stopped after a look": (
+        {"phases": [{"name": "train", "hops": 3}, {"name": "unlearn", "hops": 9}]},
+        "12 hops were announced and 6 walked",
+    ),
+    "nothing announced": (
+        {"phases": [{"name": "train", "hops": 3}, {"name": "unlearn"}]},
+        "does not announce how many",
+    ),
+    "hops nobody announced": (
+        {"phases": [{"name": "train", "hops": 3}, {"name": "unlearn", "hops": 2}]},
+        "which was not announced so",
+    ),
     "unbounded inputs": ({"feature_norm": None}, ""),
 }
 
@@ -153,6 +197,60 @@ def test_a_broken_condition_is_refused_by_name(name):
     assert words in claim["reason"]
 
 
+def test_hops_have_to_be_numbered_as_they_came():
+    made = transcript()
+    for change in ({"hop": 9}, {"path": (1,)}, {"phase": "train"}, {"phase_hop": 2}):
+        forged = Transcript(made.header)
+        for hop in made.hops:
+            forged.add(replace(hop, **change) if hop.hop == 6 else hop)
+        (claim,) = claims_of(forged)
+        assert claim["grade"] == "refused", change
+    hidden = Transcript(made.header)
+    for hop in made.hops:
+        hidden.add(hop)
+    hidden.add(Hop(7, "later", 1, -1, U, (U,), 0, (PLAIN,)))
+    (claim,) = claims_of(hidden)
+    assert "hop 7 is number 1 of phase 'later'" in claim["reason"]
+
+
+def test_after_the_seal_any_optimizer_may_follow():
+    adam = replace(RETAINED, optimizer="adam", state="carried", step_size=9.0)
+    moving = replace(SEALED, travels=("mean", "square"))
+    unlearn = [(U, (moving, WIPE, OPTIMIZER, NOISE, adam)), (2, (WIPE, adam))]
+    assert the_claim(unlearn=unlearn)["grade"] == "certified"
+    early = [(U, (moving, WIPE, OPTIMIZER, adam, NOISE)), (2, (WIPE, adam))]
+    assert "adam does not keep" in the_claim(unlearn=early)["reason"]
+
+
+BALL = ev.Projection((("initial", 1.0),))
+
+
+def ball_sealed(*unlearn, train=TRAIN):
+    return the_claim(train=train, unlearn=unlearn, method="ball-seal")
+
+
+def test_a_ball_seal_covers_any_network_and_optimizer():
+    moving = replace(SEALED, travels=("momentum",))
+    train = [(1, (replace(BEGIN, travels=("momentum",)), PLAIN)), *TRAIN[1:]]
+    carried = replace(RETAINED, optimizer="momentum", momentum=0.9, state="carried")
+    first = (U, (moving, WIPE, OPTIMIZER, BALL, NOISE, carried))
+    assert ball_sealed(first, (2, (WIPE, carried)), train=train)["grade"] == "certified"
+    late = (U, (moving, WIPE, BALL, NOISE, carried, OPTIMIZER))
+    assert "no wipe of optimizer" in ball_sealed(late, train=train)["reason"]
+    elsewhere = (2, (WIPE, RETAINED, ev.Projection((("start", 1.0),))))
+    reason = ball_sealed((U, (SEALED, WIPE, BALL, NOISE)), elsewhere)["reason"]
+    assert "centred on theta_0" in reason
+
+
+def test_noise_from_the_start_covers_every_tensor_that_travels():
+    visit = (U, (PLAIN, NOISE))
+    buffers = replace(BEGIN, travels=("norm.running_mean",))
+    claim = the_claim(train=[(1, (BEGIN, PLAIN)), visit], unlearn=[], method="noisy-start")
+    assert claim["grade"] == "certified"
+    claim = the_claim(train=[(1, (buffers, PLAIN)), visit], unlearn=[], method="noisy-start")
+    assert "carries 'norm.running_mean'" in claim["reason"]
+
+
 def test_salted_digests_may_be_published():
     made = transcript(digests=(3,))
     salted = Transcript({**made.header, "digests": "salted"})
@@ -169,7 +267,7 @@ def rewound(unlearn, **facts):
 
 
 def test_rewinding_to_first_contact_is_exact():
-    claim = rewound([(U, (REWOUND, RETAINED)), (2, (RETAINED,))])
+    claim = rewound([(U, (REWOUND, WIPE, RETAINED)), (2, (WIPE, RETAINED))])
     assert (claim["grade"], claim["epsilon"]) == ("exact", 0.0)
 
 
@@ -181,6 +279,15 @@ def test_rewinding_to_first_contact_is_exact():
         ([(U, (REWOUND, RETAINED))], "training had 2 left"),
         ([(2, (REWOUND, RETAINED)), (1, (RETAINED,))], "from peer 2"),
         ([(U, (REWOUND, PLAIN)), (2, (RETAINED,))], "touched the forgotten"),
+        ([(U, (REWOUND, WIPE, RETAINED)), (2, (RETAINED,))], "no wipe of it was recorded"),
+        (
+            [(U, (REWOUND, WIPE, RETAINED)), (2, (WIPE, replace(RETAINED, step_size=0.5)))],
+            "not what training did in its place, in hop 3",
+        ),
+        (
+            [(U, (REWOUND, WIPE, RETAINED)), (2, (WIPE, RETAINED, NOISE))],
+            "not what training did in its place, in hop 3",
+        ),
         ([], "did not go back"),
     ],
 )
@@ -192,7 +299,7 @@ def test_a_rewind_that_is_none_is_refused(unlearn, words):
 
 def test_a_second_contact_is_no_first_one():
     train = [(U, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
-    unlearn = [(U, (REWOUND, RETAINED)), (2, (RETAINED,))]
+    unlearn = [(U, (REWOUND, WIPE, RETAINED)), (2, (WIPE, RETAINED))]
     claim = rewound(unlearn, train=train)
     assert "u was visited before" in claim["reason"]
     claim = rewound(unlearn, train=train, rewind="first-use")

@@ -16,7 +16,7 @@ from tests.runs.small import BLOBS, small_run
 from unwalk.certificates import read_certificate, verify
 from unwalk.certificates.document import certificate_of, parse_certificate, text_of
 from unwalk.certificates.signing import load_key, make_key, sign
-from unwalk.certificates.words import in_words
+from unwalk.certificates.words import PLAIN, in_words
 from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.transcript import Transcript
@@ -33,6 +33,7 @@ FIELDS = {
     "public",
     "parameters",
     "noise",
+    "redraws",
     "transcript",
     "not_shown",
     "signer",
@@ -135,29 +136,6 @@ def test_any_changed_field_is_found_and_named(folder):
         less = {k: v for k, v in document.items() if k != name}
         assert verify(less, transcript).exit_code == 1, name
     assert verify({**document, "more": 1}, transcript).problems == ("more does not belong there",)
-
-
-def test_any_changed_digit_of_the_transcript_is_found(folder, tmp_path):
-    raw = (folder / "transcript.jsonl").read_bytes()
-    certificate = folder / "certificate.json"
-    digits = [i for i, byte in enumerate(raw) if chr(byte).isdigit()]
-    for place in digits[:: max(1, len(digits) // 60)]:
-        other = bytearray(raw)
-        other[place] = ord("3") if raw[place] != ord("3") else ord("4")
-        path = tmp_path / "transcript.jsonl"
-        path.write_bytes(bytes(other))
-        code, output = unwalk("verify", certificate, "--transcript", path)
-        assert code == 1, place
-        assert "transcript line" in output
-
-
-def test_a_hop_left_out_added_or_moved_is_found(folder, tmp_path):
-    lines = (folder / "transcript.jsonl").read_text().splitlines(keepends=True)
-    path = tmp_path / "transcript.jsonl"
-    cases = [lines[:-1], [*lines[:3], *lines[4:]], [*lines, lines[-1]], [*lines[:2], *lines[:1:-1]]]
-    for case in cases:
-        path.write_text("".join(case))
-        assert unwalk("verify", folder / "certificate.json", "--transcript", path)[0] == 1
 
 
 def test_a_transcript_that_was_chained_anew_is_another_one(folder):
@@ -308,9 +286,23 @@ def test_words_for_people(folder):
     words = in_words(read_certificate(folder / "certificate.json"))
     assert "forget 1 record" in words["asked"][0]
     assert "noise" in words["done"][0]
-    assert "factor of 2.72 at most" in words["promised"][0]
-    assert "1 in 100,000" in words["promised"][0]
+    assert "this is a rehearsal" in words["promised"][0]
+    assert "factor of 2.72 at most" in words["promised"][1]
+    assert "1 in 100,000" in words["promised"][1]
     assert any("rehearsal" in text for text in words["not_promised"])
     for texts in words.values():
-        assert all(text.endswith(".") for text in texts)
+        assert all(text.endswith((".", "this:")) for text in texts)
         assert not any("Renyi" in text for text in texts)
+
+
+@pytest.mark.parametrize("part", sorted(PLAIN))
+def test_common_refusals_are_told_plainly(folder, part):
+    document = read_certificate(folder / "certificate.json")
+    claim = {**document["claims"][0], "grade": "refused", "epsilon": None, "delta": None}
+    refused = {**document, "claims": [{**claim, "reason": f"hop 7: the {part} of D_f"}]}
+    words = in_words(refused)
+    assert words["promised"] == ["Nothing. No guarantee is given for this run."]
+    first, _, technical = words["not_promised"][0].partition(" For specialists: ")
+    assert first == f"A guarantee was refused: {PLAIN[part]}."
+    assert technical == f"Hop 7: the {part} of D_f."
+    assert not any(word in first for word in ("D_f", "theta", "hop", "un-noised"))

@@ -1,8 +1,10 @@
+import hmac
 import json
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest, norm
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise, SimulatedNoise
@@ -41,6 +43,40 @@ def test_secret_noise_depends_on_secret_run_and_incoming_token():
     assert not torch.equal(base, draw(SecretNoise("run", b"t" * 32)))
     assert not torch.equal(base, draw(SecretNoise("other", b"s" * 32)))
     assert not torch.equal(base, draw(SecretNoise("run", b"s" * 32), digest="e"))
+
+
+def test_secret_noise_cannot_be_found_by_trying_seeds(monkeypatch):
+    """Torch's generator takes 32 bits of its seed on a CPU: an afternoon's work to try them all."""
+    source = SecretNoise("run", b"s" * 32)
+    keys = []
+    real = hmac.new
+
+    def caught(*words):
+        made = real(*words)
+        keys.append(made.digest())
+        return made
+
+    monkeypatch.setattr("unwalk.core.noise.hmac.new", caught)
+    drawn = draw(source)
+    (key,) = keys
+    for size in (4, 8):
+        low = int.from_bytes(key[:size], "little")
+        for seed in (low, low >> 1):
+            generator = torch.Generator().manual_seed(seed)
+            tried = torch.randn(4000, generator=generator, dtype=torch.float64)
+            assert not torch.allclose(tried, drawn)
+
+
+def test_secret_noise_has_the_tails_of_the_normal_law():
+    drawn = draw(SecretNoise("run", b"s" * 32), count=1_000_001).numpy()
+    assert drawn.shape == (1_000_001,)
+    assert kstest(drawn, "norm").pvalue > 1e-3
+    for edge in (3.0, 4.0):
+        wanted = 2 * norm.sf(edge) * drawn.size
+        assert abs((abs(drawn) > edge).sum() - wanted) < 5 * np.sqrt(wanted)
+    half = drawn[: drawn.size // 2], drawn[drawn.size // 2 + 1 :]
+    assert abs(np.corrcoef(*half)[0, 1]) < 5 / np.sqrt(half[0].size)
+    assert abs(np.corrcoef(abs(half[0]), abs(half[1]))[0, 1]) < 5 / np.sqrt(half[0].size)
 
 
 def test_secret_is_never_shown():

@@ -125,3 +125,35 @@ def test_cells_in_a_fleet_give_what_they_give_one_by_one(tmp_path):
             assert mine == pytest.approx(theirs, abs=0.02)
         same = ("experiment", "row", "method", "seed", "settings", "sigma", "train_hops")
         assert {k: together[k] for k in same} == {k: alone[k] for k in same}
+
+
+def test_shares_cost_alike_and_keep_neighbours_together(tmp_path):
+    cells = sorted(EXPERIMENTS["figure1"]("mnist"), key=lambda c: (c.method == "dpsgd", c.seed))
+    todo = [(cell, tmp_path / cell.name) for cell in cells]
+    shares = study.deal(todo, 3)
+    assert [pair for share in shares for pair in share] == todo
+    costs = [sum(study.COSTS.get(c.method, 1) for c, _ in share) for share in shares]
+    assert max(costs) - min(costs) <= 2 * max(study.COSTS.values())
+
+
+def test_several_processes_give_the_same_parts(tmp_path):
+    tiny("table-delta", tmp_path / "one")
+    tiny("table-delta", tmp_path / "two", jobs=2)
+    for part in (tmp_path / "one" / "parts").iterdir():
+        one, two = (
+            json.loads((tmp_path / name / "parts" / part.name).read_text())
+            for name in ("one", "two")
+        )
+        assert one["series"] == two["series"]
+
+
+def test_no_process_at_all_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="jobs is 0"):
+        tiny("table-delta", tmp_path, jobs=0)
+
+
+def test_dpsgd_gets_a_model_without_batch_normalisation():
+    for task, model in (("mnist", "flnet-gn"), ("cifar10", "resnet18-gn")):
+        chosen = {c.method: c.settings.get("model.name") for c in EXPERIMENTS["figure1"](task)}
+        assert chosen["dpsgd"] == model
+        assert chosen["rrdu"] is None

@@ -66,6 +66,8 @@ def test_training_never_leaves_the_ledger(engine, slots, epochs):
         "nominal_batch": work.nominal_batch,
         "slot_cap": work.nominal_batch,
         "normalisation": "published",
+        "iterate": "last",
+        "precision": "float64",
     }
 
     class Keep:
@@ -123,16 +125,19 @@ def test_a_sealed_run_is_certified_for_what_was_asked(size):
 
 
 def test_a_cap_hides_the_number_of_records():
-    few = small_run(FLAT, compare=[], forget__size=2, forget__cap=9)
-    many = small_run(FLAT, compare=[], forget__size=9, forget__cap=9)
+    given = {**FLAT, "train.capacity": 400}
+    few = small_run(given, compare=[], forget__size=2, forget__cap=9)
+    many = small_run(given, compare=[], forget__size=9, forget__cap=9)
     assert few.transcript.header["forget"] == many.transcript.header["forget"] == 9
     assert events(few, GaussianNoise)[0].std == events(many, GaussianNoise)[0].std
     logs = [[(h.gradients, h.nbytes, h.events) for h in r.transcript.hops] for r in (few, many)]
     assert logs[0] == logs[1]
     with pytest.raises(InvalidInput, match=r"seal\.visits is 2"):
-        small_run(FLAT, forget__size=2, forget__cap=9, seal__visits=2)
+        small_run(given, forget__size=2, forget__cap=9, seal__visits=2)
     with pytest.raises(InvalidInput, match=r"forget\.cap is 3"):
-        small_run(FLAT, forget__size=9, forget__cap=3)
+        small_run(given, forget__size=9, forget__cap=3)
+    with pytest.raises(InvalidInput, match=r"train\.capacity is left to the data, which tell"):
+        small_run(FLAT, forget__size=2, forget__cap=9)
 
 
 def test_lightweight_visits_afterwards_are_accounted():
@@ -160,6 +165,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a step too long": ({"train.learning_rate": 9.0}, "may expand"),
     "a network": ({"model.name": "mlp"}, "does not record 'loss'"),
     "unbounded inputs": ({"task": "blobs"}, "does not record 'feature_norm'"),
+    "an average of iterates": ({"train.keep": "average"}, "iterate 'average'"),
+    "a layer that only looks linear": (
+        {"model.name": "tests.methods.test_seal:Bent"},
+        "does not record 'loss'",
+    ),
 }
 
 
@@ -190,6 +200,16 @@ class Normed(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.head(self.norm(x))
         return out
+
+
+class Bent(nn.Linear):
+    """A linear layer by name; what it computes is not."""
+
+    def __init__(self) -> None:
+        super().__init__(65, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) ** 2
 
 
 def test_batch_norm_is_refused():
@@ -252,3 +272,17 @@ def test_the_papers_preset_is_nominal_one_and_refused():
     assert (nominal["grade"], nominal["epsilon"]) == ("nominal", 1.0)
     assert (refused["grade"], refused["epsilon"]) == ("refused", None)
     assert "the starting model carries D_f un-noised" in refused["reason"]
+
+
+@pytest.mark.parametrize("method", ["seal", "release"])
+def test_noise_is_made_for_the_steps_that_will_be_taken(method):
+    """Step sizes that fall from hop to hop: the claim is still what was asked for."""
+    falling: dict[str, Any] = {
+        "train.schedule": "inverse",
+        "train.smoothness": 0.5,
+        "train.convexity": 0.003,
+    }
+    result = small_run({**FLAT, **falling, "seal.local_epochs": 3}, method=method, compare=[])
+    (claim,) = result.result["claims"]
+    assert claim["grade"] == "certified"
+    assert claim["epsilon"] == pytest.approx(1.0, rel=1e-9)

@@ -36,6 +36,8 @@ FACTS = {
     "slot_cap": 32,
     "forget": 3,
     "normalisation": "published",
+    "iterate": "last",
+    "precision": "float32",
 }
 PLAIN = ev.GradientSteps(
     steps=4,

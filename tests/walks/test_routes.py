@@ -13,6 +13,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.walking import Graph, Move, Route
 from unwalk.walks import (
+    Among,
     Fixed,
     Restart,
     SparseGraph,
@@ -38,6 +39,7 @@ ROUTES: list[Route] = [
     Restart(0, 1.0),
     Restart(0, 0.0),
     Fixed([3, 3, 0, 5] * 10),
+    Among([1, 4, 6]),
 ]
 GRAPHS: list[Graph] = [
     complete(8), ring(8), torus(8), star(8), from_edges("path", 8, range(7), range(1, 8))

@@ -4,6 +4,7 @@
 conditions what must hold before any accountant is asked; each broken one is a refusal
 exact      claims of exactness, read from events
 claims     which accountant speaks for which method
+formulas   numbers of the paper that nothing proves, computed anew
 document   the certificate: claims, threat model, what was public, digest of the chain
 signing    Ed25519 over canonical JSON (needs the cryptography package)
 verify     everything recomputed and compared; what differs is named

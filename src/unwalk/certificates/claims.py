@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from unwalk.certificates.conditions import check_conditions
-from unwalk.certificates.exact import fresh_claim, rewind_claim, sums_claim
+from unwalk.certificates.exact import fresh_claim, rewind_claim, sisa_claim, sums_claim
+from unwalk.certificates.formulas import formula_problem
 from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.privacy.accountants import UN_NOISED, ball_seal_claim, sealed_claim
-from unwalk.privacy.claims import Claim, unlearner_of
-from unwalk.privacy.nominal import nominal_sigma
+from unwalk.privacy.claims import SCALINGS, Claim, unlearner_of
 from unwalk.privacy.stability import ledger_claim, noisy_start_claim, release_claim
 
 Proof = Callable[[Transcript, list[Hop], float], Claim]
@@ -46,7 +45,7 @@ PROOFS: dict[str, Proof] = {
     "retrain": fresh_claim,
     "restart": fresh_claim,
     "rewind": rewind_claim,
-    "sisa": rewind_claim,
+    "sisa": sisa_claim,
     "sums": sums_claim,
     "seal": _phase(ledger_claim),
     "ball-seal": _phase(ball_seal_claim),
@@ -90,16 +89,16 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
     header = transcript.header
     if header.get("forget") == 0:
         return []
-    found = [_nominal(transcript, entry) for entry in header.get("nominal", [])]
     method, delta = str(header.get("method")), header.get("delta", 1e-5)
     hops = phase_that_forgets(transcript)
+    found = [_nominal(transcript, hops, entry) for entry in header.get("nominal", [])]
     proof = PROOFS.get(method, _events)
     try:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
     except Refused as refusal:
         return [*found, refused(str(refusal))]
-    return [*found, _plain(claim)]
+    return [*found, _plain(claim, header)]
 
 
 def refused(reason: str) -> dict[str, Any]:
@@ -114,61 +113,24 @@ def refused(reason: str) -> dict[str, Any]:
     }
 
 
-def _plain(claim: Claim) -> dict[str, Any]:
-    return {**claim.to_json(), "assumptions": list(claim.assumptions)}
+def _plain(claim: Claim, header: dict[str, Any]) -> dict[str, Any]:
+    reason = claim.reason
+    if claim.grade == "certified" and header["noise"] == "simulation":
+        reason += "; a rehearsal, whose noise came from a known seed and protects nobody"
+    assumptions = [*claim.assumptions, SCALINGS[header["normalisation"]]]
+    return {**claim.to_json(), "assumptions": assumptions, "reason": reason}
 
 
-def _nominal(transcript: Transcript, announced: dict[str, Any]) -> dict[str, Any]:
-    """The paper's formula for the run, recomputed where it is the corollary's."""
-    reason = str(announced["reason"])
-    if announced.get("formula") == "corollary-5.2":
-        problem = _corollary_problem(transcript, announced)
-        if problem:
-            return refused(f"the paper's formula was announced, but {problem}.")
+def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
+    """A formula's number for the run, made anew from what was announced and what happened."""
+    problem = formula_problem(transcript, hops, announced)
+    if problem:
+        return refused(f"a formula's number was announced, but {problem}.")
     return {
         "grade": "nominal",
         "epsilon": announced["epsilon"],
         "delta": announced["delta"],
         "accountant": announced["accountant"],
         "assumptions": ["the paper's formula with unit constant: not a guarantee"],
-        "reason": reason,
+        "reason": str(announced["reason"]),
     }
-
-
-def _corollary_problem(transcript: Transcript, said: dict[str, Any]) -> str:
-    """What contradicts the announced noise scale, or nothing."""
-    sigma = nominal_sigma(
-        said["epsilon"],
-        said["delta"],
-        said["clip"],
-        said["hops"],
-        said["p"],
-        transcript.header["peers"],
-    )
-    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
-        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
-    hops = phase_that_forgets(transcript)
-    if len(hops) != said["hops"]:
-        return f"it is for {said['hops']} hops, and {len(hops)} were walked"
-    u = unlearner_of(transcript)
-    for hop in hops:
-        if hop.receiver != u:
-            continue
-        for scale in _scales(hop):
-            if not math.isclose(scale, sigma, rel_tol=1e-9):
-                return f"hop {hop.hop} has noise of scale {scale:g}, not {sigma:g}"
-    return ""
-
-
-def _scales(hop: Hop) -> list[float]:
-    """Noise on gradients, in units of the last step size where it is on the weights."""
-    scales: list[float] = []
-    step_size = None
-    for event in hop.events:
-        if isinstance(event, ev.GradientSteps):
-            step_size = event.step_size
-            if event.noise > 0.0:
-                scales.append(event.noise)
-        elif isinstance(event, ev.GaussianNoise) and step_size:
-            scales.append(event.std / step_size)
-    return scales

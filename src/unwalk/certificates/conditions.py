@@ -13,11 +13,11 @@ from typing import Any
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.privacy.claims import refuse, start_of, unlearner_of
+from unwalk.privacy.claims import SCALINGS, refuse, unlearner_of
 
 ORIGINS = ("secret", "simulation")
-SCALINGS = ("published", "without-forgotten")
-_SEEDS = ("noise_seed", "noise-seed", "noise_secret", "secret", "seed_of_noise")
+_TELLING = ("secret", "salt", "noiseseed", "noisekey", "seedofnoise", "seedofthenoise")
+"""Parts of names under which nothing may stand in a log, without signs and capitals."""
 
 
 def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
@@ -25,6 +25,7 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
 
     ``hops`` are those of the phase that forgets; empty where nothing had to be walked.
     """
+    check_announced(transcript)
     check_noise(transcript)
     check_single_draw(transcript)
     check_scaling(transcript)
@@ -33,10 +34,42 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
         check_wipes(transcript, hops)
 
 
+def check_announced(transcript: Transcript) -> None:
+    """The walk must be what was announced: its phases, in their order, each with all its hops.
+
+    A walk that ends where somebody liked what he saw has a stopping rule that looks at D_f; hops
+    under another name, or under wrong numbers, would escape the accountants.
+    """
+    announced: list[tuple[str, int]] = []
+    for entry in transcript.header["phases"]:
+        if not isinstance(entry.get("hops"), int):
+            raise Refused(
+                f"the header does not announce how many hops phase {entry['name']!r} has."
+            )
+        announced += [(entry["name"], number) for number in range(1, entry["hops"] + 1)]
+    for number, hop in enumerate(transcript.hops, 1):
+        if hop.hop != number or (hop.path and hop.path[-1] != hop.receiver):
+            raise Refused(
+                f"line {number} of the walk is hop {hop.hop} to peer {hop.receiver} along "
+                f"{list(hop.path)}: hops have to be numbered as they came, and end where they lead."
+            )
+        if number > len(announced) or (hop.phase, hop.phase_hop) != announced[number - 1]:
+            raise Refused(
+                f"hop {number} is number {hop.phase_hop} of phase {hop.phase!r}, which was not "
+                "announced so."
+            )
+    if len(transcript.hops) != len(announced):
+        raise Refused(
+            f"{len(announced)} hops were announced and {len(transcript.hops)} walked: when to stop "
+            "may have been decided by looking at the model."
+        )
+
+
 def check_noise(transcript: Transcript) -> None:
     """The noise's seed or secret must stand nowhere in the log, and its origin be one we know."""
     for name in _keys(transcript.header):
-        if name.lower() in _SEEDS:
+        plain = "".join(sign for sign in name.lower() if sign.isalnum())
+        if any(part in plain for part in _TELLING):
             raise Refused(
                 f"the transcript's header holds {name!r}: whoever knows the noise's seed can "
                 "subtract the noise."
@@ -71,12 +104,23 @@ def _origin(event: ev.Event) -> str | None:
 
 
 def check_single_draw(transcript: Transcript) -> None:
-    """Noise that is drawn again after its result was looked at is no longer Gaussian noise."""
+    """Noise that is drawn again after its result was looked at is no longer Gaussian noise.
+
+    The settings say how often it was drawn; the register of the secret, where one is kept, says
+    whether noise was drawn before to hide any of these records, under whatever settings.
+    """
     attempt = transcript.header.get("attempt", 1)
     if attempt != 1:
         raise Refused(
             f"the header records attempt {attempt!r}: the noise was redrawn, and a draw that is "
             "chosen after a look is not the noise that was accounted for."
+        )
+    release = transcript.header.get("release")
+    if release is not None and release.get("earlier") != 0:
+        raise Refused(
+            f"the peer's register shows {release.get('earlier')!r} earlier noisy releases for "
+            "records of this request: the noise was redrawn, and a draw that is chosen after a "
+            "look is not the noise that was accounted for; a restart is exact at any time."
         )
 
 
@@ -86,8 +130,8 @@ def check_scaling(transcript: Transcript) -> None:
     if scaling not in SCALINGS:
         raise Refused(
             f"the header records normalisation {scaling!r}: statistics that may contain D_f "
-            "release it; published constants are needed, or statistics recomputed without D_f "
-            "and replayed."
+            "release it; published constants are needed (and, for a data file, the names of its "
+            "classes), or statistics recomputed without D_f and replayed."
         )
 
 
@@ -129,10 +173,8 @@ def _carries(event: ev.Event, carries: bool, *, at_unlearner: bool) -> bool:
 def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
     """Each peer visited since u first used D_f erases its local state before it works again.
 
-    A walk that went back to what u kept of an arrival has every peer's state rewound with it.
+    The state of peers that are not visited any more has no part in what comes.
     """
-    if start_of(hops).start == "arrival":
-        return
     tainted = _tainted(transcript, hops[0].hop)
     for hop in hops:
         if hop.receiver not in tainted:

@@ -25,6 +25,15 @@ NOISE = {
     "secret": "the noise came from a secret of the peer that added it",
     "none": "no noise was added",
 }
+REDRAWS = {
+    "kept": "the peer's register of its noisy releases, chained under its secret, showed {} before "
+    "this one for any of these records, under whatever settings; a peer that uses another secret, "
+    "alters the records, or cuts off the end of its register is not found out by it (two "
+    "certificates with one entry number and different chain values show the last)",
+    "none": "no register of releases was kept: that the noise was drawn only once is what the peer "
+    "says",
+    "no noise": "no noise was drawn, so there was nothing to draw again",
+}
 NOT_SHOWN = [
     "that a peer did what it logged: a peer that lies in its log is not found out here",
     "that the records are gone from the peer's own disks",
@@ -39,11 +48,14 @@ FACTS = (
     "slots",
     "nominal_batch",
     "slot_cap",
+    "iterate",
+    "precision",
     "epsilon",
     "delta",
     "p",
     "attempt",
     "rewind",
+    "shards",
     "digests",
 )
 """Public facts of the header that a certificate repeats."""
@@ -74,6 +86,7 @@ def certificate_of(transcript: Transcript) -> dict[str, Any]:
             "noise_std": _stds(hops),
         },
         "noise": {"origin": origin, "meaning": NOISE[origin]},
+        "redraws": _redraws(header, origin),
         "transcript": {
             "chain": transcript.chain,
             "hops": len(transcript.hops),
@@ -97,6 +110,15 @@ def _origin(transcript: Transcript) -> str:
             said = transcript.header.get("noise")
             return said if said in NOISE else "simulation"
     return "none"
+
+
+def _redraws(header: dict[str, Any], origin: str) -> dict[str, Any]:
+    """What is known of earlier draws of the noise, and what that covers."""
+    release = header.get("release") or {}
+    register = "no noise" if origin == "none" else "kept" if release else "none"
+    found = {name: release.get(name) for name in ("entry", "earlier", "chain")}
+    meaning = REDRAWS[register].format(release.get("earlier") or "none")
+    return {"register": register, **found, "meaning": meaning}
 
 
 def _stds(hops: list[Hop]) -> list[float]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ALGORITHM = "ed25519"
+KEY_URI = "unwalk:ed25519:"
 MISSING = "signatures need the cryptography package: install unwalk[certificates]."
 
 
@@ -126,7 +127,10 @@ def check_signature(document: dict[str, Any]) -> str | None:
         if signer["fingerprint"] != fingerprint(public):
             raise Corrupt("signer.fingerprint is not that of signer.public_key.")
         key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(bytes.fromhex(str(signature)), body_of(document))
+        raw = bytes.fromhex(str(signature))
+        if raw.hex() != signature or public.hex() != signer["public_key"]:
+            raise Corrupt("signature or signer.public_key is not in plain hexadecimal digits.")
+        key.verify(raw, body_of(document))
     except InvalidSignature as error:
         raise Corrupt("the signature does not fit the document.") from error
     except (KeyError, TypeError, ValueError) as error:
@@ -176,15 +180,29 @@ def _issued(signer: dict[str, Any], path: Path, now: datetime) -> bool:
 
 
 def _subject_key(pem: str) -> bytes:
-    """The raw Ed25519 key that an X.509 certificate is for."""
+    """The raw Ed25519 key that an X.509 certificate is for.
+
+    A peer's certificate is for the key of its connections, and names the one it signs with as a
+    URI, ``unwalk:ed25519:HEX``.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        key = x509.load_pem_x509_certificate(pem.encode()).public_key()
+        held = x509.load_pem_x509_certificate(pem.encode())
+        key = held.public_key()
     except ValueError as error:
         raise InvalidInput("the X.509 certificate is not in PEM form.") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise InvalidInput("the X.509 certificate is not for an Ed25519 key.")
-    return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    if isinstance(key, Ed25519PublicKey):
+        return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    try:
+        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        (named,) = [
+            uri.removeprefix(KEY_URI)
+            for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
+            if uri.startswith(KEY_URI)
+        ]
+        return bytes.fromhex(named)
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise InvalidInput("the X.509 certificate is not for an Ed25519 key.") from error

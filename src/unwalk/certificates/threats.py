@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-_ALL = "everyone who sees hops after the request, and whoever has the released model"
+_ALL = "everyone who sees the model after the request, and whoever has the released one"
+_SEALED = (
+    "everyone who sees the model after it has left the forgetting peer, and whoever has the "
+    "released one"
+)
 _NOBODY: dict[str, Any] = {
     "observers": "nobody: no guarantee is given",
     "coalition": "none",
@@ -31,13 +35,13 @@ THREATS: dict[str, dict[str, Any]] = {
         "adaptive_requests": True,
     },
     "seal": {
-        "observers": _ALL,
+        "observers": _SEALED,
         "coalition": "any, without the forgetting peer",
         "training_time_view": False,
         "adaptive_requests": False,
     },
     "ball-seal": {
-        "observers": _ALL,
+        "observers": _SEALED,
         "coalition": "any, without the forgetting peer",
         "training_time_view": False,
         "adaptive_requests": True,
@@ -60,8 +64,8 @@ _CERTIFIERS = {
     "retrain": "training from the initial model on all records but the forgotten ones",
     "rewind": "training on all records but the forgotten ones, with fresh coins",
     "sums": "the ridge head of all records but the forgotten ones",
-    "seal": "the same seal, with the same number of records and visit times, on the model trained "
-    "without the forgotten records",
+    "seal": "the same seal, with the same number of records, visit times and settings, on the "
+    "model trained without the forgotten records",
     "release": "the same walk and noise, from the model trained without the forgotten records",
     "noisy-start": "the same noisy training without the forgotten records",
 }

@@ -11,7 +11,8 @@ from unwalk.certificates.signing import check_signature, trusted
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.transcript import Transcript
 
-SIGNED_FIELDS = ("signer", "signature")
+SIGNED_FIELDS = ("signer", "signature", "peers")
+"""Not made from the transcript; what stands under ``peers`` is checked by those who know them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,14 @@ def verify(
 def _differences(document: dict[str, Any], transcript: Transcript) -> list[str]:
     try:
         expected = certificate_of(transcript)
-    except (UnwalkError, KeyError, TypeError, ValueError) as error:
+    except (
+        UnwalkError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         return [f"the transcript does not give a certificate: {error}"]
     names = sorted((set(expected) | set(document)) - set(SIGNED_FIELDS))
     return [text for name in names for text in _compare(name, expected, document, name)]

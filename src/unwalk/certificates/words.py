@@ -28,6 +28,37 @@ DONE = {
     "sisa": "Records had entered training in slices, one after the other. Training was wound back "
     "to before the records were used, and repeated from there without them.",
 }
+SHARDED = (
+    "There are {shards} models, each trained by other peers, which answer together. Only the one "
+    "that this peer helped to train had met the records: it was wound back to before they were "
+    "used, and its training was repeated from there without them."
+)
+
+
+BEFORE = "before the request"
+ONCE = {
+    "kept": "That the noise was drawn only once is what the peer's own list of such draws shows: "
+    "it has no earlier one for these records. A peer that tampers with its list, or has a second "
+    "one, is not found out by that.",
+    "none": "That the noise was drawn only once is what the peer says: no list of draws was kept.",
+}
+PLAIN = {
+    "carries D_f un-noised": "the model still carried traces of the records when the request came, "
+    "and nothing hid them before it was passed on",
+    "leaves u un-noised": "the peer used the records again, and nothing hid that before the model "
+    "was passed on",
+    "redrawn": "the random noise was drawn more than once; who may choose among several draws can "
+    "choose one that hides nothing",
+    "normalisation": "the numbers that went into the model may have been prepared with the help of "
+    "the very records that are to be forgotten",
+    "local state": "peers kept notes from training, which may carry traces of the records",
+    "plain digest": "a fingerprint of the old model was published, by which a guess at the records "
+    "can be checked",
+    "subtract the noise": "the log gives away how the noise was made, so anybody can take it off",
+    "theta_0": "the model was kept close to the old one, which carries traces of the records",
+    "announced": "what was done is not what had been announced beforehand",
+}
+"""Refusals that are common, for people; found by a part of the reason."""
 
 
 def in_words(document: dict[str, Any]) -> dict[str, Any]:
@@ -36,19 +67,29 @@ def in_words(document: dict[str, Any]) -> dict[str, Any]:
     records = public["forgotten"]
     number = "1 record" if records == 1 else f"{records} records"
     asked = (
-        f"Peer {public['unlearner']} asked, after {public['request_after_hop']} hops of training, "
-        f"that the model forget {number}."
+        f"Peer {public['unlearner']} asked that the model forget {number}. In training the model "
+        f"had been passed from peer to peer {public['request_after_hop']} times by then."
     )
     return {
         "asked": [asked if records else "Nothing was to be forgotten."],
-        "done": [DONE.get(method, f"The method {method!r} was used.")],
+        "done": [_done(method, document["parameters"])],
         "promised": _promised(document),
         "not_promised": _not_promised(document),
     }
 
 
+def _done(method: str, parameters: dict[str, Any]) -> str:
+    if "shards" in parameters:
+        return SHARDED.format(shards=parameters["shards"])
+    return DONE.get(method, f"The method {method!r} was used.")
+
+
 def _proved(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [c for c in document["claims"] if c["grade"] in ("certified", "exact")]
+
+
+def _rehearsed(document: dict[str, Any]) -> bool:
+    return bool(document["noise"]["origin"] == "simulation")
 
 
 def _promised(document: dict[str, Any]) -> list[str]:
@@ -61,15 +102,27 @@ def _promised(document: dict[str, Any]) -> list[str]:
                 "Nothing about them can be learned from it beyond what the others would have "
                 "shown anyway."
             )
-        else:
-            found.append(
-                f"To {who}: whatever they conclude about whether the records were ever used, the "
-                f"odds change by a factor of {factor(claim['epsilon'])} at most, except with a "
-                f"probability of {chance(claim['delta'])}."
-            )
-    coalition = str(document["threat_model"]["coalition"])
-    if found and coalition.startswith("any"):
-        found.append(f"It holds even if observers join forces ({coalition}).")
+            continue
+        found.append(
+            f"To {who}: whatever they conclude about whether the records were ever used, the "
+            f"odds change by a factor of {factor(claim['epsilon'])} at most, except with a "
+            f"probability of {chance(claim['delta'])}."
+        )
+        found.append(
+            "For example: who held it for even odds beforehand, 50 %, can be "
+            f"{sureness(claim['epsilon'])} sure afterwards at most, with the same exception."
+        )
+    if found and str(document["threat_model"]["coalition"]).startswith("any"):
+        found.append(
+            "It holds even if all of them join forces, as long as the forgetting peer is not with "
+            "them."
+        )
+    if found and _rehearsed(document):
+        rehearsal = (
+            "Nothing yet: this is a rehearsal, in which the noise came from a known seed, so that "
+            "anyone could take it off again. Done with secret noise, the same would promise this:"
+        )
+        return [rehearsal, *found]
     return found or ["Nothing. No guarantee is given for this run."]
 
 
@@ -93,18 +146,30 @@ def chance(delta: float) -> str:
     return "0" if delta <= 0.0 else f"1 in {math.floor(1.0 / delta + 1e-6):,}"
 
 
+def sureness(epsilon: float) -> str:
+    """What even odds can become, in percent, rounded up.
+
+    >>> sureness(1.0), sureness(0.0)
+    ('73.2 %', '50 %')
+    """
+    share = 1.0 / (1.0 + math.exp(-epsilon))
+    return f"{math.ceil(share * 1000.0 - 1e-9) / 10.0:g} %"
+
+
 def _not_promised(document: dict[str, Any]) -> list[str]:
     found = [_because(c) for c in document["claims"] if c["grade"] in ("nominal", "refused")]
-    if document["noise"]["origin"] == "simulation":
+    if _rehearsed(document):
         found.append(
-            "This is a rehearsal: the noise came from a known seed, so anyone could take it off "
-            "again. It shows what a guarantee would look like and protects nobody."
+            "This is a rehearsal: it shows what a guarantee would look like and protects nobody."
         )
     if _proved(document):
         threats = document["threat_model"]
         if not threats["training_time_view"]:
+            noisy = document["noise"]["origin"] != "none"
+            until = "up to the moment when it came to the forgetting peer"
             found.append(
-                "What peers saw while the model was trained, before the request, is not covered."
+                f"What peers saw while the model was trained, {until if noisy else BEFORE}, is not "
+                "covered."
             )
         if not threats["adaptive_requests"]:
             found.append(
@@ -113,14 +178,30 @@ def _not_promised(document: dict[str, Any]) -> list[str]:
         if not str(threats["coalition"]).startswith("any"):
             found.append(f"Observers who join forces: covered are {threats['coalition']}.")
         found.append("It is no secret who asked, when, and for how many records.")
+        if document["noise"]["origin"] != "none":
+            found += _of_noise(document)
     return found + [f"It is not shown {text.rstrip('.')}." for text in document["not_shown"]]
 
 
+def _of_noise(document: dict[str, Any]) -> list[str]:
+    return [
+        "Measurements of the model as it was before the noise, such as those of a report, are not "
+        "covered: they are not to be handed out.",
+        ONCE[str(document["redraws"]["register"])],
+    ]
+
+
 def _because(claim: dict[str, Any]) -> str:
-    reason = _sentence(claim["reason"])
+    reason = str(claim["reason"])
     if claim["grade"] == "nominal":
-        return f"The paper's formula gives a number, which is no guarantee: {reason}"
-    return f"A guarantee was refused: {reason}"
+        return f"The paper's formula gives a number, which is no guarantee: {_sentence(reason)}"
+    for part, plain in PLAIN.items():
+        if part in reason:
+            return f"A guarantee was refused: {plain}. For specialists: {_sentence(reason)}"
+    return (
+        "A guarantee was refused, because a condition of its proof does not hold. For specialists: "
+        f"{_sentence(reason)}"
+    )
 
 
 def _sentence(text: str) -> str:

@@ -103,48 +103,71 @@ class LocalWork:
                 batches[epoch * self.slots + slot, 0, : members.size] = members
         return batches, (batches >= 0) / self.nominal_batch
 
-    def without(
-        self, everything: Rows, retained: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, npt.NDArray[np.float64] | None, bool]:
-        """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
-        rows may be used, and whether any had to be changed.
+    def uses(self, everything: Rows, retained: Rows, rng: np.random.Generator) -> bool:
+        """Whether batches that ``rng`` gives over ``everything`` hold a row not ``retained``."""
+        if retained.size == everything.size:
+            return False
+        batches, _ = self.batches(everything, rng)
+        return not bool(np.isin(batches[batches >= 0], retained).all())
 
-        Batches drawn independently (``iid``, ``averaged``) are kept up to the first that drew a
-        forgotten row and drawn anew from there on.  A shuffled pass loses its forgotten rows and
-        is cut into batches again; a slot keeps a hole.  Each is distributed as the batches over
-        ``retained`` alone: ``docs/certificates.md`` gives the reasons.
+    def without(
+        self,
+        everything: Rows,
+        retained: Rows,
+        rng: np.random.Generator,
+        fresh: np.random.Generator,
+    ) -> tuple[Rows, npt.NDArray[np.float64] | None]:
+        """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
+        rows may be used.
+
+        What comes before the first batch with a forgotten row is kept; all else is drawn from
+        ``fresh``: batches of their own (``iid``, ``averaged``), the order of the records that a
+        shuffled pass has not used, all of a visit of slots.  Each is distributed as the batches
+        over ``retained`` alone: ``docs/certificates.md`` gives the reasons.  No coin of a dirty
+        batch is used again: the difference of both models would show the forgotten gradients.
         """
         if self.kind in ("full", "slots"):
-            batches, weights = self.batches(retained, rng)
-            return batches, weights, retained.size < everything.size
+            return self.batches(retained, fresh)
         if self.kind == "epochs":
-            return self._recut(everything, retained, rng)
+            return self._reordered(everything, retained, rng, fresh), None
         drawn, _ = self.batches(everything, rng)
-        dirty = ~np.isin(drawn, retained)
+        dirty = ~np.isin(drawn, retained).all(-1).reshape(-1)
         if not dirty.any():
-            return drawn, None, False
-        fresh, _ = self.batches(retained, rng)
-        if fresh.shape != drawn.shape:
+            return drawn, None
+        anew, _ = self.batches(retained, fresh)
+        if anew.shape != drawn.shape:
             raise InvalidInput(
                 f"{retained.size} rows are left, fewer than a batch of {self.batch}; allowed for "
                 "first use: at least as many as a batch holds."
             )
-        flat, anew = (b.reshape(-1, b.shape[-1]).copy() for b in (drawn, fresh))
-        first = int(np.flatnonzero(dirty.any(-1).reshape(-1))[0])
-        flat[first:] = anew[first:]
-        return flat.reshape(drawn.shape), None, True
+        flat, other = (b.reshape(-1, b.shape[-1]).copy() for b in (drawn, anew))
+        first = int(np.flatnonzero(dirty)[0])
+        flat[first:] = other[first:]
+        return flat.reshape(drawn.shape), None
 
-    def _recut(
-        self, everything: Rows, retained: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, None, bool]:
-        """Shuffled passes without their forgotten rows, cut into batches again."""
-        passes = [rng.permutation(everything) for _ in range(self.epochs)]
+    def _reordered(
+        self,
+        everything: Rows,
+        retained: Rows,
+        rng: np.random.Generator,
+        fresh: np.random.Generator,
+    ) -> Rows:
+        """Shuffled passes, kept up to the first batch with a forgotten row."""
         used = everything.size - everything.size % min(self.batch, everything.size)
-        changed = any(not np.isin(one[:used], retained).all() for one in passes)
         size = min(self.batch, retained.size)
         steps = retained.size // size
-        kept = [one[np.isin(one, retained)][: steps * size] for one in passes]
-        return np.concatenate(kept).reshape(self.epochs * steps, 1, size), None, changed
+        kept, clean = [], True
+        for _ in range(self.epochs):
+            old, new = rng.permutation(everything), fresh.permutation(retained)
+            order = new
+            if clean:
+                here = np.isin(old, retained)
+                clean = bool(here[:used].all())
+                before = old[: int(np.argmin(here))] if not clean else old[here]
+                before = before[: before.size // size * size]
+                order = np.concatenate([before, new[~np.isin(new, before)]])
+            kept.append(order[: steps * size])
+        return np.concatenate(kept).reshape(self.epochs * steps, 1, size)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,61 @@
-"""Slices (after SISA, Bourtoule et al. 2021, arXiv:1912.03817v3): records enter training late.
+"""Shards and slices (after SISA, Bourtoule et al. 2021, arXiv:1912.03817v3).
 
-Each record belongs to one of R slices, by its row number and a public constant, and takes part
-only once a share of the training walk is done: slice r after r/R of the hops.  A record of a late
+*Shards.*  Peers are split into S disjoint groups by their numbers.  Each group trains a model of
+its own, a *constituent*, by a walk of its own from the initial model; the constituents answer
+together, by the mean of their probabilities.  A record was met by one constituent only, and only
+that one has to be walked again; the others never came near it.
+
+*Slices.*  Each record belongs to one of R slices, by its row number and a public constant, and
+takes part only once a share of the walk is done: slice r after r/R of the hops.  A record of a late
 slice was then used late, and little has to be repeated without it: the walk goes back to the first
-visit whose batches drew it (:mod:`unwalk.methods.rewind`).  Who is in which slice does not depend
-on who is to be forgotten.
+visit whose batches drew it (:mod:`unwalk.methods.rewind`).
+
+Who is in which shard and slice, and the weights of the mean, do not depend on who is to be
+forgotten.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Rows
 from unwalk.core.validation import check_count
+
+
+def shard_of(peer: int, shards: int) -> int:
+    """The constituent that a peer trains, from 0.
+
+    >>> [shard_of(peer, 3) for peer in range(7)]
+    [0, 1, 2, 0, 1, 2, 0]
+    """
+    return peer % shards
+
+
+def members(shard: int, shards: int, peers: int) -> tuple[int, ...]:
+    """The peers of one shard.
+
+    >>> members(1, 3, 7)
+    (1, 4)
+    """
+    check_count("shards", shards, low=1)
+    if peers < 2 * shards:
+        raise InvalidInput(
+            f"train.shards is {shards}; allowed: 1 to {max(1, peers // 2)}, so that each of them "
+            f"has two of the {peers} peers at least."
+        )
+    return tuple(peer for peer in range(peers) if shard_of(peer, shards) == shard)
+
+
+def hops_of(shard: int, shards: int, hops: int) -> int:
+    """How many of ``hops`` hops of training the walk of one shard has.
+
+    >>> [hops_of(shard, 3, 100) for shard in range(3)]
+    [34, 33, 33]
+    """
+    if hops < shards:
+        raise InvalidInput(f"train.hops is {hops}; allowed with {shards} shards: {shards} or more.")
+    return hops // shards + (shard < hops % shards)
 
 
 def slice_of(rows: Rows, slices: int) -> Rows:

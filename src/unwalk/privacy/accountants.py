@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
@@ -17,12 +17,14 @@ from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.validation import check_number
 from unwalk.privacy.claims import (
     Claim,
+    check_centres,
     check_local_state,
     check_start,
     check_travels,
     noise_origins,
     phase_of,
     refuse,
+    refuse_unknown,
     start_of,
     unlearner_of,
 )
@@ -35,8 +37,9 @@ _SLACK = 1e-9
 UN_NOISED = "the starting model carries D_f un-noised"
 PUBLIC = (
     "u, the time of the request and the number of forgotten records are public",
-    "what else steers the run (route, hops, settings, batch keys) does not depend on D_f",
-    "all views and coalitions without u, and the released model",
+    "what else steers the run (method, route, hops, settings, batch keys) does not depend on D_f",
+    "all views and coalitions without u, from the moment when the token leaves u, and the released "
+    "model; handing the token to u belongs to training",
 )
 
 
@@ -56,6 +59,8 @@ def _moved(hop: Hop, event: ev.GradientSteps) -> float:
         refuse(hop, event, "steps on forgotten records without a clip: nothing bounds them")
     if event.weight_decay != 0.0:
         refuse(hop, event, "weight decay on un-noised steps of D_f: nothing bounds the distance")
+    if min(event.steps, event.step_size, event.clip) < 0.0:
+        refuse(hop, event, "a negative number of steps, step size or clip is none")
     sides = 1.0 if event.data == "forgotten" else 2.0
     return sides * event.steps * event.step_size * event.clip
 
@@ -105,10 +110,11 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
                     squared += (size / event.std) ** 2
                     pending = brought = 0.0
             case ev.Projection():
-                if start.carries_forgotten and any(name == "start" for name, _ in event.balls):
-                    refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+                check_centres(hop, event, carries=start.carries_forgotten)
             case ev.Wipe() | ev.Start():
                 pass
+            case _:
+                refuse_unknown(hop, event)
     if brought > 0.0:
         refuse(hop, start, UN_NOISED)
     if pending > 0.0:
@@ -139,14 +145,18 @@ def _visits(
         for index, hop in enumerate(hops)
         if hop.receiver == u
     ]
-    for hop in hops:
-        if hop.receiver != u and start.carries_forgotten:
-            for event in hop.events:
-                if isinstance(event, ev.Projection) and any(c == "start" for c, _ in event.balls):
-                    refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+    _check_all_centres(hops, start)
     if start.carries_forgotten:
         return visits[0].mu, visits[1:], start
     return 0.0, visits, start
+
+
+def _check_all_centres(hops: Sequence[Hop], start: ev.Start) -> None:
+    """No peer may project on a ball whose centre depends on D_f."""
+    for hop in hops:
+        for event in hop.events:
+            if isinstance(event, ev.Projection):
+                check_centres(hop, event, carries=start.carries_forgotten)
 
 
 def sealed_claim(
@@ -217,20 +227,22 @@ def public_coin_claim(
 
 
 def _seal_ratio(hop: Hop) -> tuple[int, float]:
-    """Steps and worst ratio of a ball seal recorded in one hop."""
+    """Steps and worst ratio of a ball seal recorded in one hop.
+
+    What comes after its last noise is post-processing, but must not touch D_f either.
+    """
     steps, ratio, ball = 0, 0.0, None
-    for event in hop.events:
+    last = max((k for k, e in enumerate(hop.events) if isinstance(e, ev.GaussianNoise)), default=-1)
+    for place, event in enumerate(hop.events):
         match event:
             case ev.GradientSteps():
                 if event.touched and event.data != "retained":
                     refuse(hop, event, "a ball seal's steps must not touch D_f")
-                if event.state not in ("none", "fresh"):
+                if place < last and event.state not in ("none", "fresh"):
                     refuse(hop, event, f"{event.state} optimizer state is carried between steps")
                 ball = None
             case ev.Projection():
-                for centre, _ in event.balls:
-                    if centre == "start":
-                        refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+                check_centres(hop, event, carries=True)
                 ball = min(radius for _, radius in event.balls)
             case ev.GaussianNoise():
                 if ball is None or event.std <= 0.0:
@@ -238,6 +250,8 @@ def _seal_ratio(hop: Hop) -> tuple[int, float]:
                 steps, ratio, ball = steps + 1, max(ratio, 2.0 * ball / event.std), None
             case ev.Wipe() | ev.Start():
                 pass
+            case _:
+                refuse_unknown(hop, event)
     return steps, ratio
 
 
@@ -260,6 +274,7 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     if steps == 0:
         refuse(hops[0], start, UN_NOISED)
     check_local_state(hops)
+    _check_all_centres(hops, replace(start, carries_forgotten=True))
     later = [hop for hop in hops[1:] if hop.receiver == u]
     mu = compose_mu(_visit(hop, start, 0.0).mu for hop in later)
     if mu > 0.0:

@@ -17,6 +17,15 @@ from unwalk.core.transcript import Hop, Transcript
 GRADES = ("nominal", "certified", "exact", "refused")
 MOMENTS = frozenset({"momentum", "mean", "square"})
 """Names of optimizer moments among what a token carries; all else are buffers of the model."""
+SCALINGS = {
+    "published": "inputs were made with published constants",
+    "without-forgotten": "inputs were made with statistics without the forgotten records",
+    "declared": "columns were scaled as declared, and the numbers in the data file were not made "
+    "with statistics of other records",
+}
+"""How inputs may have been made, and what that takes for granted."""
+FREE_CENTRES = ("origin", "initial")
+"""Centres of balls that are the same with and without the forgotten records."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +102,16 @@ def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start
 
 
 def check_travels(hop: Hop, start: ev.Start) -> None:
-    """Refuse a phase that goes on with moments or buffers that depend on the forgotten records."""
-    wiped = {event.what for event in hop.events if isinstance(event, ev.Wipe)}
+    """Refuse a phase that goes on with moments or buffers that depend on the forgotten records.
+
+    A wipe counts if it comes before the first step: later ones find the harm done.
+    """
+    wiped: set[str] = set()
+    for event in hop.events:
+        if isinstance(event, ev.GradientSteps):
+            break
+        if isinstance(event, ev.Wipe):
+            wiped.add(event.what)
     for name in start.travels:
         needed = "optimizer" if name in MOMENTS else "buffers"
         if needed not in wiped:
@@ -123,6 +140,23 @@ def check_local_state(hops: Iterable[Hop]) -> None:
                     event,
                     "the peer's local state may depend on D_f, and no wipe of it was recorded",
                 )
+
+
+def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
+    """Refuse a ball whose centre may depend on the forgotten records.
+
+    ``carries`` says whether the model with which the phase began depends on them.
+    """
+    for centre, _ in event.balls:
+        if centre == "start" and carries:
+            refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+        if centre not in (*FREE_CENTRES, "start"):
+            refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+
+
+def refuse_unknown(hop: Hop, event: ev.Event) -> NoReturn:
+    """Refuse an event for which an accountant has no bound."""
+    refuse(hop, event, "this accountant knows no bound for such an event")
 
 
 def noise_origins(hops: Iterable[Hop]) -> tuple[str, ...]:

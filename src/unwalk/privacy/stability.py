@@ -4,8 +4,10 @@ network DP.
 What a transcript cannot show, its header must state before the first hop (it is part of the hash
 chain), and the accountant reads it there: ``loss`` (``softmax`` or ``logistic``, on features of
 norm at most ``feature_norm``), ``batching`` = ``slots`` (records go to slots by a keyed hash, sums
-divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m), and
-``normalisation`` = ``published`` or ``without-forgotten``.
+divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m),
+``normalisation`` (one of :data:`unwalk.privacy.claims.SCALINGS`), ``iterate`` = ``last`` (the
+model that training gives is its last one, not an average of them) and ``precision`` (of the
+arithmetic).
 """
 
 from __future__ import annotations
@@ -18,7 +20,19 @@ from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.validation import check_count
 from unwalk.privacy.accountants import PUBLIC, UN_NOISED, sealed_claim
-from unwalk.privacy.claims import Claim, fact, noise_origins, phase_of, refuse, unlearner_of
+from unwalk.privacy.claims import (
+    FREE_CENTRES,
+    SCALINGS,
+    Claim,
+    check_travels,
+    fact,
+    noise_origins,
+    phase_of,
+    refuse,
+    refuse_unknown,
+    start_of,
+    unlearner_of,
+)
 from unwalk.privacy.gaussian import compose_mu, gaussian_epsilon
 from unwalk.privacy.iteration import check_nonexpansive
 from unwalk.privacy.ledger import (
@@ -33,7 +47,7 @@ from unwalk.privacy.shift import hiding_cost
 
 _LOSSES = {"softmax": softmax_regression, "logistic": logistic_regression}
 _MOMENTS = {"momentum": "momentum", "mean": "adam", "square": "adam"}
-_FREE_CENTRES = ("origin", "initial")
+_PRECISIONS = ("float32", "float64")
 _CONVEX = "convex loss with the constants of the header; records coupled by keyed slots"
 
 
@@ -62,10 +76,16 @@ class Facts:
                 "keyed slots."
             )
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
-        if scaled not in ("published", "without-forgotten"):
+        if scaled not in SCALINGS:
             raise Refused(
                 f"the header records normalisation {scaled!r}: statistics that contain D_f "
                 "release it."
+            )
+        precision = fact(transcript, "precision", "rounding is not bounded")
+        if precision not in _PRECISIONS:
+            raise Refused(
+                f"the header records precision {precision!r}: its rounding is coarser than the "
+                f"distances that the ledger bounds; it knows {', '.join(_PRECISIONS)}."
             )
         why = "an epoch's steps are not known"
         return Facts(
@@ -111,28 +131,42 @@ def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, 
                     refuse(hop, event, str(error).rstrip("."))
             case ev.Projection():
                 for centre, _ in event.balls:
-                    if centre not in _FREE_CENTRES:
+                    if centre not in FREE_CENTRES:
                         refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
             case ev.Start():
-                _check_bare(hop, event)
+                if event.start == "arrival":
+                    refuse(hop, event, "the ledger does not follow a walk back to an old token")
             case ev.GaussianNoise() | ev.Wipe():
                 pass
+            case _:
+                refuse_unknown(hop, event)
     return ledger
 
 
-def _check_bare(hop: Hop, start: ev.Start) -> None:
+def _check_bare(hops: Sequence[Hop]) -> None:
     """Refuse a token with moments or buffers: only parameters keep within the ledger."""
-    if start.travels:
-        what = start.travels[0]
-        whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
-        refuse(hop, start, f"the token carries {what!r}{whose} besides parameters")
+    for hop in hops:
+        for event in hop.events:
+            if isinstance(event, ev.Start) and event.travels:
+                what = event.travels[0]
+                whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
+                refuse(hop, event, f"the token carries {what!r}{whose} besides parameters")
+
+
+def _check_iterate(transcript: Transcript) -> None:
+    """Refuse an average of iterates, or one chosen among them: the ledger follows the last."""
+    iterate = fact(transcript, "iterate", "which of training's models went on is not known")
+    if iterate != "last":
+        raise Refused(
+            f"the header records iterate {iterate!r}: the ledger bounds the distance of training's "
+            "last model, and an earlier one may lie further away."
+        )
 
 
 def ledger_before(transcript: Transcript, hop: int) -> Ledger:
     """The ledger of everything before hop ``hop``; refuses what it cannot follow."""
-    for earlier, event in transcript.events():
-        if isinstance(event, ev.Start) and earlier.hop < hop:
-            _check_bare(earlier, event)
+    _check_bare([earlier for earlier in transcript.hops if earlier.hop < hop])
+    _check_iterate(transcript)
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     ledger = Ledger()
     for earlier in transcript.hops:
@@ -148,8 +182,9 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     Statement: :func:`unwalk.privacy.ledger.ledger_distance` over every hop before ``phase`` and
     the steps u takes before its noise, then :func:`unwalk.privacy.accountants.sealed_claim`.
     Checked: header facts; plain SGD everywhere, no clip, no momentum, nothing but parameters in
-    the token; shared projections; step sizes that do not expand; first hop at u, noise before
-    anything leaves.  Neighbours: with and without the m forgotten records.
+    the token before the seal; shared projections; step sizes that do not expand; first hop at u,
+    noise before anything leaves.  What follows may use any optimizer.  Neighbours: with and
+    without the m forgotten records.
     """
     hops = phase_of(transcript, phase)
     first = hops[0]
@@ -157,6 +192,7 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     if first.receiver != u:
         refuse(first, first.events[0], UN_NOISED)
+    check_travels(first, start_of(hops))
     before: list[ev.Event] = []
     for event in first.events:
         if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
@@ -188,6 +224,8 @@ def release_claim(transcript: Transcript, delta: float) -> Claim:
     if not transcript.hops or not transcript.hops[-1].events:
         raise Refused("the walk's last hop recorded nothing, no release noise either.")
     last = transcript.hops[-1]
+    _check_bare(transcript.hops)
+    _check_iterate(transcript)
     for hop in transcript.hops:
         for event in hop.events:
             if isinstance(event, ev.GaussianNoise) and event is not last.events[-1]:
@@ -217,6 +255,7 @@ def noisy_start_claim(transcript: Transcript, delta: float) -> Claim:
     views are covered.  Checked as in :func:`ledger_claim`, within each visit.
     """
     u, facts = unlearner_of(transcript), Facts.of(transcript)
+    _check_bare(transcript.hops)
     mus: list[float] = []
     for hop in transcript.hops:
         if hop.receiver != u:
@@ -299,6 +338,7 @@ def network_claim(transcript: Transcript, delta: float) -> Claim:
     User level: all data of u.  Not for coalitions, nor for the released model.
     """
     u, facts = unlearner_of(transcript), Facts.of(transcript)
+    _check_bare(transcript.hops)
     steps = [_noisy_step(hop, facts, u) for hop in transcript.hops]
     fill = max(1.0, facts.slot_cap / facts.nominal_batch)
     for hop, step in zip(transcript.hops, steps, strict=True):

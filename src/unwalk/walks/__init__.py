@@ -21,7 +21,7 @@ from unwalk.walks.graphs import (
     star,
     torus,
 )
-from unwalk.walks.routes import NOBODY, FirstTo, Fixed, Restart, Uniform, UniformPeer
+from unwalk.walks.routes import NOBODY, Among, FirstTo, Fixed, Restart, Uniform, UniformPeer
 from unwalk.walks.statistics import (
     GeometricFit,
     expected_visits,
@@ -36,6 +36,7 @@ from unwalk.walks.statistics import (
 __all__ = [
     "GRAPHS",
     "NOBODY",
+    "Among",
     "CompleteGraph",
     "FirstTo",
     "Fixed",

@@ -153,6 +153,42 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Among:
+    """A uniformly random one of ``members``, the holder left out: a walk of some of the peers.
+
+    On a graph that is not complete the token travels there along a shortest path, through relays
+    that may be no members.
+
+    >>> from unwalk.walks.graphs import ring
+    >>> Among((1, 4)).next(ring(6), 1, {}, np.random.default_rng(0))
+    Move(receiver=4, path=(0, 5, 4), memory={})
+    """
+
+    members: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(sorted(self.members)))
+        if len(set(self.members)) < max(2, len(self.members)):
+            raise InvalidInput(
+                f"members is {list(self.members)}; allowed: two peers or more, each once."
+            )
+        check_count("members[0]", self.members[0])
+
+    def receiver(self, at: int, rng: np.random.Generator) -> int:
+        """Who is next; the graph has no part in it."""
+        if at not in self.members:
+            return self.members[int(rng.integers(len(self.members)))]
+        return self.members[_someone_else(len(self.members), self.members.index(at), rng)]
+
+    def next(
+        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
+    ) -> Move:
+        check_count("the last member", self.members[-1], high=graph.peers - 1)
+        receiver = self.receiver(at, rng)
+        return Move(receiver, _travel(graph, at, receiver), memory)
+
+
+@dataclass(frozen=True)
 class FirstTo:
     """To ``peer`` first, whoever holds the token, then along another route.
 

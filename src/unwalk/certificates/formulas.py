@@ -1,0 +1,100 @@
+"""Numbers that a formula gives and nothing proves: computed anew, and compared with the events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from unwalk.core import events as ev
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.privacy.claims import unlearner_of
+from unwalk.privacy.nominal import nominal_ddp_sigma, nominal_sigma
+from unwalk.privacy.subsampled import sampled_multiplier
+
+Said = dict[str, Any]
+
+
+def formula_problem(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+    """What contradicts a number that the header announced, or nothing.
+
+    ``hops`` are those of the phase that forgets; noise of a private baseline may stand in any.
+    """
+    find = _PROBLEMS.get(str(said.get("formula")))
+    if find is None:
+        return f"formula {said.get('formula')!r} is not known"
+    return find(transcript, hops, said)
+
+
+def _corollary(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+    """The paper's Corollary 5.2: sigma, the number of hops, and the noise at every visit to u."""
+    target = said["epsilon"], said["delta"], said["clip"], said["hops"], said["p"]
+    sigma = nominal_sigma(*target, transcript.header["peers"])
+    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
+        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
+    if len(hops) != said["hops"]:
+        return f"it is for {said['hops']} hops, and {len(hops)} were walked"
+    u = unlearner_of(transcript)
+    return _other_scale([hop for hop in hops if hop.receiver == u], sigma)
+
+
+def _ddp(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+    """One of the paper's three noise scales of DDP, and the noise of every noisy hop."""
+    sigma = nominal_ddp_sigma(
+        said["rule"],
+        said["epsilon"],
+        said["delta"],
+        said["clip"],
+        hops=said["hops"],
+        peers=transcript.header["peers"],
+        forgotten=max(1, transcript.header["forget"]),
+        constant=said["constant"],
+    )
+    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
+        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
+    noisy = [hop for hop in transcript.hops if _scales(hop)]
+    if len(noisy) > said["hops"]:
+        return f"it is for {said['hops']} hops, and {len(noisy)} had noise"
+    return _other_scale(noisy, sigma)
+
+
+def _dpsgd(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+    """The sampled Gaussian mechanism's noise multiplier, and the noise of every step."""
+    multiplier = sampled_multiplier(said["epsilon"], said["delta"], said["rate"], said["steps"])
+    if not math.isclose(multiplier, said["sigma"], rel_tol=1e-9):
+        return f"it gives a noise multiplier of {multiplier:g}, not {said['sigma']:g}"
+    for hop, event in transcript.events():
+        if isinstance(event, ev.GradientSteps) and event.noise > 0.0:
+            records, clip = event.batch * event.minibatches, event.clip_per_example or 0.0
+            if not math.isclose(event.noise * records, multiplier * clip, rel_tol=1e-9):
+                return f"hop {hop.hop} has other noise than {multiplier:g} times its clip"
+    return ""
+
+
+_PROBLEMS: dict[str, Callable[[Transcript, list[Hop], Said], str]] = {
+    "corollary-5.2": _corollary,
+    "ddp": _ddp,
+    "dpsgd": _dpsgd,
+}
+
+
+def _other_scale(hops: list[Hop], sigma: float) -> str:
+    for hop in hops:
+        for scale in _scales(hop):
+            if not math.isclose(scale, sigma, rel_tol=1e-9):
+                return f"hop {hop.hop} has noise of scale {scale:g}, not {sigma:g}"
+    return ""
+
+
+def _scales(hop: Hop) -> list[float]:
+    """Noise on gradients, in units of the last step size where it is on the weights."""
+    scales: list[float] = []
+    step_size = None
+    for event in hop.events:
+        if isinstance(event, ev.GradientSteps):
+            step_size = event.step_size
+            if event.noise > 0.0:
+                scales.append(event.noise)
+        elif isinstance(event, ev.GaussianNoise) and step_size:
+            scales.append(event.std / step_size)
+    return scales
