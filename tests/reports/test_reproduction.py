@@ -416,3 +416,25 @@ def test_terminal_table_fits_eighty_columns(case: str) -> None:
             std = "" if row["std"] is None else f"±{row['std']:.1f}"
             assert any(f"{row['mean']:.1f}{std}" in line for line in lines)
             assert row["agreement"] is None or any(SIGNS[row["agreement"]] in n for n in lines)
+
+
+def readings_document(**changes):
+    row = {"reading": "a <b>", "settings": {"x": 1}, "kept": True, "cells": [[88.04, 12.0]]}
+    made = {"machine": "m", "commit": "c", "command": "unwalk reproduce"}
+    columns = [{"title": "RR-DU", "clean": 88.1, "asr": None}]
+    return {"task": "cifar10", **made, "columns": columns, "rows": [row], **changes}
+
+
+def test_readings_that_were_tried_stand_on_the_page_with_the_one_that_was_kept():
+    page = render_reproduction({}, tried={"readings-cifar10": readings_document()})
+    assert "Readings that were tried" in page
+    assert "88.0 / 12.0" in page
+    assert "a &lt;b&gt;" in page
+    assert "88.1 / –" in page
+    assert 'class="is-main"' in page
+    assert "Readings that were tried" not in render_reproduction({})
+
+
+def test_a_document_without_readings_is_refused():
+    with pytest.raises(InvalidInput, match="readings-cifar10 does not hold readings"):
+        render_reproduction({}, tried={"readings-cifar10": readings_document(rows=[{}])})

@@ -68,7 +68,7 @@ def reproduce(
             mine = [part for part in (next(parts) for _ in listed[name]) if part is not None]
             if mine:
                 written += _write(out, name, one, preset, mine)
-    page = render_reproduction(documents(out), notes(out), figure1.REPORTED)
+    page = render_reproduction(documents(out), notes(out), figure1.REPORTED, tried(out))
     write_file(out / "reproduction.html", page)
     return [*written, out / "reproduction.html"]
 
@@ -76,6 +76,12 @@ def reproduce(
 def documents(out: Path) -> dict[str, Any]:
     """Every result document in a folder, by name."""
     found = sorted(p for n in EXPERIMENTS for p in out.glob(f"{n}-*.json"))
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
+
+
+def tried(out: Path) -> dict[str, Any]:
+    """The readings that were tried: ``readings-TASK.json`` in the folder."""
+    found = sorted(out.glob("readings-*.json"))
     return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
 
 

@@ -26,6 +26,7 @@ from unwalk.reports.reproduction_documents import (
 )
 from unwalk.reports.reproduction_figure import CHARTS, Chart, chart, draw
 from unwalk.reports.reproduction_overview import legend, overview, tally_text
+from unwalk.reports.reproduction_readings import readings
 from unwalk.reports.reproduction_style import reproduction_sheet
 from unwalk.reports.reproduction_sums import compared, reproduction_rows
 from unwalk.reports.reproduction_tables import TITLES, comparison, task_title
@@ -63,6 +64,7 @@ def render_reproduction(
     documents: Mapping[str, Mapping[str, Any]],
     notes: Mapping[str, str] | None = None,
     reported: Reported | None = None,
+    tried: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The page as one HTML text.
 
@@ -70,6 +72,7 @@ def render_reproduction(
     ``notes`` are plain paragraphs by experiment (``table-rho``), by document (``table-rho-mnist``)
     or by another name: ``overview`` stands at the top, any other at the end under its name.
     ``reported`` are the end points that the paper gives for the figure, by task and method.
+    ``tried`` are documents of :mod:`unwalk.reports.reproduction_readings`.
     """
     parts = collect(documents, reported)
     told = _checked(notes)
@@ -85,6 +88,7 @@ def render_reproduction(
         _glance(parts),
         tag("div", _ran(parts), _reading(parts), class_="columns") if parts else "",
         *(_experiment(e, parts, told) for e in EXPERIMENTS),
+        readings(tried or {}),
         *_further(told),
     ]
     header = tag(
