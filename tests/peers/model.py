@@ -30,6 +30,7 @@ class Bounds:
     ballots: int = 2
     edges: frozenset[tuple[int, int]] | None = None
     slow_commit: bool = False
+    private: bool = False
 
     def near(self, peer: int) -> list[int]:
         others = [p for p in range(self.peers) if p != peer]
@@ -54,7 +55,8 @@ class World:
 
 def start(bounds: Bounds) -> World:
     states = tuple(
-        tidy(pr.begin(p, bounds.peers, bounds.hops, 0, "", "t")) for p in range(bounds.peers)
+        tidy(pr.begin(p, bounds.peers, bounds.hops, 0, "", "t", has=not bounds.private))
+        for p in range(bounds.peers)
     )
     return World(
         states,

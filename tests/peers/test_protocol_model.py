@@ -160,6 +160,23 @@ def test_every_interleaving_of_more(bounds):
     assert run_model(bounds) > 10_000
 
 
+@pytest.mark.parametrize("crashes", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_walk_that_only_one_peer_can_begin(crashes):
+    """A chapter that forgets: until it was handed on it waits for that peer, then for nobody."""
+    bounds = Bounds(hops=2, crashes=crashes, recoveries=1, refusals=1, private=True)
+    worlds = explore(start(bounds), bounds)
+    assert any(w.chosen for w in worlds)
+    begun = [w for w in worlds if any(s.held or s.kept or s.committed for s in w.states[1:])]
+    assert 0 < len(begun) < len(worlds)
+    for dead in (None, 1, 2):
+        good: set[World] = set()
+        assert all(settle(world, bounds, dead, good) for world in worlds)
+    good = set()
+    assert all(settle(world, bounds, 0, good) for world in begun)
+    waiting = next(w for w in worlds if w not in set(begun))
+    assert not settle(waiting, bounds, 0, set())
+
+
 def two_ends(bounds: Bounds) -> World:
     """A partition has left two tokens, of two generations, and both made the last hop."""
     world = start(bounds)

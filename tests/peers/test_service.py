@@ -187,7 +187,7 @@ def test_recovery_needs_a_majority(tmp_path):
         for service in services:
             if service is not keeper:
                 await village.crash(service.me)
-        await keeper.look_around()
+        await keeper.lookout.look_around()
         assert keeper.state.fence[0] == 0
 
     walk(tmp_path, script)

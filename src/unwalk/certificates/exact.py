@@ -16,6 +16,10 @@ from unwalk.privacy.accountants import PUBLIC, sealed_claim
 from unwalk.privacy.claims import Claim, fact, refuse, start_of, unlearner_of
 
 NOT_ADAPTIVE = "the request does not depend on the model"
+AWAY = (
+    "u was away when the walk went on: another peer that had the same token made the first visit "
+    "in its place, which is public, and no matter of u's records"
+)
 NOTHING = "no batch ever drew a record to be forgotten, so there was nothing to do"
 
 
@@ -37,7 +41,8 @@ def rewind_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim
     Checked: u was not visited before (first contact); the walk went on from that very hop, at u,
     for as many hops as training had left, with training's steps, and never touched the forgotten
     records.  Training's result is its last model: an average would hold older ones.  Where u has
-    ``vanished`` whoever handed it the token goes on without it.
+    ``vanished`` whoever handed it the token goes on without it; where the walk was ``recovered``
+    because u was away just then, that peer makes the first visit.
     """
     first = hops[0].hop if hops else len(transcript.hops) + 1
     return _went_back(transcript, [hop for hop in transcript.hops if hop.hop < first], hops)
@@ -97,9 +102,10 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
                 refuse(hop, hop.events[0], f"u was visited before hop {start.hop}")
     left = len(before) - place
     vanished = transcript.header.get("vanished") is True
+    recovered = transcript.header.get("recovered") is True
     if vanished:
         _check_absent(hops, u)
-    if len(hops) != left or (hops[0].receiver != u and not vanished):
+    if len(hops) != left or (hops[0].receiver != u and not (vanished or recovered)):
         refuse(
             hops[0],
             start,
@@ -109,6 +115,7 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     _check_untouched(hops, u)
     _check_same_work(before[place:], hops)
     said = [] if way == "first-contact" else [_log(start.hop)]
+    said += [AWAY] if recovered else []
     reason = f"the walk went back to hop {start.hop}, before the forgotten records were used"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
 

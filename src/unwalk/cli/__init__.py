@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 import unwalk
-from unwalk.cli import calibrate, certificates, data, listing, peers, reproduce, running
+from unwalk.cli import (
+    calibrate,
+    certificates,
+    data,
+    forgetting,
+    listing,
+    peers,
+    reproduce,
+    running,
+)
 from unwalk.cli.terminal import say
 from unwalk.core.errors import UnwalkError
 
@@ -29,6 +38,7 @@ app.command()(reproduce.reproduce)
 app.command()(calibrate.calibrate)
 app.command()(certificates.verify)
 app.command()(certificates.sign)
+app.command()(forgetting.forget)
 app.command()(listing.methods)
 app.command()(listing.tasks)
 app.command()(listing.settings)

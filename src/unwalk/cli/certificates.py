@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,11 +63,34 @@ def _verify(
     document = read_certificate(place)
     recorded = _transcript(place, transcript)
     verdict = check(document, recorded, trust=trust, now=datetime.now(UTC))
+    if "peers" in document:
+        verdict = _with_peers(verdict, document, recorded, place, trust)
     differences: list[str] = []
     if replay is not None:
         differences = _replayed(replay, recorded)
     _report(verdict, document, replay is not None, differences, json_)
     return 1 if differences else verdict.exit_code
+
+
+def _with_peers(
+    verdict: Verdict,
+    document: dict[str, Any],
+    recorded: Transcript | None,
+    place: Path,
+    trust: str | None,
+) -> Verdict:
+    """Check what the certificate says of peers as well: that needs the network's CA."""
+    if recorded is None or trust is None or not Path(trust).is_file():
+        note = "signatures of peers were not checked: that needs --trust with the network's CA"
+        return replace(verdict, known=False, notes=(*verdict.notes, note))
+    from unwalk.peers.attest import check
+
+    problems, notes = check(document, recorded, place, Path(trust))
+    return replace(
+        verdict,
+        problems=(*verdict.problems, *problems),
+        notes=(*verdict.notes, *notes),
+    )
 
 
 def _transcript(place: Path, given: Path | None) -> Transcript | None:
@@ -109,6 +133,9 @@ def _report(
         if claim["epsilon"] is not None:
             numbers = f" (epsilon {claim['epsilon']:.6g}, delta {claim['delta']:.6g})"
         lines.append(f"{claim['grade']}{numbers}: {claim['reason']}")
+    if not problems and document.get("noise", {}).get("origin") != "none":
+        lines.append(f"noise: {document['noise']['meaning']}")
+        lines.append(f"redraws: {document['redraws']['meaning']}")
     if not problems:
         lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
     answer = {
@@ -119,6 +146,8 @@ def _report(
         "trusted": verdict.known,
         "replayed": replayed,
         "claims": document.get("claims", []),
+        "noise": document.get("noise"),
+        "redraws": document.get("redraws"),
         "not_shown": document.get("not_shown", []),
     }
     _tell(json_, answer, lines)

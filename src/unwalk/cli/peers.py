@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unwalk.cli import forgetting, peer_data
 from unwalk.cli.terminal import JsonOption, Set, changes_of, show
 from unwalk.core.errors import InvalidInput
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
 net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
+peer.command()(peer_data.data)
+peer.command()(forgetting.leave)
 
 Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 Folder = Annotated[Path, typer.Argument(help="The network's folder.", metavar="FOLDER")]
@@ -150,6 +153,9 @@ def start(
     metrics: Annotated[
         str | None, typer.Option(help="127.0.0.1:PORT for Prometheus; empty: none.")
     ] = None,
+    http: Annotated[
+        str, typer.Option(help="HOST:PORT of its own endpoint and dashboard; none: without.")
+    ] = "127.0.0.1:0",
     detach: Annotated[bool, typer.Option("--detach", help="Go on in the background.")] = False,
 ) -> None:
     """Run a peer until it is stopped."""
@@ -160,9 +166,10 @@ def start(
 
     checked = Checked.read(bundle)
     if not detach:
-        run_peer(bundle, listen=listen, metrics=metrics)
+        run_peer(bundle, listen=listen, metrics=metrics, http=None if http == "none" else http)
         return
-    options = [f"--{k}={v}" for k, v in (("listen", listen), ("metrics", metrics)) if v]
+    given = {"listen": listen, "metrics": metrics, "http": http}
+    options = [f"--{k}={v}" for k, v in given.items() if v]
     checked.store.mkdir(exist_ok=True, mode=0o700)
     with (checked.store / "errors.txt").open("w") as errors:
         child = subprocess.Popen(

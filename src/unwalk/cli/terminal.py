@@ -31,7 +31,9 @@ Set = Annotated[
 ]
 TaskOption = Annotated[str | None, typer.Option(help="The task; unwalk tasks lists them.")]
 MethodOption = Annotated[str | None, typer.Option(help="The method; unwalk methods lists them.")]
-PresetOption = Annotated[str | None, typer.Option(help="practical, paper-matched or paper.")]
+PresetOption = Annotated[
+    str | None, typer.Option(help="practical, paper-matched, paper or certified.")
+]
 SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]

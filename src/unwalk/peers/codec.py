@@ -178,20 +178,22 @@ def _accepted_from(record: Any) -> tuple[Ballot, Value] | None:
     return pair(items[0], "ballot"), value_from(items[1])
 
 
-def reply_to(reply: Reply, reason: str = "") -> dict[str, Any]:
-    """An answer to an offer as JSON."""
+def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str, Any]:
+    """An answer to an offer as JSON; ``first``: it is the first token that came there to stay."""
     return {
         "kind": reply.kind,
         "fence": list(reply.fence),
         "lineage": lineage_to(reply.lineage),
         "value": value_to(reply.value),
         "reason": reason,
+        "first": first,
     }
 
 
 def reply_from(record: Any) -> tuple[Reply, str]:
     """An answer and the reason it gives."""
-    found = fields_of(record, "a reply", "kind", "fence", "lineage", "value", "reason")
+    names = ("kind", "fence", "lineage", "value", "reason", "first")
+    found = fields_of(record, "a reply", *names)
     kind = found["kind"]
     if kind not in ("accepted", "stale", "busy", "committed", "refused"):
         raise Corrupt("a reply is of no known kind.")

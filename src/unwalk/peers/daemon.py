@@ -17,15 +17,20 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import codec
+from unwalk.peers.agenda import Spec, run_of
+from unwalk.peers.chapters import Chapters
 from unwalk.peers.hoplog import Entry, chain_start, check_chain
-from unwalk.peers.service import Service
+from unwalk.peers.http import TOKEN_FILE, HttpDesk
+from unwalk.peers.reception import Reception
+from unwalk.peers.records import DATABASE
 from unwalk.peers.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.trust import Bundle, read_network
 from unwalk.peers.wire import Grpc
-from unwalk.peers.work import Work, plan_of
 
 LOG = "log.jsonl"
+HTTP = "127.0.0.1:0"
+"""A free port of the loopback interface; ``store/http.address`` says which."""
 CHECK = 60.0
 """Seconds between looks at one's own certificate."""
 
@@ -35,12 +40,16 @@ def run_peer(
     *,
     listen: str | None = None,
     metrics: str | None = None,
+    http: str | None = HTTP,
     ready: Callable[[], None] | None = None,
     fault: Callable[[str], None] = no_fault,
 ) -> None:
-    """Run a peer from its bundle until SIGTERM or SIGINT."""
+    """Run a peer from its bundle until SIGTERM or SIGINT.
+
+    ``http`` is where its organisation's own systems reach it; None: nowhere.
+    """
     _settle_memory()
-    asyncio.run(_serve(folder, listen, metrics, ready, fault))
+    asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
 
 
 def _settle_memory() -> None:
@@ -60,6 +69,7 @@ async def _serve(
     folder: Path,
     listen: str | None,
     metrics: str | None,
+    http: str | None,
     ready: Callable[[], None] | None,
     fault: Callable[[str], None],
 ) -> None:
@@ -68,34 +78,40 @@ async def _serve(
     store = Store(bundle.store, fault)
     journal = Journal(bundle.store / LOG, bundle.name)
     try:
-        work = Work(plan_of(bundle.network, bundle.noise_secret), bundle.index)
         transport = Grpc(bundle, trust, listen)
-        service = Service(bundle, trust, work, store, transport, journal)
+        chapters = Chapters(bundle, trust, store, transport, journal)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stop)
-        loop.add_signal_handler(signal.SIGHUP, _read_again, service)
+            loop.add_signal_handler(number, chapters.stop)
+        loop.add_signal_handler(signal.SIGHUP, _read_again, chapters)
         if metrics is not None:
-            await service.metrics.serve(metrics)
+            await chapters.metrics.serve(metrics)
+        desk = None
+        if http is not None:
+            token = bundle.store / TOKEN_FILE
+            desk = HttpDesk(Reception(chapters), http, token, bundle=folder, journal=journal)
+            await desk.start()
         gc.freeze()  # what was loaded so far stays: no need to look through it again and again
         if ready is not None:
             ready()
-        guard = asyncio.create_task(_guard(service))
+        guard = asyncio.create_task(_guard(chapters))
         try:
-            await service.run()
+            await chapters.run()
         finally:
             guard.cancel()
             with suppress(asyncio.CancelledError):
                 await guard
-            await service.metrics.stop()
-        if service.ended is not None:
-            raise InvalidInput(service.ended)
+            if desk is not None:
+                await desk.stop()
+            await chapters.metrics.stop()
+        if chapters.ended is not None:
+            raise InvalidInput(chapters.ended)
     finally:
         journal.close()
         store.close()
 
 
-async def _guard(service: Service) -> None:
+async def _guard(service: Chapters) -> None:
     """A peer whose own certificate is no longer good hands the token over and stops."""
     while True:
         try:
@@ -108,7 +124,7 @@ async def _guard(service: Service) -> None:
         await asyncio.sleep(CHECK)
 
 
-def _read_again(service: Service) -> None:
+def _read_again(service: Chapters) -> None:
     """SIGHUP: take over a newer network file, for its revocations."""
     trust = service.trust
     try:
@@ -116,7 +132,7 @@ def _read_again(service: Service) -> None:
     except UnwalkError as error:
         service.journal.write("network file refused", reason=str(error))
         return
-    if network.run_id != service.run_id or network.version < trust.network.version:
+    if network.run_id != service.network.run_id or network.version < trust.network.version:
         service.journal.write("network file refused", reason="another run, or an older version")
         return
     trust.network = network
@@ -139,9 +155,14 @@ def status(folder: Path) -> dict[str, Any]:
         return found
     row = None
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        specs = _chapters(db, len(bundle.network.peers))
+        found["chapter"] = len(specs)
+        if specs:
+            found["run"] = run_of(bundle.network.run_id, specs[-1])
         query = "SELECT state FROM runs WHERE run = ?"
         with suppress(sqlite3.OperationalError):  # a store that is just being made
-            row = db.execute(query, (bundle.network.run_id,)).fetchone()
+            row = db.execute(query, (found["run"],)).fetchone()
+    found["requests"] = _requests(bundle.store / DATABASE)
     if row is None:
         return found
     state = codec.state_from(json.loads(row[0]))
@@ -162,16 +183,50 @@ def status(folder: Path) -> dict[str, Any]:
     }
 
 
+def _chapters(db: sqlite3.Connection, peers: int) -> list[Spec]:
+    """The chapters that were decided, as far as the store knows."""
+    found: list[Spec] = []
+    with suppress(sqlite3.OperationalError):
+        for (text,) in db.execute("SELECT seat FROM agenda ORDER BY number").fetchall():
+            decided = json.loads(text)["decided"]
+            if decided is None:
+                break
+            found.append(Spec.from_json(json.loads(decided)["spec"], peers))
+    return found
+
+
+def chapters_of(folder: Path) -> list[Spec]:
+    """The chapters of forgetting that were decided, as far as a bundle's store knows."""
+    bundle = Bundle.read(folder)
+    path = bundle.store / "state.sqlite"
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        return _chapters(db, len(bundle.network.peers))
+
+
+def _requests(path: Path) -> dict[str, int]:
+    """How many requests are at each stage."""
+    if not path.exists():
+        return {}
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    with closing(db), suppress(sqlite3.OperationalError):
+        return dict(db.execute("SELECT stage, COUNT(*) FROM requests GROUP BY stage").fetchall())
+    return {}
+
+
 def committed_log(folder: Path) -> list[Entry]:
-    """The whole committed hop log as far as this peer has gathered it, every entry checked."""
+    """The whole committed hop log of the last chapter, as far as this peer has gathered it.
+
+    Every entry is checked.  The logs of earlier chapters are erased with what they tell of.
+    """
     bundle = Bundle.read(folder)
     found = status(folder)
     if not found.get("committed"):
         raise InvalidInput(f"the run of {folder} is not committed yet.")
-    start = chain_start({"network": bundle.network.name, "run": bundle.network.run_id})
+    start = chain_start({"network": bundle.network.name, "run": found["run"]})
     place, chain = found["committed"]["chain"], []
     path = bundle.store / "state.sqlite"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        specs = _chapters(db, len(bundle.network.peers))
         while place != start:
             row = db.execute("SELECT entry FROM entries WHERE chain = ?", (place,)).fetchone()
             if row is None:
@@ -180,7 +235,8 @@ def committed_log(folder: Path) -> list[Entry]:
                 )
             chain.append(json.loads(row[0]))
             place = chain[-1]["body"]["previous"]
-    check_chain(chain[::-1], start, found["committed"]["chain"], bundle.trust().signer)
+    base = specs[-1].before if specs else 0
+    check_chain(chain[::-1], start, found["committed"]["chain"], bundle.trust().signer, base)
     return chain[::-1]
 
 

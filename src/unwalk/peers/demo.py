@@ -1,43 +1,58 @@
-"""Five peers on this machine train on handwritten digits; one is killed and comes back.
+"""Five peers on this machine learn handwritten digits; then one of them forgets five records.
 
-In the end the same peers are sent through the simulator in the same order, and both models must be
-equal to the last bit.
+During training the peer that has the token is killed and comes back; while the five records are
+being forgotten, so is another one.  Both models are compared with the simulator's, when the same
+peers serve the same hops: they must be equal to the last bit.  In the end no file of any peer holds
+the ids or the rows of the five records, and there is a certificate that anybody can check who has
+the network's CA.
 """
 
 from __future__ import annotations
 
+import csv
 import multiprocessing
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from unwalk.certificates.document import FILE
+from unwalk.core.data import Shard
 from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Plan
 from unwalk.core.token import Token
+from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers.daemon import committed_log, run_peer, status
+from unwalk.peers import attest
+from unwalk.peers.ask import Asker
+from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
+from unwalk.peers.desk import RequestForm
+from unwalk.peers.forgetting import Book
 from unwalk.peers.network import Limits, Network
+from unwalk.peers.own_task import OwnRecords, open_records
 from unwalk.peers.provision import make_network
+from unwalk.peers.search import search, traces
+from unwalk.peers.sources import DataSettings
 from unwalk.peers.tokens import open_token
-from unwalk.peers.work import plan_of
 from unwalk.walks import Fixed
 
 PEERS = 5
 HOPS = 60
 SETTINGS: dict[str, Any] = {
-    "task": "digits",
-    "method": "finetune",
-    "compare": "none",
-    "forget.kind": "nothing",
+    "task": "records",
+    "data.shape": "1x8x8",
+    "data.classes": 10,
     "train.hops": HOPS,
 }
 PATIENCE = 120.0
+FORGETS, RECORDS, REQUEST = 2, 5, "demo-request"
 
 
 def free_addresses(count: int) -> list[str]:
@@ -52,11 +67,13 @@ def free_addresses(count: int) -> list[str]:
             one.close()
 
 
-def same_walk(plan: Plan, served: list[int]) -> Token:
-    """The simulator's token after these peers served the hops in this order."""
-    (phase,) = plan.phases
-    fixed = replace(phase, route=Fixed(served), hops=len(served))
-    (outcome,) = InProcess().run([replace(plan, phases=(fixed,))])
+def same_walk(plan: Plan, *served: Sequence[int]) -> Token:
+    """The simulator's token after these peers served the hops of each phase in this order."""
+    phases = tuple(
+        replace(phase, route=Fixed(peers), hops=len(peers))
+        for phase, peers in zip(plan.phases, served, strict=True)
+    )
+    (outcome,) = InProcess().run([replace(plan, phases=phases, keeps="first")])
     return outcome.token
 
 
@@ -102,8 +119,24 @@ class Demo:
                 process.kill()
 
 
-def run_demo(folder: Path, tell: Callable[[str], None] = print) -> list[int]:
-    """The whole demonstration; the peers that served the hops, in order."""
+def write_records(folder: Path) -> None:
+    """Give each peer's organisation a table of digits, outside its bundle."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    for peer in range(PEERS):
+        path = folder / f"organisation-{peer}.csv"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["id", "label", *(f"pixel{n}" for n in range(64))])
+            for row in range(peer, len(found.target), PEERS):
+                pixels = [f"{value / 16.0:.6g}" for value in found.data[row]]
+                table.writerow([f"digit-{row:04d}", int(found.target[row]), *pixels])
+        DataSettings(path, erase_source=True).write(folder / f"peer-{peer}")
+
+
+def run_demo(folder: Path, tell: Callable[[str], None] = print) -> Path:
+    """The whole demonstration; where the certificate is."""
     if folder.exists():
         shutil.rmtree(folder)
     network = make_network(
@@ -112,45 +145,71 @@ def run_demo(folder: Path, tell: Callable[[str], None] = print) -> list[int]:
         addresses=free_addresses(PEERS),
         settings=SETTINGS,
         limits=Limits(lease=1.0, connect=2.0, stop=10.0),
-        noise="simulation",
     )
+    write_records(folder)
     demo = Demo(folder, tell)
     begun = time.monotonic()
     try:
         for peer in range(PEERS):
             demo.start(peer)
-        demo.until("a third of the walk", lambda s: _furthest(s) >= HOPS // 3)
-        victim = _holder(demo.states())
-        tell(f"peer-{victim} is killed at about hop {_furthest(demo.states())}")
-        os.kill(demo.processes[victim].pid, signal.SIGKILL)
-        demo.processes[victim].join()
-        gone = _furthest(demo.states())
-        demo.until("going on without it", lambda s: _furthest(s) >= gone + 5)
-        tell(f"peer-{victim} comes back at about hop {_furthest(demo.states())}")
-        demo.start(victim)
+        _disturb(demo, 0, HOPS // 3, None)
         demo.until("the end", lambda s: all(one.get("model") for one in s))
-        tell(f"the run is committed after {time.monotonic() - begun:.1f} s")
-        log = _whole_log(folder)
+        tell(f"training is committed after {time.monotonic() - begun:.1f} s")
+        served = [_served(folder, 0)]
+        ids, shards = _chosen(folder, network)
+        plan = Book(network).training
+        _compare(folder, plan, shards, served, tell)
+        begun = time.monotonic()
+        asker = Asker.of_bundle(folder / f"peer-{FORGETS}")
+        asker.submit(RequestForm(REQUEST, tuple(ids), "exact"))
+        tell(f"peer-{FORGETS} is asked to forget {len(ids)} records by their ids")
+        _disturb(demo, 1, 3, FORGETS)
+        demo.until("the certificate", lambda _: asker.request(REQUEST).stage == "done")
+        tell(f"the request is answered after {time.monotonic() - begun:.1f} s")
+        demo.until("the end", lambda s: all(one.get("model") for one in s))
+        served.append(_served(folder, 1))
     finally:
         demo.close()
-    return _compare(folder, network, log, tell)
+    return _conclude(folder, network, ids, shards, served, tell)
 
 
-def _furthest(states: list[dict[str, Any]]) -> int:
-    return max(int(one.get("hop", 0)) for one in states)
+def _disturb(demo: Demo, chapter: int, hop: int, spare: int | None) -> None:
+    """Kill the holder of the token, but not ``spare``, and start it again some hops later."""
+
+    def reached(states: list[dict[str, Any]]) -> bool:
+        return _furthest(states, chapter) >= hop
+
+    demo.until(f"hop {hop} of chapter {chapter}", reached)
+    victim = _holder(demo.states(), spare)
+    os.kill(demo.processes[victim].pid, signal.SIGKILL)
+    demo.processes[victim].join()
+    gone = _furthest(demo.states(), chapter)
+    demo.tell(f"peer-{victim} is killed at about hop {gone} of chapter {chapter}")
+    demo.until("going on without it", lambda s: _furthest(s, chapter) >= gone + 5)
+    demo.tell(f"peer-{victim} comes back")
+    demo.start(victim)
 
 
-def _holder(states: list[dict[str, Any]]) -> int:
-    return next((n for n, one in enumerate(states) if one.get("holding")), 0)
+def _furthest(states: list[dict[str, Any]], chapter: int) -> int:
+    return max(
+        (int(one.get("hop", 0)) for one in states if one.get("chapter", 0) == chapter), default=-1
+    )
 
 
-def _whole_log(folder: Path) -> list[Any]:
-    """The checked log, as soon as some peer has gathered it."""
+def _holder(states: list[dict[str, Any]], spare: int | None) -> int:
+    others = [n for n in range(PEERS) if n != spare]
+    return next((n for n in others if states[n].get("holding")), others[0])
+
+
+def _served(folder: Path, chapter: int) -> list[int]:
+    """The peers that served the hops of a chapter, from its checked log."""
     end = time.monotonic() + PATIENCE
     while True:
         for peer in range(PEERS):
             try:
-                return committed_log(folder / f"peer-{peer}")
+                if status(folder / f"peer-{peer}")["chapter"] == chapter:
+                    log = committed_log(folder / f"peer-{peer}")
+                    return [e["body"]["peer"] for e in log if e["body"]["kind"] == "hop"]
             except UnwalkError:
                 continue
         if time.monotonic() > end:
@@ -158,19 +217,92 @@ def _whole_log(folder: Path) -> list[Any]:
         time.sleep(0.1)
 
 
+def _chosen(folder: Path, network: Network) -> tuple[list[str], dict[int, Shard]]:
+    """Ids of records that were trained on, and everybody's records while they are there."""
+    config = Book(network).assembled.config
+    shards: dict[int, Shard] = {}
+    ids: list[str] = []
+    for peer in range(PEERS):
+        records = open_records(folder / f"peer-{peer}", config)
+        assert records is not None
+        marked: tuple[str, ...] = ()
+        if peer == FORGETS:
+            table = (folder / f"organisation-{peer}.csv").read_text(encoding="utf-8")
+            names = [line.partition(",")[0] for line in table.splitlines()[1:]]
+            ids = [name for name in names if records.first_use(records.find([name]).known)]
+            ids = ids[:RECORDS]
+            marked = records.find(ids).known
+        shards[peer] = records.shard(marked)
+        records.close()
+    return ids, shards
+
+
+class Shown:
+    """The task with everybody's records in it, for the simulator alone."""
+
+    def __init__(self, task: Any, shards: Mapping[int, Shard]) -> None:
+        self.task, self.shards = task, shards
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def shard(self, peer: int) -> Shard:
+        return self.shards[peer]
+
+    def records(self, peer: int) -> Any:
+        return self.shards[peer].records
+
+
 def _compare(
-    folder: Path, network: Network, log: list[Any], tell: Callable[[str], None]
-) -> list[int]:
-    served = [e["body"]["peer"] for e in log if e["body"]["kind"] == "hop"]
-    recovered = sum(e["body"]["kind"] == "recovery" for e in log)
-    tell(f"{len(served)} hops, signed and chained; recoveries in the lineage: {recovered}")
+    folder: Path,
+    plan: Plan,
+    shards: Mapping[int, Shard],
+    served: list[list[int]],
+    tell: Callable[[str], None],
+) -> None:
     model = Path(status(folder / "peer-0")["model"])
     ours = open_token(model, PEERS).token()
-    if not equal_bytes(ours, same_walk(plan_of(network), served)):
+    shown: Any = Shown(plan.task, shards)
+    if not equal_bytes(ours, same_walk(replace(plan, task=shown), *served)):
         raise UnwalkError("the model is not the simulator's.")
-    tell("the simulator gives the same model, bit for bit, when the same peers serve the hops")
-    tell(f"model: {model}")
-    return served
+    tell(f"{len(served[-1])} hops, signed and chained: bit for bit the simulator's model")
+
+
+def _conclude(
+    folder: Path,
+    network: Network,
+    ids: list[str],
+    shards: Mapping[int, Shard],
+    served: list[list[int]],
+    tell: Callable[[str], None],
+) -> Path:
+    place = folder / f"peer-{FORGETS}" / "store" / attest.FOLDER / "chapter-1"
+    book = Book(network)
+    (spec,) = chapters_of(folder / "peer-0")
+    _compare(folder, book.forgetting(spec, "simulated", []), shards, served, tell)
+    records = open_records(folder / "peer-0", book.assembled.config)
+    assert records is not None
+    task = OwnRecords(book.assembled.task, {0: records})
+    space = Workspace(build_model(task.model, 0))
+    space.load(open_token(Path(status(folder / "peer-0")["model"]), PEERS).token())
+    space.model.eval()
+    held = task.test()
+    with torch.no_grad():
+        right = float((space.model(held.x).argmax(1) == held.y).float().mean())
+    records.close()
+    tell(f"accuracy on what peer-0 holds out: {100.0 * right:.1f} % of {len(held.y)} records")
+    forgotten = shards[FORGETS].x[torch.from_numpy(shards[FORGETS].records.forgotten)]
+    needles = traces(ids=ids, rows=list(forgotten.numpy()))
+    if hits := search(folder, needles):
+        raise UnwalkError(f"{hits[0].path} still holds {hits[0].name}.")
+    tell(f"none of {len(ids)} ids, and none of their rows, stands in any file of any peer")
+    found = attest.verified(place / FILE, folder / "ca.pem")
+    if found["problems"]:
+        raise UnwalkError(found["problems"][0])
+    for claim in found["claims"]:
+        tell(f"{claim['grade']}: {claim['reason']}")
+    tell(f"certificate: {place / FILE}")
+    return place / FILE
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ class Gate:
     trust: Trust
     work: Work
     peer: int
+    run: str
 
     def message(self, data: bytes) -> dict[str, Any]:
         """A small message for this network and run; its own fields are not checked yet."""
@@ -79,7 +80,7 @@ class Gate:
             raise Refused(f"protocol {PROTOCOL} is spoken here.")
         if record.get("network") != self.network.name:
             raise Refused(f"this is network {self.network.name}.")
-        if record.get("run") != self.network.run_id:
+        if record.get("run") != self.run:
             raise Refused("that run is not known here.")
         return record
 
@@ -140,8 +141,8 @@ class Gate:
         return path
 
     def _place(self, parcel: Parcel) -> None:
-        if not 1 <= parcel.hop < self.work.plan.hops:
-            raise Refused(f"hop {parcel.hop} is offered; allowed: 1 to {self.work.plan.hops - 1}.")
+        if not 1 <= parcel.hop < self.work.hops:
+            raise Refused(f"hop {parcel.hop} is offered; allowed: 1 to {self.work.hops - 1}.")
         if parcel.leg >= len(self.network.peers):
             raise Refused("the token was relayed more often than there are peers.")
         for (_, opener), _ in parcel.lineage:
@@ -167,7 +168,7 @@ class Gate:
         entry = parse_entry(value)
         body = entry["body"]
         same = {
-            "run": self.network.run_id,
+            "run": self.run,
             "generation": list(parcel.generation),
             "lineage": lineage_json(parcel.lineage),
             "hop": parcel.hop,
@@ -185,10 +186,9 @@ class Gate:
         """The token's own bytes, already known to have the right digest."""
         file = open_token(path, len(self.network.peers))
         check_token(file, self.work.expected, self.work.optional)
-        if file.header["hop"] != offer.parcel.hop:
-            raise Refused(
-                f"the token is after hop {file.header['hop']}, the parcel after {offer.parcel.hop}."
-            )
+        done = file.header["hop"] - self.work.base
+        if done != offer.parcel.hop:
+            raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
         self._rule(offer, file.header["memory"])
         return file
 

@@ -17,6 +17,7 @@ from unwalk.core.transcript import Hop, canonical
 from unwalk.peers.protocol import Generation, Lineage
 
 PREFIX = b"unwalk-hop-log-1:"
+BARE = b"unwalk-visit-1:"
 Entry = dict[str, Any]
 Signer = Callable[[bytes], bytes]
 
@@ -48,19 +49,49 @@ def hop_body(
     token_in: str,
     token_out: str,
     passed_over: tuple[int, ...],
+    number: int | None = None,
+    sign: Signer | None = None,
 ) -> dict[str, Any]:
-    """A visit."""
+    """A visit, the ``number``-th of its walk, if that is not how ``hop`` itself is counted.
+
+    With ``sign``, a second signature stands in it, on what the visit did alone.
+    """
+    record = hop.to_json()
+    bare = "" if sign is None else sign(BARE + bare_text(run, generation, record)).hex()
     return {
         "kind": "hop",
         "run": run,
         "generation": list(generation),
         "lineage": lineage_json(lineage),
         "peer": hop.receiver,
-        "hop": hop.hop,
+        "hop": hop.hop if number is None else number,
         "token_in": token_in,
         "token": token_out,
         "passed_over": list(passed_over),
-        "visit": hop.to_json(),
+        "visit": record,
+        "bare": bare,
+    }
+
+
+def bare_text(run: str, generation: Generation, visit: Mapping[str, Any]) -> bytes:
+    """What a visit did, without any digest of a token, chain values included.
+
+    A digest of a model that carries a record lets anyone test a guess of that record.  This
+    signature therefore outlives the log entry that it came with.
+    """
+    said = {"run": run, "generation": list(generation), "visit": dict(visit)}
+    return canonical(said).encode()
+
+
+def bare_visit(entry: Entry) -> dict[str, Any]:
+    """The part of a log entry that stays when digests have to go."""
+    body = entry["body"]
+    return {
+        "run": body["run"],
+        "generation": body["generation"],
+        "visit": body["visit"],
+        "signature": body["bare"],
+        "certificate": entry["certificate"],
     }
 
 
@@ -113,9 +144,12 @@ def parse_entry(record: Any) -> Entry:
 
 
 def check_chain(
-    entries: list[Entry], start: str, end: str, verify: Callable[[Entry], int]
+    entries: list[Entry], start: str, end: str, verify: Callable[[Entry], int], base: int = 0
 ) -> list[Hop]:
-    """The hops of a whole log, each entry checked; ``verify`` answers which peer signed it."""
+    """The hops of a whole log, each entry checked; ``verify`` answers which peer signed it.
+
+    A chapter's hops are counted on from ``base``, those that were walked before it.
+    """
     chain, hops, generation = start, [], (-1, -1)
     for number, entry in enumerate(entries, 1):
         body = parse_entry(entry)["body"]
@@ -128,7 +162,7 @@ def check_chain(
             raise Corrupt(f"log entry {number} falls back to generation {opened}.")
         if body["kind"] == "hop":
             hops.append(Hop.from_json(body["visit"]))
-            if hops[-1].hop != len(hops) or hops[-1].receiver != body["peer"]:
+            if hops[-1].hop != base + len(hops) or hops[-1].receiver != body["peer"]:
                 raise Corrupt(f"log entry {number} is not hop {len(hops)}.")
         elif body["kind"] != "recovery" or body["hop"] != len(hops) or opened == generation:
             raise Corrupt(f"log entry {number} is neither a hop nor a recovery after one.")

@@ -44,9 +44,10 @@ class Intake:
             offer = self.service.gate.offer(sender, envelope)
             if isinstance(offer, FinalOffer):
                 reply = await self.service.talk.take_final(offer, chunks)
-            else:
-                reply = await self._take(offer, chunks)
-            return codec.dump(codec.reply_to(reply))
+                return codec.dump(codec.reply_to(reply))
+            reply = await self._take(offer, chunks)
+            first = reply.kind == "accepted" and self.service.came_first(offer.parcel)
+            return codec.dump(codec.reply_to(reply, first=first))
         except UnwalkError as error:
             return self._refusal(sender, error)
 
@@ -78,13 +79,17 @@ class Intake:
             state, reply = pr.receive(self.service.state, offer.parcel, offer.path)
             if state != self.service.state:
                 move = move_to(offer.mover, offer.attempt, offer.move, offer.passed_over)
-                self.service.put(state, move={**move, "sender": offer.sender}, entry=offer.entry)
+                moved = {**move, "sender": offer.sender}
+                kept = self.service.to_keep(state)
+                self.service.put(state, move=moved, entry=offer.entry, arrival=kept)
                 self.service.metrics.add("tokens_received_total")
                 self.service.metrics.add("bytes_received_total", offer.size)
                 self.service.journal.write("received", at=monotonic(), **words_of(offer.parcel))
             return reply
         finally:
             self.receiving.discard(offer.sender)
+            if self.service.stopping:
+                self.service.changed.set()
             self.service.store.pinned.discard(offer.parcel.token)
             incoming.discard()
 

@@ -132,14 +132,19 @@ def majority(peers: int) -> int:
     return peers // 2 + 1
 
 
-def begin(me: int, peers: int, hops: int, first: int, chain: str, token: str) -> PeerState:
-    """Before the first hop.  The initial token is public: every peer but the first keeps it."""
+def begin(
+    me: int, peers: int, hops: int, first: int, chain: str, token: str, *, has: bool = True
+) -> PeerState:
+    """Before the first hop: the first peer has the token, and so has every other that ``has`` it.
+
+    The initial token is public, so that every peer keeps it.
+    """
     generation = (0, first)
     parcel = Parcel(generation, 0, 0, chain, token, ((generation, 0),))
     state = PeerState(me, peers, hops, generation, parcel.lineage, (generation, NOWHERE))
     if me == first:
         return replace(state, held=parcel, stage="arrived", reached=(generation, parcel.place))
-    return replace(state, kept=parcel, kept_for=first, watching=True)
+    return replace(state, kept=parcel, kept_for=first, watching=True) if has else state
 
 
 def belongs(generation: Generation, hop: int, lineage: Lineage) -> bool:

@@ -39,6 +39,9 @@ CREATE INDEX IF NOT EXISTS entries_by_hop ON entries (run, number, opener, hop);
 CREATE TABLE IF NOT EXISTS locals (
     run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL, hop INTEGER NOT NULL,
     numbers TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (run, number, opener, hop));
+CREATE TABLE IF NOT EXISTS arrivals (
+    run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL, done INTEGER NOT NULL,
+    peer INTEGER NOT NULL, token TEXT NOT NULL, PRIMARY KEY (run, number, opener, done, peer));
 """
 SPARES = 2
 FLUSH = 8 << 20
@@ -58,6 +61,16 @@ class KeptLocal:
 
     numbers: str
     file: str
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A token that is kept from first contact on: as ``peer`` got it, after ``done`` visits."""
+
+    generation: Generation
+    done: int
+    peer: int
+    token: str
 
 
 class Incoming:
@@ -151,6 +164,7 @@ class Store:
     folder: Path
     fault: Fault = no_fault
     pinned: set[str] = field(default_factory=set)
+    archived: set[str] = field(default_factory=set)
     _names: int = 0
     _spares: dict[Path, int] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -173,7 +187,9 @@ class Store:
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
             self.db.execute(f"PRAGMA {pragma}").fetchone()
         self.db.executescript(SCHEMA)
+        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._folder = os.open(self.tokens, os.O_RDONLY)
+        self.archive()
         for path in (*self.tokens.glob("*.new"), *self.tokens.glob("*.spare")):
             path.unlink()
 
@@ -247,7 +263,8 @@ class Store:
         return digest
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One change, whole or not at all."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             yield self.db
@@ -278,9 +295,14 @@ class Store:
         *,
         entry: Entry | None = None,
         local: tuple[Generation, int, KeptLocal] | None = None,
+        arrival: Arrival | None = None,
     ) -> None:
         """One change of state, whole or not at all."""
-        with self._transaction() as db:
+        with self.transaction() as db:
+            if arrival is not None:
+                came = (run, *arrival.generation, arrival.done, arrival.peer, arrival.token)
+                db.execute("INSERT OR REPLACE INTO arrivals VALUES (?,?,?,?,?,?)", came)
+                self.archived.add(arrival.token)
             if entry is not None:
                 self._put_entry(run, entry)
             if local is not None:
@@ -300,7 +322,7 @@ class Store:
 
     def add_entries(self, run: str, entries: Iterable[Entry]) -> None:
         """Entries that other peers made."""
-        with self._transaction():
+        with self.transaction():
             for entry in entries:
                 self._put_entry(run, entry)
 
@@ -354,16 +376,42 @@ class Store:
         name = self.write(pieces(tensors, {})) if tensors else ""
         return KeptLocal(json.dumps(numbers), name)
 
-    def collect(self, run: str, state: PeerState) -> None:
-        """Remove files that nothing names any more."""
-        named = {p.token for p in (state.held, state.kept) if p is not None}
-        if state.committed is not None:
-            named.add(state.committed.token)
+    def arrivals(self, run: str) -> list[Arrival]:
+        """The tokens of a run that are kept from first contact on."""
+        query = "SELECT number, opener, done, peer, token FROM arrivals WHERE run = ? ORDER BY done"
+        return [
+            Arrival((number, opener), done, peer, token)
+            for number, opener, done, peer, token in self.db.execute(query, (run,))
+        ]
+
+    def archive(self, run: str = "") -> None:
+        """Look up which files stay whatever becomes of ``run``, the one under way."""
+        kept = {row[0] for row in self.db.execute("SELECT token FROM arrivals")}
+        rows = self.db.execute("SELECT state FROM runs WHERE run != ?", (run,))
+        for (text,) in rows:
+            state = codec.state_from(json.loads(text))
+            if state.committed is not None:
+                kept.add(state.committed.token)
+        self.archived = kept
+
+    def named(self, run: str, state: PeerState | None = None) -> set[str]:
+        """The files that a run needs, by its ``state`` or by what is on disk of it."""
+        if state is None:
+            query = "SELECT state FROM runs WHERE run = ?"
+            row = self.db.execute(query, (run,)).fetchone()
+            if row is None:
+                return set()
+            state = codec.state_from(json.loads(row[0]))
+        named = {p.token for p in (state.held, state.kept, state.committed) if p is not None}
         rows = self.db.execute(
             "SELECT file FROM locals WHERE run = ? ORDER BY rowid DESC LIMIT ?",
             (run, LOCALS),
         )
-        named.update(row[0] for row in rows)
+        return named | {row[0] for row in rows}
+
+    def collect(self, run: str, state: PeerState) -> None:
+        """Remove files that nothing names any more."""
+        named = self.named(run, state) | self.archived
         for path in self.tokens.glob("*.safetensors"):
             if path.stem not in named and path.stem not in self.pinned:
                 self.spare(path)

@@ -44,8 +44,9 @@ class Talk:
 
     def words(self, kind: str, **fields: Any) -> bytes:
         """A message as it travels."""
-        network = self.service.network
-        head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id, "kind": kind}
+        service = self.service
+        name, run = service.network.name, service.run_id
+        head = {"protocol": PROTOCOL, "network": name, "run": run, "kind": kind}
         return codec.dump({**head, **fields})
 
     # Answers
@@ -220,8 +221,9 @@ class Talk:
             if digest != committed.token:
                 raise Refused("the token's bytes do not match its digest.")
             incoming.keep(digest)
-            service.journal.write("final", token=digest)
+            service.journal.write("final")
             service.changed.set()
+            service.notify()
             return Reply("accepted")
         finally:
             service.store.pinned.discard(committed.token)
@@ -243,7 +245,9 @@ class Talk:
                         missing.discard(peer)
                 except (UnwalkError, TimeoutError, OSError):
                     continue
-            whole = whole or await self.gather() is not None
+            if not whole and (entries := await self.gather()) is not None:
+                service.written(entries)
+                whole = True
             if not missing and whole:
                 return
             self.wake.clear()

@@ -32,7 +32,8 @@ HELP = {
     "holding": "1 while the token is here.",
     "hop": "Visits done when this peer last had the token.",
     "generation": "Highest generation number seen.",
-    "committed": "1 once the run is over.",
+    "committed": "1 once the chapter under way is over.",
+    "chapter": "Number of the chapter under way; 0 is training.",
 }
 
 

@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
 
+from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
-from unwalk.core.plan import Graph, Local, Move, Plan, Progress
+from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.execute import execute
 from unwalk.engines.walk import Walk
 from unwalk.peers.network import Network
+from unwalk.peers.own_task import public_task
 from unwalk.peers.tokens import shapes_of
-from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.assemble import Assembled, assemble, resolve
+from unwalk.runs.secrets import salt_of
 from unwalk.walks import NOBODY
 
 ATTEMPTS = 1000
 """So often a route is drawn again before it is taken to lead nowhere else."""
 
 
-def plan_of(network: Network, secret: bytes | None = None) -> Plan:
-    """The walk that a network carries out, the same at every peer but for its noise secret."""
+def assembled_of(network: Network) -> Assembled:
+    """A network's settings with task and graph built; the same at every peer."""
     settings = {**network.settings, "peers": len(network.peers)}
     config = resolve(settings, where="the network file")
     if config.device != "cpu":
         raise InvalidInput(f"device is {config.device!r}; peers walk on the CPU: allowed: cpu.")
-    assembled = assemble(config)
-    if network.noise == "secret":
-        secret = secret if secret is not None else bytes(32)
-        assembled = replace(assembled, noise=SecretNoise(network.run_id, secret))
-    plan = assembled.training()
-    if plan.graph.peers != len(network.peers):
+    assembled = assemble(config, public_task(config, len(network.peers)))
+    if assembled.graph.peers != len(network.peers):
         raise InvalidInput(
-            f"the graph has {plan.graph.peers} peers, but the network file names "
+            f"the graph has {assembled.graph.peers} peers, but the network file names "
             f"{len(network.peers)}."
         )
-    return replace(plan, run=network.run_id, keeps="none", salt=b"")
+    return assembled
+
+
+def carried_out(plan: Plan, network: Network, run: str, secret: bytes | None) -> Plan:
+    """``plan`` as peers carry it out: noise, and what digests are salted with, from a secret."""
+    noise, salt = plan.noise, b""
+    if network.noise == "secret":
+        noise = SecretNoise(run, secret if secret is not None else bytes(32))
+        salt = salt_of(noise)
+    return replace(plan, run=run, noise=noise, salt=salt, keeps="none")
+
+
+def plan_of(network: Network, secret: bytes | None = None) -> Plan:
+    """The walk that learns, the same at every peer but for its noise secret."""
+    return carried_out(assembled_of(network).training(), network, network.run_id, secret)
 
 
 class PublicAnchors(dict[str, torch.Tensor]):
@@ -74,20 +87,24 @@ class Visited:
 
 
 class Work:
-    """Routes and visits of one peer."""
+    """Routes and visits of one peer in one chapter: the last phase of ``plan``.
 
-    def __init__(self, plan: Plan, peer: int) -> None:
-        if len(plan.phases) != 1:
-            raise InvalidInput(f"the plan has {len(plan.phases)} phases; peers carry out one.")
+    The phase before it, if there is one, was walked in earlier chapters: ``base`` visits.  ``data``
+    answers with the peer's records as they are now, for a visit of the chapter.
+    """
+
+    def __init__(self, plan: Plan, peer: int, data: Callable[[int], Shard] | None = None) -> None:
         torch.set_num_threads(plan.performance.threads)
         self.plan = plan
         self.peer = peer
-        self.phase = plan.phases[0]
+        self.phase = plan.phases[-1]
+        self.hops = self.phase.hops
+        self.base = plan.hops - self.hops
         model = build_model(plan.task.model, plan.seeds.integer("model"))
         self.space = Workspace(model, "cpu")
         self.space.anchors = PublicAnchors(plan)
         self.walk = Walk(plan, self.space, None)
-        self.shard = plan.task.shard(peer)
+        self.data = data if data is not None else lambda hop: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
         vector = self.expected["parameters"]
@@ -121,19 +138,30 @@ class Work:
                 return attempt, move
         return None
 
-    def visit(self, token: Token, move: Move, local: Local) -> Visited:
-        """One visit, bit for bit what the in-process engine does."""
+    def visit(self, token: Token, move: Move, local: Local, *, first: bool = False) -> Visited:
+        """One visit, bit for bit what the in-process engine does; ``first`` of its chapter."""
         space, walk = self.space, self.walk
+        walk.shards[self.peer] = self.data(1 if first else token.hop - self.base + 1)
         space.load(token)
+        if first and self.base:
+            token = replace(token, hop=self.base, at=self._from(), memory={})
         here = space.token(hop=token.hop, at=token.at, memory=token.memory)
         walk.progress = Progress(here, {self.peer: local}, space.anchors, Transcript({}))
+        if first and self.phase.start_hop is not None:
+            walk.progress.arrivals[self.phase.start_hop] = Kept(here, {self.peer: local})
         began = monotonic()
         arrival = walk.arrive(token.hop + 1, None, move)
-        if token.hop == 0:
+        if first:
             space.anchors.pop("start", None)
         walk.seed(arrival)
         space.model.train()
         walk.depart(arrival, *execute(arrival.program, arrival.bench))
         ended = monotonic()
         (hop,) = walk.progress.transcript.hops
+        if not self.plan.salt:
+            hop = replace(hop, digest=None)
         return Visited(walk.progress.token, walk.progress.locals[self.peer], hop, began, ended)
+
+    def _from(self) -> int:
+        """Where a chapter's first token is taken to be."""
+        return NOBODY if self.phase.start == "initial" else self.plan.unlearner

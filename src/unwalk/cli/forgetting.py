@@ -1,0 +1,219 @@
+"""``unwalk forget`` and ``unwalk peer leave``: ask a peer to forget records, by their ids."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unwalk.cli.terminal import JsonOption, show
+from unwalk.core.errors import InvalidInput, Refused
+
+if TYPE_CHECKING:
+    from unwalk.peers.desk import RequestForm, RequestView
+
+Grade = Annotated[str, typer.Option(help="exact or certified.")]
+Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
+Delta = Annotated[float | None, typer.Option(help="The same; empty: 1e-5.")]
+Method = Annotated[str | None, typer.Option(help="rewind, restart or seal; empty: the best.")]
+RequestId = Annotated[
+    str | None, typer.Option(help="Public name of the request; empty: made up. Again: the same.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it is done or refused.")]
+PAUSE = 0.2
+
+
+def forget(
+    peer: Annotated[
+        str, typer.Option(help="The peer's folder, or the address of its endpoint (http...).")
+    ],
+    ids: Annotated[Path | None, typer.Option(help="File with the record ids, one a line.")] = None,
+    vanished: Annotated[
+        str | None,
+        typer.Option(help="Instead of ids: a peer that is gone for good, with all its records."),
+    ] = None,
+    grade: Grade = "certified",
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    method: Method = None,
+    request_id: RequestId = None,
+    token: Annotated[
+        Path | None, typer.Option(help="The peer's http.token, needed with an address.")
+    ] = None,
+    authority: Annotated[
+        Path | None, typer.Option(help="The network's ca.pem, needed with an https address.")
+    ] = None,
+    wait: Wait = False,
+    json_: JsonOption = False,
+) -> None:
+    """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
+    from unwalk.cli.peers import _there
+
+    _there()
+    from unwalk.peers.desk import RequestForm, new_request_id
+    from unwalk.peers.requests import read_ids
+
+    if (ids is None) == (vanished is None) or (vanished is not None and "://" in peer):
+        raise InvalidInput("name --ids, or --vanished with the folder of another peer.")
+    if vanished is not None:
+        _give_up(Path(peer), vanished, request_id or f"vanished-{vanished}")
+        return
+    assert ids is not None
+    form = RequestForm(request_id or new_request_id(), read_ids(ids), grade, epsilon, delta, method)
+    if "://" in peer:
+        from unwalk.peers.ask import Asker
+        from unwalk.peers.identity import read_private
+
+        if token is None:
+            raise InvalidInput("an address needs --token, the peer's http.token.")
+        asker = Asker(peer, read_private(token).decode("ascii").strip(), authority=authority)
+        found = asker.submit(form)
+        while wait and found.stage not in ("done", "refused"):
+            time.sleep(PAUSE)
+            found = asker.request(form.id)
+        _tell(found, None, json_)
+        return
+    bundle = Path(peer)
+    found = _hand_in(bundle, form)
+    if wait:
+        found = _until_done(bundle, form.id)
+    _tell(found, bundle, json_)
+
+
+def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
+    """Put a request into a peer's own store: it is durable whether the peer runs or not."""
+    from unwalk.peers.forgetting import Book
+    from unwalk.peers.own_task import open_records
+    from unwalk.peers.reception import NO_RECORDS
+    from unwalk.peers.requests import Requests
+    from unwalk.peers.sources import SourceRefused
+    from unwalk.peers.trust import Bundle
+
+    checked = Bundle.read(bundle)
+    book = Book(checked.network)
+    records = open_records(bundle, book.assembled.config)
+    if records is None:
+        raise InvalidInput(NO_RECORDS)
+    try:
+        requests = Requests(records)
+        if requests.get(form.id) is None:
+            book.check(checked.index, form.grade, form.method, len(form.records))
+            with suppress(SourceRefused):
+                records.refresh()
+        return requests.submit(form).view()
+    except Refused as error:
+        raise InvalidInput(str(error)) from error
+    finally:
+        records.close()
+
+
+def _give_up(bundle: Path, vanished: str, name: str) -> None:
+    """Note at one peer that another has vanished; that peer sees to the rest."""
+    from unwalk.peers.aftermath import VANISHED
+    from unwalk.peers.forgetting import Book
+    from unwalk.peers.own_task import open_records
+    from unwalk.peers.reception import NO_RECORDS
+    from unwalk.peers.trust import Bundle
+
+    checked = Bundle.read(bundle)
+    number = checked.network.index(vanished)
+    if number == checked.index:
+        raise InvalidInput(f"{bundle} is {vanished} itself; allowed: the folder of another peer.")
+    records = open_records(bundle, Book(checked.network).assembled.config)
+    if records is None:
+        raise InvalidInput(NO_RECORDS)
+    try:
+        with records.transaction(touches=False):
+            records.put_fact(f"{VANISHED}{number}", name)
+    finally:
+        records.close()
+    show(f"{checked.name} will have all records of {vanished} forgotten, as request {name}")
+
+
+def _until_done(bundle: Path, id: str) -> RequestView:
+    from unwalk.peers.forgetting import Book
+    from unwalk.peers.own_task import open_records
+    from unwalk.peers.requests import Requests
+    from unwalk.peers.trust import Bundle
+
+    records = open_records(bundle, Book(Bundle.read(bundle).network).assembled.config)
+    assert records is not None
+    try:
+        requests = Requests(records)
+        while True:
+            found = requests.get(id)
+            assert found is not None
+            if found.stage in ("done", "refused"):
+                return found.view()
+            time.sleep(PAUSE)
+    finally:
+        records.close()
+
+
+def _tell(found: RequestView, bundle: Path | None, json_: bool) -> None:
+    from dataclasses import asdict
+
+    place = None
+    if bundle is not None and found.certificate is not None:
+        place = bundle / "store" / "certificates" / found.certificate / "certificate.json"
+    if json_:
+        print(json.dumps({**asdict(found), "path": None if place is None else str(place)}))
+        return
+    show(f"request {found.id}: {found.stage}, {found.records} records, {found.grade}")
+    if found.reason:
+        show(f"reason: {found.reason}", soft_wrap=True)
+    if place is not None:
+        show(f"certificate: {place}", soft_wrap=True)
+    elif found.certificate is not None:
+        show(f"certificate: {found.certificate}")
+
+
+def leave(
+    bundle: Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")],
+    forget_all: Annotated[
+        bool, typer.Option("--forget-all", help="Have all of the peer's records forgotten first.")
+    ] = False,
+    grade: Grade = "exact",
+    wait: Wait = False,
+) -> None:
+    """Leave the network: all records of the peer are forgotten, then it ends for good."""
+    from unwalk.cli.peers import _there
+
+    _there()
+    if not forget_all:
+        raise InvalidInput(
+            "leaving without --forget-all would leave the records in the model; to stop a peer for "
+            "a while, use unwalk peer stop."
+        )
+    from unwalk.peers.aftermath import LEAVING
+    from unwalk.peers.forgetting import Book
+    from unwalk.peers.own_task import open_records
+    from unwalk.peers.reception import NO_RECORDS
+    from unwalk.peers.requests import Requests
+    from unwalk.peers.sources import SourceRefused
+    from unwalk.peers.trust import Bundle
+
+    checked = Bundle.read(bundle)
+    book = Book(checked.network)
+    records = open_records(bundle, book.assembled.config)
+    if records is None:
+        raise InvalidInput(NO_RECORDS)
+    name = f"leave-{checked.name}"
+    try:
+        with suppress(SourceRefused):
+            records.refresh()
+        book.check(checked.index, grade, None, max(1, records.counts().train))
+        found = Requests(records).submit_all(name, grade=grade).view()
+        with records.transaction(touches=False):
+            records.put_fact(LEAVING, name)
+    except Refused as error:
+        raise InvalidInput(str(error)) from error
+    finally:
+        records.close()
+    if wait:
+        found = _until_done(bundle, name)
+    _tell(found, bundle, False)

@@ -1,0 +1,386 @@
+"""What follows a chapter's end at one peer, and what leads to the next: requests, step by step.
+
+Every step is idempotent and begins with what is on disk, so that a peer that dies anywhere goes on
+where it was.  The named points (``store.fault``) are those that tests kill a peer at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from unwalk.certificates.document import FILE, read_certificate
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.transcript import Transcript
+from unwalk.peers import attest, history
+from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
+from unwalk.peers.erasure import Kept, Receipt, erase_since, receipt_of
+from unwalk.peers.forgetting import first_visit, walked
+from unwalk.peers.identity import now
+from unwalk.peers.quiet import Quiet
+from unwalk.peers.requests import Batch, Request
+
+if TYPE_CHECKING:
+    from unwalk.peers.chapters import Chapters
+
+PAUSE = 0.05
+AGAIN = 2.0
+"""Seconds before peers whose receipt is missing are asked again, at most."""
+VANISHED = "vanished/"
+"""Facts that name the request with which a peer is given up, by that peer's number."""
+LEAVING = "leaving"
+"""The fact that names the request with which a peer leaves."""
+GONE = "the token from before the records were used is gone"
+
+
+class Aftermath:
+    """Requests and erasure of one peer."""
+
+    def __init__(self, chapters: Chapters) -> None:
+        self.chapters = chapters
+        self.receipted: set[int] = set()
+        self.complete: set[int] = set()
+        self.again: dict[int, float] = {}
+        self.quiet = Quiet(self)
+        for spec in chapters.specs:
+            self.begun(spec)
+
+    def begun(self, spec: Spec) -> None:
+        """A chapter was decided: if it is this peer's, its requests are under way."""
+        requests = self.chapters.requests
+        if requests is None or spec.peer != self.chapters.me or spec.vanished:
+            return
+        known = [r for name in spec.requests if (r := requests.get(name)) is not None]
+        waiting = [r.id for r in known if r.stage in ("received", "waiting", "walking")]
+        requests.advance(waiting, "walking", chapter=spec.number)
+
+    async def step(self) -> None:
+        """Do what can be done now."""
+        for number in self._over():
+            if number not in self.receipted:
+                try:
+                    await self._erase(number)
+                except InvalidInput as error:  # somebody reads the database just now
+                    self.chapters.journal.write("not erased yet", reason=str(error)[:300])
+                    return
+                self.receipted.add(number)
+        if self.chapters.requests is None:
+            return
+        for number in self._over():
+            if number not in self.complete and self._spec(number).holder == self.chapters.me:
+                await self._conclude(number)
+        await self.quiet.step()
+        if not await self._leave():
+            await self._next()
+
+    def _over(self) -> list[int]:
+        """Chapters of forgetting that are committed."""
+        chapters = self.chapters
+        last = len(chapters.specs) - (0 if chapters.service.over.is_set() else 1)
+        return list(range(1, last + 1))
+
+    def _spec(self, number: int) -> Spec:
+        return self.chapters.specs[number - 1]
+
+    # Erasure, at every peer
+
+    async def _erase(self, number: int) -> None:
+        """Erase all that is left of the walk since first contact, and sign that."""
+        chapters, store = self.chapters, self.chapters.store
+        if receipt_of(store, chapters.runs[number], number) is not None:
+            return
+        for earlier in {n for n, _ in chapters.line(number)}:
+            await self.have_visits(earlier)
+        spec = self._spec(number)
+        if spec.vanished and spec.peer == chapters.me and chapters.records is not None:
+            await asyncio.to_thread(chapters.records.erase, chapters.records.hashes())
+        gone, runs = chapters.runs[:number], chapters.runs[number:]
+        specs = chapters.specs[:number]
+        valid = history.valid_arrivals(store, chapters.runs, specs, chapters.book.hops)
+        keep = {arrival.token for arrival in valid}
+        for run in runs:
+            keep |= {arrival.token for arrival in store.arrivals(run)}
+            keep |= store.named(run)
+        history.forget_runs(store, gone)
+        store.fault("runs forgotten")
+        receipt = erase_since(
+            store,
+            chapters.bundle,
+            chapters.runs[number],
+            number,
+            keep=keep,
+            kept=[Kept(run) for run in gone],
+        )
+        store.archive(chapters.service.run_id)
+        chapters.journal.write("erased", chapter=number, files=len(receipt.erased))
+
+    async def have_visits(self, number: int) -> bool:
+        """See to it that all committed visits of a chapter are here."""
+        chapters = self.chapters
+        spec = None if number == 0 else self._spec(number)
+        count = chapters.book.hops if spec is None else spec.hops
+        if history.count_visits(chapters.store, chapters.runs[number]) == count:
+            return True
+        base = 0 if spec is None else spec.before
+        return await chapters.council.fetch_visits(number, count, base)
+
+    # The requests of this peer's own chapters
+
+    async def _conclude(self, number: int) -> None:
+        """The forgotten model is committed: erase the records, gather receipts, certify."""
+        chapters, requests, records = self.chapters, self.chapters.requests, self.chapters.records
+        assert requests is not None
+        assert records is not None
+        if self._spec(number).vanished:
+            if await self.have_visits(number):
+                await self._certify(number, Batch((), ()))
+            return
+        batch = requests.of_chapter(number)
+        by_stage: dict[str, list[str]] = {}
+        for request in batch.requests:
+            by_stage.setdefault(request.stage, []).append(request.id)
+        if "walking" in by_stage:
+            requests.advance(by_stage["walking"], "committed")
+            chapters.store.fault("request committed")
+            batch = requests.of_chapter(number)
+        if any(r.stage == "committed" for r in batch.requests):
+            if not await self.erase_records(batch):
+                return
+            requests.advance([r.id for r in batch.requests if r.stage == "committed"], "erasing")
+            chapters.store.fault("request erasing")
+        if not await self.have_visits(number):
+            return
+        await self._certify(number, requests.of_chapter(number))
+
+    async def erase_records(self, batch: Batch) -> bool:
+        """Erase the records of a batch; False where that has to be tried again."""
+        records = self.chapters.records
+        assert records is not None
+        before = records.trouble
+        if await asyncio.to_thread(records.try_erase, batch.records):
+            return True
+        if records.trouble != before:
+            self.chapters.journal.write("records", reason=records.trouble)
+        return False
+
+    async def _certify(self, number: int, batch: Batch) -> None:
+        chapters, requests = self.chapters, self.chapters.requests
+        assert requests is not None
+        known = await self.receipts(number)
+        name = f"chapter-{number}"
+        place = chapters.bundle.store / attest.FOLDER / name / FILE
+        stale = not place.exists()
+        if not stale:
+            document = read_certificate(place)
+            stale = len(document["peers"]["receipts"]) != len(known)
+        if stale:
+            transcript, visits = self.transcript(number)
+            spec = self._spec(number)
+            facts = attest.Facts(
+                number,
+                chapters.runs[number],
+                spec.requests,
+                0 if spec.method == "restart" else spec.position,
+                known,
+            )
+            issued = now().isoformat(timespec="seconds")
+            document = attest.issue(chapters.bundle, name, transcript, visits, facts, issued)
+            chapters.store.fault("certificate written")
+            chapters.journal.write(
+                "certificate", chapter=number, to=name, pending=document["peers"]["pending"]
+            )
+            open_ = [r.id for r in batch.requests if r.stage == "erasing"]
+            requests.advance(open_, "erasing", certificate=name)
+        if not document["peers"]["pending"]:
+            open_ = [r.id for r in batch.requests if r.stage == "erasing"]
+            requests.advance(open_, "done", certificate=name)
+            chapters.store.fault("request done")
+            self.complete.add(number)
+
+    async def receipts(self, number: int) -> dict[str, dict[str, Any]]:
+        """Receipts that are here, after asking those whose receipt is missing."""
+        chapters = self.chapters
+        known = history.receipts_of(chapters.store, number)
+        own = receipt_of(chapters.store, chapters.runs[number], number)
+        if own is not None:
+            known[chapters.bundle.name] = own.to_json()
+        if monotonic() < self.again.get(number, 0.0):
+            return known
+        missing = [n for n, p in enumerate(chapters.network.peers) if p.name not in known]
+        message = chapters.council.words("agenda-receipt", number=number)
+        asked = [p for p in missing if p != chapters.me]
+        found = await asyncio.gather(*(chapters.council.ask(p, message, "receipt") for p in asked))
+        for peer, record in zip(asked, found, strict=True):
+            if record is None:
+                continue
+            try:
+                receipt = Receipt.from_json(record)
+                signer = receipt.check(chapters.trust, run=chapters.runs[number], chapter=number)
+                if signer != peer:
+                    raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
+            except UnwalkError as error:
+                chapters.journal.write("refused", sender=peer, reason=str(error)[:300])
+                continue
+            history.put_receipt(chapters.store, number, receipt.peer, record)
+            known[receipt.peer] = record
+            chapters.store.fault("receipt kept")
+        self.again[number] = monotonic() + min(chapters.network.limits.lease, AGAIN)
+        return known
+
+    def transcript(self, number: int) -> tuple[Transcript, list[dict[str, Any]]]:
+        """What a chapter's certificate is made from, and the same as it was signed."""
+        chapters, spec = self.chapters, self._spec(number)
+        plan = chapters.book.forgetting(spec, chapters.runs[number], chapters.specs[: number - 1])
+        places = chapters.line(number) + [(number, k) for k in range(1, spec.hops + 1)]
+        visits = chapters.visits(places)
+        signed = [visits[chapter][place - 1] for chapter, place in places]
+        header = plan.header()
+        first = visits[number][0]["visit"]["receiver"]
+        if spec.method == "rewind" and not spec.vanished and first != spec.peer:
+            header["recovered"] = True
+        return walked(header, places, visits), signed
+
+    # The next chapter
+
+    async def _next(self) -> None:
+        chapters, requests = self.chapters, self.chapters.requests
+        assert requests is not None
+        received = [r.id for r in requests.at("received")]
+        if received:
+            requests.advance(received, "waiting")
+        if not chapters.service.over.is_set():
+            return
+        batch = requests.batch(MOST_REQUESTS)
+        gone = None if batch is not None else self._vanished()
+        if batch is None and gone is None:
+            return
+        for number in {n for n, _ in line(chapters.book.hops, chapters.specs)}:
+            if not await self.have_visits(number):
+                return
+        if batch is None:
+            assert gone is not None
+            await self._propose(self.without(*gone))
+            return
+        try:
+            spec = self.plan(batch)
+        except (Refused, InvalidInput) as error:
+            requests.advance(batch.ids, "refused", reason=str(error))
+            chapters.journal.write(
+                "request refused", requests=list(batch.ids), why=str(error)[:300]
+            )
+            return
+        if spec is None:
+            requests.advance(batch.ids, "committed", chapter=0)
+            chapters.wake.set()
+            return
+        await self._propose(spec)
+
+    async def _propose(self, spec: Spec) -> None:
+        chapters = self.chapters
+        if not await chapters.council.propose(spec):
+            await asyncio.sleep(PAUSE * (1 + chapters.me % 5))
+        chapters.wake.set()
+
+    def _vanished(self) -> tuple[int, str] | None:
+        """A peer that this one was told has vanished, and under which name that was asked."""
+        chapters = self.chapters
+        assert chapters.records is not None
+        answered = {spec.peer for spec in chapters.specs if spec.vanished}
+        for peer in range(len(chapters.network.peers)):
+            name = chapters.records.fact(f"{VANISHED}{peer}")
+            if name and peer not in answered:
+                return peer, name
+        return None
+
+    def without(self, peer: int, name: str) -> Spec:
+        """The chapter that forgets a vanished peer: from the token that it first got, if here."""
+        chapters = self.chapters
+        places = line(chapters.book.hops, chapters.specs)
+        visits = chapters.visits(places)
+        position, method = first_visit(peer, places, visits), "rewind"
+        if position is None or not self._has_token(position, peer):
+            position, method = 0, "restart"
+        if "rewind" not in chapters.book.ways("exact", None):
+            position, method = 0, "restart"
+        return Spec(
+            number=len(chapters.specs) + 1,
+            peer=peer,
+            method=method,
+            grade="exact",
+            epsilon=None,
+            delta=None,
+            requests=(name,),
+            records=0,
+            before=len(places),
+            position=position,
+            hops=chapters.book.hops_of(method, len(places), position),
+            holder=chapters.me,
+        )
+
+    def plan(self, batch: Batch) -> Spec | None:
+        """The chapter that answers a batch; None where nothing has to be walked."""
+        chapters, me = self.chapters, self.chapters.me
+        assert chapters.records is not None
+        places = line(chapters.book.hops, chapters.specs)
+        visits = chapters.visits(places)
+        first = first_visit(me, places, visits)
+        oldest: Request = batch.requests[0]
+        records, used = chapters.records, batch.records
+        if records.first_use(used, places) is None:
+            if chapters.specs or records.first_use(used) is None:
+                return None
+            # A walk that was dropped used them: only a new beginning is sure to be without.
+            oldest, first = replace(oldest, grade="exact", epsilon=None, delta=None), 0
+            oldest = replace(oldest, method="restart")
+        assert first is not None
+        for method in chapters.book.ways(oldest.grade, oldest.method):
+            position = 0 if method == "restart" else first
+            spec = Spec(
+                number=len(chapters.specs) + 1,
+                peer=me,
+                method=method,
+                grade=oldest.grade,
+                epsilon=oldest.epsilon,
+                delta=oldest.delta,
+                requests=batch.ids,
+                records=len(batch.records),
+                before=len(places),
+                position=position,
+                hops=chapters.book.hops_of(method, len(places), position),
+                holder=me,
+            )
+            if method == "rewind" and not self._has_token(position, me):
+                continue
+            if method == "seal":
+                run = run_of(chapters.network.run_id, spec)
+                header = chapters.book.forgetting(spec, run, chapters.specs).header()
+                before = walked(header, places, visits)
+                chapters.book.forgetting(spec, run, chapters.specs, before)
+            return spec
+        raise Refused(f"{GONE}, and {oldest.method} needs it.")
+
+    def _has_token(self, position: int, peer: int) -> bool:
+        chapters = self.chapters
+        found = history.find_arrival(chapters.store, chapters.runs, chapters.specs, peer, position)
+        return found is not None
+
+    async def _leave(self) -> bool:
+        """A peer that leaves ends once everything that it had is forgotten, and says so."""
+        chapters, requests, records = self.chapters, self.chapters.requests, self.chapters.records
+        assert requests is not None
+        assert records is not None
+        name = records.fact(LEAVING)
+        asked = requests.get(name) if name else None
+        if asked is None or asked.stage != "done":
+            return False
+        last = len(chapters.specs)
+        words = chapters.council.words
+        ready = await chapters.council.ask_all(words("agenda-ready", number=last), "ready")
+        if not ready or not all(answer is True for answer in ready.values()):
+            return False  # somebody may still need what only this peer has
+        heard = await chapters.council.ask_all(words("agenda-left", number=0), "left")
+        chapters.journal.write("leaving", heard=sorted(heard))
+        chapters.stop()
+        return True

@@ -1,0 +1,233 @@
+"""What the network does next: one chapter after the other, each decided once, by a majority.
+
+Chapter 0 is the training walk.  Every later chapter is one batch of deletion requests at one peer.
+Any peer with open requests proposes itself for the next number; a single-decree Paxos instance a
+number decides (Lamport, *Paxos Made Simple*, 2001, section 2.2), so that two peers that ask at
+once get two chapters, one after the other, in the same order everywhere.  Whoever was not chosen
+proposes again for the next number.
+
+The functions are pure.  A value is the canonical text of a signed :class:`Spec`; here it is only
+compared, never read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from unwalk.core.errors import Corrupt
+from unwalk.core.transcript import canonical
+from unwalk.peers import codec
+from unwalk.peers.protocol import Ballot
+
+MOST_REQUESTS = 256
+"""Requests in one chapter, at most: more wait for the next."""
+METHODS = {"rewind": "exact", "restart": "exact", "seal": "certified"}
+"""How a chapter can forget, and the grade that each way can reach."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a peer must not forget about one number of the agenda."""
+
+    promised: Ballot = (-1, -1)
+    accepted: tuple[Ballot, str] | None = None
+    decided: str | None = None
+
+
+@dataclass(frozen=True)
+class Word:
+    """Answer to a proposer: ``yes``, ``no`` (``ballot`` was promised) or ``decided``."""
+
+    kind: str
+    ballot: Ballot = (-1, -1)
+    accepted: tuple[Ballot, str] | None = None
+    value: str | None = None
+
+
+def next_ballot(seat: Seat, me: int, seen: Iterable[Ballot] = ()) -> Ballot:
+    """A ballot above everything that was promised here or seen elsewhere.
+
+    >>> next_ballot(Seat(promised=(3, 0)), 2)
+    (4, 2)
+    """
+    return max((b[0] for b in (seat.promised, *seen)), default=-1) + 1, me
+
+
+def prepare(seat: Seat, ballot: Ballot) -> tuple[Seat, Word]:
+    """The first question: may somebody propose under ``ballot``?"""
+    if seat.decided is not None:
+        return seat, Word("decided", value=seat.decided)
+    if ballot <= seat.promised:
+        return seat, Word("no", seat.promised)
+    return replace(seat, promised=ballot), Word("yes", ballot, seat.accepted)
+
+
+def chosen(own: str, words: Iterable[Word]) -> str:
+    """The value to propose: the one accepted under the highest ballot, or one's own."""
+    earlier = [w.accepted for w in words if w.accepted is not None]
+    return max(earlier, key=lambda a: a[0])[1] if earlier else own
+
+
+def accept(seat: Seat, ballot: Ballot, value: str) -> tuple[Seat, Word]:
+    """The second question: is it this value?"""
+    if seat.decided is not None:
+        return seat, Word("decided", value=seat.decided)
+    if ballot < seat.promised:
+        return seat, Word("no", seat.promised)
+    return replace(seat, promised=ballot, accepted=(ballot, value)), Word("yes", ballot)
+
+
+def decide(seat: Seat, value: str) -> Seat:
+    """A majority accepted ``value``."""
+    return seat if seat.decided is not None else replace(seat, decided=value)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A chapter that forgets; everything in it is public.
+
+    ``peer`` is u, whose ``records`` records (a number, the paper's m) the requests name.  The walk
+    so far has ``before`` visits; the chapter goes back to the moment after ``position`` of them
+    (a seal goes back nowhere, and ``position`` says from where on tokens are erased), and makes
+    ``hops`` visits.  ``holder`` has the token that the walk goes on from: u, or the peer that
+    handed it to u if u has vanished; then all records of u are meant, and their number is 0.
+    """
+
+    number: int
+    peer: int
+    method: str
+    grade: str
+    epsilon: float | None
+    delta: float | None
+    requests: tuple[str, ...]
+    records: int
+    before: int
+    position: int
+    hops: int
+    holder: int
+
+    @property
+    def phase(self) -> str:
+        """The name of its phase: coins are drawn from it, so no two chapters share any."""
+        return f"forget-{self.number}"
+
+    @property
+    def vanished(self) -> bool:
+        """Whether somebody else speaks for u, which is gone with all its records."""
+        return self.holder != self.peer
+
+    @property
+    def length(self) -> int:
+        """Visits on the line that leads to the model, once this chapter is over."""
+        return self.hops + {"rewind": self.position, "restart": 0, "seal": self.before}[self.method]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "requests": list(self.requests)}
+
+    @staticmethod
+    def from_json(record: Any, peers: int) -> Spec:
+        """Check everything that does not need the walk so far."""
+        names = tuple(Spec.__dataclass_fields__)
+        found = codec.fields_of(record, "a chapter", *names)
+        numbers = {
+            name: codec.whole(found[name], name)
+            for name in ("number", "records", "before", "position", "hops")
+        }
+        who = {name: codec.whole(found[name], name, high=peers - 1) for name in ("peer", "holder")}
+        requests = codec.listed(found["requests"], "requests", most=MOST_REQUESTS)
+        if not requests or not all(isinstance(r, str) and 0 < len(r) <= 64 for r in requests):
+            raise Corrupt("a chapter names no requests, or ids that are no short texts.")
+        method, grade = found["method"], found["grade"]
+        if method not in METHODS or METHODS[method] != grade:
+            raise Corrupt(f"a chapter forgets by {str(method)[:40]!r} with that grade.")
+        spec = Spec(
+            method=method,
+            grade=grade,
+            epsilon=_budget(found["epsilon"], "epsilon", grade),
+            delta=_budget(found["delta"], "delta", grade),
+            requests=tuple(requests),
+            **numbers,
+            **who,
+        )
+        if spec.number < 1 or spec.hops < 1 or spec.position > spec.before:
+            raise Corrupt("a chapter's number, hops or position are out of range.")
+        if spec.vanished != (spec.records == 0) or (spec.vanished and grade != "exact"):
+            raise Corrupt("a chapter speaks for another peer, but not for all of its records.")
+        return spec
+
+
+def _budget(value: Any, name: str, grade: str) -> float | None:
+    if grade == "exact":
+        if value is not None:
+            raise Corrupt(f"an exact chapter spends no {name}.")
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e6:
+        raise Corrupt(f"a chapter's {name} is out of range.")
+    return float(value)
+
+
+def run_of(network_run: str, spec: Spec) -> str:
+    """Names the chapter's walk."""
+    text = network_run + canonical(spec.to_json())
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def line(hops: int, specs: Sequence[Spec]) -> list[tuple[int, int]]:
+    """The visits that lead to the present model, as (chapter, visit in it), in order.
+
+    ``hops`` are those of training, ``specs`` the chapters after it that are committed.
+
+    >>> back = Spec(1, 0, "rewind", "exact", None, None, ("a",), 1, 4, 2, 2, 0)
+    >>> line(4, [back])
+    [(0, 1), (0, 2), (1, 1), (1, 2)]
+    """
+    found = [(0, k) for k in range(1, hops + 1)]
+    for spec in specs:
+        kept = {"rewind": spec.position, "restart": 0, "seal": len(found)}[spec.method]
+        found = found[:kept] + [(spec.number, k) for k in range(1, spec.hops + 1)]
+    return found
+
+
+def seat_to(seat: Seat) -> dict[str, Any]:
+    """A seat as JSON, for the peer's own store."""
+    accepted = None if seat.accepted is None else [list(seat.accepted[0]), seat.accepted[1]]
+    return {"promised": list(seat.promised), "accepted": accepted, "decided": seat.decided}
+
+
+def _accepted_from(record: Any) -> tuple[Ballot, str] | None:
+    if record is None:
+        return None
+    items = codec.listed(record, "accepted", most=2)
+    if len(items) != 2 or not isinstance(items[1], str):
+        raise Corrupt("accepted is no ballot and value.")
+    return codec.pair(items[0], "ballot"), items[1]
+
+
+def seat_from(record: dict[str, Any]) -> Seat:
+    """The seat that :func:`seat_to` wrote."""
+    promised = codec.pair(record["promised"], "promised", low=-1)
+    return Seat(promised, _accepted_from(record["accepted"]), record["decided"])
+
+
+def word_to(word: Word) -> dict[str, Any]:
+    """An answer as JSON."""
+    accepted = None if word.accepted is None else [list(word.accepted[0]), word.accepted[1]]
+    return {
+        "kind": word.kind,
+        "ballot": list(word.ballot),
+        "accepted": accepted,
+        "value": word.value,
+    }
+
+
+def word_from(record: Any) -> Word:
+    """The answer that :func:`word_to` wrote."""
+    found = codec.fields_of(record, "an answer", "kind", "ballot", "accepted", "value")
+    kind, value = found["kind"], found["value"]
+    if kind not in ("yes", "no", "decided") or (kind == "decided") != isinstance(value, str):
+        raise Corrupt("an answer on the agenda is of no known kind.")
+    ballot = codec.pair(found["ballot"], "ballot", low=-1)
+    return Word(kind, ballot, _accepted_from(found["accepted"]), value)

@@ -1,0 +1,249 @@
+"""The certificate of a chapter: made from visits that the peers signed, with their receipts.
+
+A certificate lies in a folder of its own: ``certificate.json``, ``transcript.jsonl`` (every visit
+on the line before the request, then the chapter's) and ``visits.jsonl`` (the same visits as the
+peers signed them).  ``unwalk verify certificate.json --trust ca.pem`` checks all three.
+
+What it states of peers stands under ``peers``: who signed what, who erased, who is still pending.
+As receipts come in it is issued again, with the same claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from unwalk.certificates import certificate_of, verify
+from unwalk.certificates.document import FILE, read_certificate, text_of
+from unwalk.certificates.signing import sign
+from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.transcript import Transcript, canonical
+from unwalk.peers.erasure import Receipt
+from unwalk.peers.forgetting import as_walked
+from unwalk.peers.history import check_visit
+from unwalk.peers.identity import now
+from unwalk.peers.identity import read_certificate as read_pem
+from unwalk.peers.network import Member, Network
+from unwalk.peers.trust import Bundle, Trust
+from unwalk.runs.store import write_file
+
+FOLDER = "certificates"
+TRANSCRIPT, VISITS = "transcript.jsonl", "visits.jsonl"
+RULE = (
+    "for all records that this peer ever asked to forget together: epsilons add up, "
+    "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a certificate says of peers; ``receipts`` by name, of those who have erased."""
+
+    chapter: int
+    run: str
+    requests: tuple[str, ...]
+    erased_after: int
+    receipts: Mapping[str, dict[str, Any]]
+    silent: bool = False
+
+    def pending(self, network: Network) -> list[str]:
+        """Peers that have not signed yet; none where nothing had to be erased."""
+        if self.silent:
+            return []
+        return [p.name for p in network.peers if p.name not in self.receipts]
+
+
+def compose(parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Budgets of several certificates taken together; see :data:`RULE`.
+
+    >>> compose([(0.0, 0.0), (1.0, 1e-5)])
+    (1.0, 1e-05)
+    """
+    epsilon, delta = 0.0, 0.0
+    for e, d in parts:
+        delta = max(delta + math.exp(epsilon) * d, d + math.exp(e) * delta)
+        epsilon += e
+    return epsilon, delta
+
+
+def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The claim that is a guarantee, or None."""
+    for claim in document["claims"]:
+        if claim["grade"] in ("certified", "exact"):
+            return dict(claim)
+    return None
+
+
+def earlier(folder: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
+    """The certificates of a peer that were issued before the one called ``name``, oldest first."""
+    found = []
+    for place in folder.glob(f"*/{FILE}") if folder.is_dir() else ():
+        if place.parent.name != name:
+            document = _known(place, place.stat().st_mtime_ns)
+            found.append((document["peers"]["issued"], place.parent.name, document))
+    return [(other, document) for _, other, document in sorted(found, key=lambda f: f[:2])]
+
+
+@lru_cache(maxsize=256)
+def _known(place: Path, changed: int) -> dict[str, Any]:
+    """A certificate that is looked at often; not to be changed."""
+    return read_certificate(place)
+
+
+def issue(
+    bundle: Bundle,
+    name: str,
+    transcript: Transcript,
+    visits: Sequence[dict[str, Any]],
+    facts: Facts,
+    issued: str,
+) -> dict[str, Any]:
+    """Write a certificate, or issue it again; the document."""
+    network, folder = bundle.network, bundle.store / FOLDER
+    place = folder / name
+    text = visits_text(visits)
+    version = 1
+    if (place / FILE).exists():
+        before = read_certificate(place / FILE)["peers"]
+        version, issued = before["version"] + 1, before["issued"]
+    document = certificate_of(transcript)
+    claim = proved(document)
+    others = [
+        c for _, d in earlier(folder, name) if (c := proved(d)) and d["peers"]["issued"] <= issued
+    ]
+    known = [(c["epsilon"], c["delta"]) for c in (*others, claim) if c is not None]
+    epsilon, delta = compose(known)
+    document["peers"] = {
+        "network": network.name,
+        "members": [p.name for p in network.peers],
+        "peer": network.peers[document["public"]["unlearner"]].name,
+        "issuer": bundle.name,
+        "chapter": facts.chapter,
+        "run": facts.run,
+        "requests": list(facts.requests),
+        "version": version,
+        "issued": issued,
+        "visits": hashlib.sha256(text.encode()).hexdigest(),
+        "erased_after_hop": facts.erased_after,
+        "receipts": [facts.receipts[p] for p in sorted(facts.receipts)],
+        "pending": facts.pending(network),
+        "composed": {
+            "certificates": len(known),
+            "epsilon": epsilon,
+            "delta": delta,
+            "rule": RULE,
+        },
+    }
+    signed = sign(document, bundle.keys.signing, bundle.certificate_pem.decode())
+    place.mkdir(parents=True, exist_ok=True)
+    write_file(place / TRANSCRIPT, transcript.text())
+    write_file(place / VISITS, text)
+    write_file(place / FILE, text_of(signed))
+    return signed
+
+
+def visits_text(visits: Sequence[dict[str, Any]]) -> str:
+    """Signed visits, one a line; the first line holds the certificates they were signed with."""
+    pems = sorted({str(v["certificate"]) for v in visits})
+    lines = [canonical({"certificates": pems})]
+    for visit in visits:
+        lines.append(canonical({**visit, "certificate": pems.index(visit["certificate"])}))
+    return "".join(line + "\n" for line in lines)
+
+
+def read_visits(path: Path) -> list[dict[str, Any]]:
+    """The visits that :func:`visits_text` wrote."""
+    try:
+        first, *rest = path.read_text(encoding="ascii").splitlines()
+        pems = json.loads(first)["certificates"]
+        found = [json.loads(text) for text in rest]
+        return [{**v, "certificate": str(pems[v["certificate"]])} for v in found]
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Corrupt(f"{path.name} does not hold signed visits.") from error
+
+
+def check(
+    document: Mapping[str, Any], transcript: Transcript, place: Path, authority: Path
+) -> tuple[list[str], list[str]]:
+    """Problems and notes about what a certificate says of peers.
+
+    ``place`` is its file, ``authority`` the file of the network's CA.
+    """
+    try:
+        said = document["peers"]
+        names = said["members"]
+        members = tuple(Member(n, f"localhost:{k}") for k, n in enumerate(names, 1))
+        trust = Trust(read_pem(authority), Network(said["network"], members, {}))
+        path = place.with_name(VISITS)
+        if not path.is_file():
+            return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
+        if hashlib.sha256(path.read_bytes()).hexdigest() != said["visits"]:
+            return [f"{VISITS} is not the file that was certified"], []
+        visits = read_visits(path)
+        _check_visits(visits, transcript, trust)
+        signers = _check_receipts(said, trust)
+        if names[document["public"]["unlearner"]] != said["peer"]:
+            return ["peers.peer is not the peer that forgets"], []
+    except UnwalkError as error:
+        return [str(error).rstrip(".")], []
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return [f"peers lacks or mistypes {error}"], []
+    notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
+    if signers:
+        notes.append(f"erasure is signed by {', '.join(signers)}")
+    if said["pending"]:
+        notes.append(f"still pending: {', '.join(said['pending'])}")
+    return [], notes
+
+
+def _check_visits(visits: list[dict[str, Any]], transcript: Transcript, trust: Trust) -> None:
+    if len(visits) != len(transcript.hops):
+        raise Corrupt(f"{len(visits)} visits were signed, {len(transcript.hops)} are certified.")
+    last = transcript.header["phases"][-1]["name"]
+    for number, (visit, hop) in enumerate(zip(visits, transcript.hops, strict=True), 1):
+        signed = check_visit(trust, visit, str(visit["run"]), int(visit["visit"]["hop"]))
+        if as_walked(signed, number, last) != hop:
+            raise Corrupt(f"hop {number} is not what peer {hop.receiver} signed.")
+
+
+def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
+    names = set()
+    for record in said["receipts"]:
+        receipt = Receipt.from_json(record)
+        receipt.check(trust, run=said["run"], chapter=said["chapter"])
+        names.add(receipt.peer)
+    if names & set(said["pending"]) or (
+        names and names | set(said["pending"]) != set(said["members"])
+    ):
+        raise Corrupt("receipts and pending peers are not all peers, each once.")
+    return sorted(names)
+
+
+def verified(place: Path, authority: Path) -> dict[str, Any]:
+    """What ``unwalk verify --json`` says of the certificate in a file, with its CA trusted."""
+    document = read_certificate(place)
+    path = place.with_name(TRANSCRIPT)
+    transcript = Transcript.read(path) if path.is_file() else None
+    verdict = verify(document, transcript, trust=str(authority), now=now())
+    problems, notes = list(verdict.problems), list(verdict.notes)
+    if transcript is not None:
+        found, said = check(document, transcript, place, authority)
+        problems, notes = problems + found, notes + said
+    return {
+        "verdict": "changed" if problems else verdict.headline,
+        "problems": problems,
+        "checked": notes,
+        "signer": verdict.signer,
+        "trusted": verdict.known,
+        "replayed": False,
+        "claims": document["claims"],
+        "not_shown": document["not_shown"],
+    }

@@ -1,0 +1,290 @@
+"""A peer through all chapters of its network: training, then one forgetting after the other.
+
+Each chapter is a :class:`~unwalk.peers.service.Service` of its own, so that what is proved of one
+walk holds for every one of them.  Here what arrives is brought to the chapter it belongs to, the
+next chapter is opened once it is decided, and what follows a chapter's end is carried out
+(:mod:`unwalk.peers.aftermath`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from unwalk.core.data import Shard
+from unwalk.core.transcript import Transcript
+from unwalk.peers import codec, history
+from unwalk.peers.aftermath import Aftermath
+from unwalk.peers.agenda import Spec, line, run_of
+from unwalk.peers.chapter import Chapter
+from unwalk.peers.council import MARK, Council
+from unwalk.peers.forgetting import Book, started, walked
+from unwalk.peers.gauge import Gauge
+from unwalk.peers.own_task import open_records
+from unwalk.peers.protocol import Reply
+from unwalk.peers.records import Records
+from unwalk.peers.requests import Requests
+from unwalk.peers.service import Service, end_all
+from unwalk.peers.sources import DataSettings, SourceRefused
+from unwalk.peers.store import Store
+from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.trust import Bundle, Trust
+from unwalk.peers.wire import Transport
+from unwalk.peers.work import Work
+
+RUN = b'"run":"'
+SOON = 0.25
+"""Seconds between looks at what is to be done, where nothing calls for one."""
+
+
+class Chapters:
+    """One peer of one network."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        trust: Trust,
+        store: Store,
+        transport: Transport,
+        journal: Journal,
+    ) -> None:
+        self.bundle, self.trust, self.store = bundle, trust, store
+        self.transport, self.journal = transport, journal
+        self.network, self.me = bundle.network, bundle.index
+        self.book = Book(self.network, bundle.noise_secret)
+        self.records: Records | None = open_records(
+            bundle.folder, self.book.assembled.config, store.fault
+        )
+        if self.records is not None:
+            DataSettings.read(bundle.folder)  # a peer without records does not start
+        self.requests = None if self.records is None else Requests(self.records)
+        self.wake = asyncio.Event()
+        self.stopping = False
+        self.ended: str | None = None
+        self.asked = monotonic()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.heard: dict[int, float] = {}
+        self.left = history.left(store)
+        self.metrics = Metrics(self.network.run_id, bundle.name)
+        self.runs = [self.network.run_id]
+        self.council = Council(self)
+        self.specs: list[Spec] = self.council.decided()
+        self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
+        self.left |= {spec.peer for spec in self.specs if spec.vanished}
+        self.service = self._open(len(self.specs))
+        self.walking: asyncio.Task[None] | None = None
+        self.aftermath, self.gauge = Aftermath(self), Gauge(self)
+
+    # Chapters
+
+    def _open(self, number: int) -> Service:
+        """The service of a chapter, from what is on disk or from its beginning."""
+        chapter, work = self._prepare(number)
+        self.store.archive(chapter.run)
+        if chapter.token:
+            self.store.archived.add(chapter.token)
+        service = Service(
+            self.bundle, self.trust, work, self.store, self.transport, self.journal, chapter
+        )
+        service.notify, service.metrics = self.wake.set, self.metrics
+        service.avoid = self.left
+        self.metrics.set("chapter", number)
+        return service
+
+    def _prepare(self, number: int) -> tuple[Chapter, Work]:
+        run = self.runs[number]
+        if number == 0:
+            return Chapter(0, run), Work(self.book.training, self.me, self._data(number))
+        spec = self.specs[number - 1]
+        before = None
+        if spec.method == "seal" and spec.peer == self.me:
+            before = self.walked_before(number)
+        plan = self.book.forgetting(spec, run, self.specs[: number - 1], before)
+        public, token = spec.method == "restart", ""
+        if spec.method == "rewind":
+            arrival = history.find_arrival(
+                self.store, self.runs[:number], self.specs, spec.peer, spec.position
+            )
+            token = "" if arrival is None else arrival.token
+        elif spec.method == "seal" and spec.holder == self.me:
+            token = self._final(number - 1) or ""
+        contacted = not public and self._was_visited(number)
+        chapter = Chapter(number, run, public, token, contacted, spec)
+        return chapter, Work(plan, self.me, self._data(number))
+
+    def _final(self, number: int) -> str | None:
+        """The digest of the model that a chapter ended with, if it is here."""
+        found = self.store.load(self.runs[number])
+        value = None if found is None else found[0].committed
+        if value is None or not self.store.file(value.token).exists():
+            return None
+        return value.token
+
+    def ready(self, number: int) -> bool:
+        """Whether chapter ``number`` is over here, and its model and visits do not need others."""
+        if number != len(self.specs) or not self.service.over.is_set():
+            return False
+        whole = history.count_visits(self.store, self.runs[number]) == self.service.work.hops
+        return whole and self._final(number) is not None
+
+    def _was_visited(self, number: int) -> bool:
+        """Whether this peer was visited before the token that a chapter goes on from."""
+        limit = started(number, self.specs)
+        for earlier, run in enumerate(self.runs[:number]):
+            for arrival in self.store.arrivals(run):
+                place = started(earlier, self.specs) + arrival.done
+                if arrival.peer == self.me and place <= limit:
+                    return True
+        return False
+
+    def _data(self, number: int) -> Callable[[int], Shard] | None:
+        """The records for a visit of a chapter, as they are when it begins."""
+        records, requests = self.records, self.requests
+        if records is None or requests is None:
+            return None
+
+        def data(hop: int) -> Shard:
+            forgetting: tuple[str, ...] = ()
+            if number and self.specs[number - 1].peer == self.me:
+                forgetting = requests.of_chapter(number).records
+            shard, refused = records.begin_visit(number, hop, forgetting)
+            if refused is not None:
+                self.journal.write("records", reason=refused.for_log)
+            return shard
+
+        return data
+
+    def walked_before(self, number: int) -> Transcript:
+        """What was walked on the line before a chapter, as its certificate will have it."""
+        spec = self.specs[number - 1]
+        plan = self.book.forgetting(spec, self.runs[number], self.specs[: number - 1])
+        places = self.line(number)
+        return walked(plan.header(), places, self.visits(places))
+
+    def line(self, number: int) -> list[tuple[int, int]]:
+        """The visits that led to the model with which chapter ``number`` began."""
+        return line(self.book.hops, self.specs[: number - 1])
+
+    def visits(self, places: Iterable[tuple[int, int]]) -> dict[int, list[dict[str, Any]]]:
+        """The committed visits of the chapters that ``places`` lie in."""
+        numbers = {chapter for chapter, _ in places}
+        return {n: history.visits_of(self.store, self.runs[n]) for n in sorted(numbers)}
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`."""
+        await self.transport.start(self)
+        self.walking = asyncio.create_task(self.service.walk())
+        self._later(self.council.catch_up())
+        self._later(self._take_in())
+        try:
+            while not self.walking.done():
+                await self._step()
+                await self._wait()
+            self.walking.result()
+        finally:
+            await end_all([self.walking, *self.tasks])
+            await self.transport.stop()
+            if self.records is not None:
+                self.records.close()
+
+    async def _take_in(self) -> None:
+        """Look at the source of the records, so that a request finds them."""
+        if self.records is None:
+            return
+        try:
+            await asyncio.to_thread(self.records.refresh)
+        except SourceRefused as error:
+            self.journal.write("records", reason=error.for_log)
+
+    def stop(self) -> None:
+        """Hand the token over, if it is here, and end."""
+        self.stopping = True
+        self.service.stop()
+        self.wake.set()
+
+    async def _wait(self) -> None:
+        assert self.walking is not None
+        waking = asyncio.create_task(self.wake.wait())
+        try:
+            await asyncio.wait(
+                {waking, self.walking}, timeout=SOON, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waking.cancel()  # not awaited: that could swallow a cancellation of this task
+
+    async def _step(self) -> None:
+        """Whatever is to be done next."""
+        self.wake.clear()
+        if self.stopping:
+            return
+        while len(decided := self.council.decided()) > len(self.specs):
+            await self._go_on(decided)
+        lease = self.network.limits.lease
+        if monotonic() - self.asked > lease:
+            self.asked = monotonic()
+            self._later(self.council.catch_up())
+        await self.aftermath.step()
+        await self.gauge.step()
+
+    async def _go_on(self, decided: list[Spec]) -> None:
+        """Open the last chapter that was decided; the ones before it are over."""
+        walking = self.walking
+        assert walking is not None
+        self.specs = decided
+        self.left |= {spec.peer for spec in decided if spec.vanished}
+        self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
+        await end_all([walking])
+        self.aftermath.begun(decided[-1])
+        self.service = self._open(len(decided))
+        self.store.fault("chapter opened")
+        self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
+        self.walking = asyncio.create_task(self.service.walk())
+
+    def _later(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.journal.write("failed", reason=str(error)[:300])
+
+    # What arrives
+
+    def _chapter_of(self, data: bytes) -> int | None:
+        """The chapter that a message names at its head, if it is known."""
+        start = data.find(RUN, 0, 512) + len(RUN)
+        run = data[start : start + 32].decode("ascii", "replace")
+        if run == self.service.run_id:
+            return len(self.specs)
+        return self.runs.index(run) if run in self.runs else None
+
+    async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
+        """A token is offered."""
+        self.heard[sender] = monotonic()
+        number = self._chapter_of(envelope)
+        if number is not None and number < len(self.specs):
+            self._later(self.council.inform(sender, number + 1))
+            over = Reply("refused")
+            return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
+        if number is None:
+            self._later(self.council.catch_up())
+        return await self.service.take(sender, envelope, chunks)
+
+    async def answer(self, sender: int, message: bytes) -> bytes:
+        """A small message came."""
+        self.heard[sender] = monotonic()
+        if message.find(MARK, 0, 512) >= 0:
+            return self.council.answer(sender, message)
+        number = self._chapter_of(message)
+        if number is not None and number < len(self.specs):
+            self._later(self.council.inform(sender, number + 1))
+            return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
+        if number is None:
+            self._later(self.council.catch_up())
+        return await self.service.answer(sender, message)

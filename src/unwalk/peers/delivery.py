@@ -1,0 +1,108 @@
+"""Handing the token over: offered until the next peer answers, or surely has nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unwalk.core.errors import UnwalkError
+from unwalk.peers import codec
+from unwalk.peers import protocol as pr
+from unwalk.peers.hoplog import Entry
+from unwalk.peers.intake import words_of
+from unwalk.peers.protocol import Parcel, PeerState
+from unwalk.peers.store import Arrival
+from unwalk.peers.wire import FilePieces, Unreachable
+from unwalk.walks import NOBODY
+
+if TYPE_CHECKING:
+    from unwalk.peers.service import Service
+
+PAUSE = 0.2
+"""Seconds before the same peer is tried again."""
+
+
+class Delivery:
+    """The sending side of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
+
+    def send(
+        self,
+        state: PeerState,
+        move: dict[str, Any],
+        entry: Entry | None,
+        path: Path,
+        gate: asyncio.Future[bool] | None = None,
+    ) -> tuple[Parcel, asyncio.Task[bytes]]:
+        """Start to hand the token over; its last piece waits for the ``gate``, if there is one."""
+        service, parcel = self.service, state.held
+        assert parcel is not None
+        pieces = FilePieces(path, gate)
+        said = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
+        envelope = service.talk.words(
+            "offer",
+            parcel=codec.parcel_to(parcel),
+            path=list(state.path),
+            move=said,
+            passed_over=move.get("passed_over", []),
+            size=pieces.size,
+            entry=entry,
+        )
+        hand = service.transport.hand(state.path[0], envelope, pieces, service.limits.lease)
+        task = asyncio.create_task(hand)
+        task.add_done_callback(lambda _: pieces.close())
+        service.talk.tasks.add(task)
+        task.add_done_callback(service.talk.ended)
+        return parcel, task
+
+    async def offer(self) -> None:
+        """Offer the token that is here to whoever is next."""
+        service = self.service
+        state, parcel = service.state, service.state.held
+        assert parcel is not None
+        target = state.path[0]
+        begun, self.early = self.early, None
+        if begun is None or begun[0] != parcel:
+            entry, path = service.store.entry(parcel.chain), service.store.file(parcel.token)
+            begun = self.send(state, service.open_move, entry, path)
+        try:
+            record = codec.parse(await begun[1], 1 << 18)
+            reply, reason = codec.reply_from(record)
+        except (UnwalkError, TimeoutError, OSError) as error:
+            certain = isinstance(error, Unreachable) and error.certain
+            await self._not_delivered(parcel, target, certain=certain, why=str(error))
+            return
+        except asyncio.CancelledError:
+            begun[1].cancel()
+            raise
+        if reply.kind in ("refused", "busy"):
+            await self._not_delivered(parcel, target, certain=True, why=reason or reply.kind)
+            return
+        before = int(service.open_move.get("sender", NOBODY))
+        opened = service.state.public is not None
+        kept = None
+        if record["first"] is True and reply.kind == "accepted" and service.state.held == parcel:
+            kept = Arrival(parcel.generation, parcel.hop, target, parcel.token)
+        service.put(pr.answered(service.state, parcel, reply), arrival=kept)
+        if reply.kind == "accepted":
+            size = service.store.file(parcel.token).stat().st_size
+            service.metrics.add("tokens_handed_total")
+            service.metrics.add("bytes_handed_total", size)
+            service.journal.write("handed", to=target, **words_of(parcel))
+            service.talk.after_handing(parcel, before, opened=opened)
+
+    async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:
+        service = self.service
+        if service.state.held == parcel and service.state.stage == "offered":
+            service.put(pr.failed(service.state, certain=certain))
+            if service.state.stage == "visited":
+                service.metrics.add("passed_over_total")
+                service.journal.write("passed over", to=target, why=why[:300], **words_of(parcel))
+            else:
+                service.journal.write("unclear", to=target, why=why[:300], **words_of(parcel))
+        if service.state.unclear:
+            await service.pause(PAUSE)

@@ -1,0 +1,177 @@
+"""What a peer remembers of a network's chapters: its votes on them, and every visit that counted.
+
+Visits are kept as they were signed, without any digest of a token, so that they can stay when the
+log that they came from is erased.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.transcript import Hop
+from unwalk.peers import codec
+from unwalk.peers.agenda import Seat, Spec, line, seat_from, seat_to
+from unwalk.peers.forgetting import started
+from unwalk.peers.hoplog import BARE, Entry, bare_text, bare_visit
+from unwalk.peers.store import Arrival, Store
+from unwalk.peers.trust import Trust
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS agenda (number INTEGER PRIMARY KEY, seat TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS visits (
+    run TEXT NOT NULL, place INTEGER NOT NULL, visit TEXT NOT NULL, PRIMARY KEY (run, place));
+CREATE TABLE IF NOT EXISTS receipts (
+    chapter INTEGER NOT NULL, peer TEXT NOT NULL, receipt TEXT NOT NULL,
+    PRIMARY KEY (chapter, peer));
+CREATE TABLE IF NOT EXISTS left_peers (peer INTEGER PRIMARY KEY);
+"""
+
+
+def seats(store: Store) -> dict[int, Seat]:
+    """This peer's votes on every number of the agenda."""
+    store.db.executescript(SCHEMA)
+    rows = store.db.execute("SELECT number, seat FROM agenda ORDER BY number")
+    return {number: seat_from(json.loads(text)) for number, text in rows}
+
+
+def put_seat(store: Store, number: int, seat: Seat) -> None:
+    """Write a vote down, before anybody is told."""
+    with store.transaction() as db:
+        row = (number, json.dumps(seat_to(seat)))
+        db.execute("INSERT OR REPLACE INTO agenda VALUES (?, ?)", row)
+
+
+def keep_visits(store: Store, run: str, entries: Iterable[Entry]) -> None:
+    """Set the visits of a committed log aside, in order."""
+    hops = [e for e in entries if e["body"]["kind"] == "hop"]
+    put_visits(store, run, [bare_visit(e) for e in hops])
+
+
+def put_visits(store: Store, run: str, visits: Sequence[dict[str, Any]]) -> None:
+    """Keep the visits of a run, all of them, in order."""
+    store.db.executescript(SCHEMA)
+    with store.transaction() as db:
+        for place, visit in enumerate(visits, 1):
+            row = (run, place, json.dumps(visit))
+            db.execute("INSERT OR REPLACE INTO visits VALUES (?, ?, ?)", row)
+
+
+def visits_of(store: Store, run: str, after: int = 0, limit: int = 1 << 30) -> list[dict[str, Any]]:
+    """The visits of a run that are known here, in order."""
+    query = "SELECT visit FROM visits WHERE run = ? AND place > ? ORDER BY place LIMIT ?"
+    return [json.loads(row[0]) for row in store.db.execute(query, (run, after, limit))]
+
+
+def count_visits(store: Store, run: str) -> int:
+    """How many visits of a run are known here."""
+    query = "SELECT COUNT(*) FROM visits WHERE run = ?"
+    return int(store.db.execute(query, (run,)).fetchone()[0])
+
+
+def check_visit(trust: Trust, visit: Any, run: str, number: int) -> Hop:
+    """A signed visit of ``run`` with the given number; refused unless its peer signed it."""
+    names = ("run", "generation", "visit", "signature", "certificate")
+    found = codec.fields_of(visit, "a visit", *names)
+    if found["run"] != run:
+        raise Corrupt("a visit belongs to another walk.")
+    generation = codec.pair(found["generation"], "generation")
+    hop = Hop.from_json(found["visit"])
+    if hop.hop != number:
+        raise Corrupt(f"visit {number} is missing.")
+    data = BARE + bare_text(run, generation, found["visit"])
+    pem, signature = str(found["certificate"]), str(found["signature"])
+    signer = trust.check(pem, signature, data, revoked_too=True)
+    if trust.network.index(signer) != hop.receiver:
+        raise Refused(f"visit {number} was signed by {signer}, which did not do it.")
+    return hop
+
+
+def forget_runs(store: Store, runs: Sequence[str]) -> None:
+    """Delete states, logs and what was kept between visits of walks that are over."""
+    with store.transaction() as db:
+        for run in runs:
+            for table in ("runs", "entries", "locals"):
+                db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+
+
+def valid_arrivals(
+    store: Store, runs: Sequence[str], specs: Sequence[Spec], hops: int
+) -> list[Arrival]:
+    """Kept tokens that stay when the last of ``specs`` is over: those from before first contact.
+
+    A token counts where the committed line says that its peer did the visit it came for.  What
+    cannot be shown to belong there goes.
+    """
+    *earlier, last = specs
+    before = line(hops, earlier)
+    position = 0 if last.method == "restart" else last.position
+    found = []
+    for number, run in enumerate(runs[: last.number]):
+        known = visits_of(store, run)
+        start = started(number, specs)
+        for arrival in store.arrivals(run):
+            place = start + arrival.done
+            (chapter, visit) = before[place] if place < len(before) else (-1, 0)
+            kept = (chapter, visit) == (number, arrival.done + 1)
+            if chapter > number and visit == 1:  # the token that a later chapter went back to
+                spec = specs[chapter - 1]
+                kept = spec.method == "rewind" and spec.peer == arrival.peer
+            if kept and place <= position and _served(known, arrival):
+                found.append(arrival)
+    return found
+
+
+def _served(visits: Sequence[dict[str, Any]], arrival: Arrival) -> bool:
+    """Whether the visit that a token came for is the one that was committed."""
+    if not arrival.done < len(visits):
+        return False
+    visit = visits[arrival.done]
+    same = tuple(visit["generation"]) == arrival.generation
+    return same and visit["visit"]["receiver"] == arrival.peer
+
+
+def find_arrival(
+    store: Store,
+    runs: Sequence[str],
+    specs: Sequence[Spec],
+    peer: int,
+    position: int,
+) -> Arrival | None:
+    """The token as it came to ``peer`` after ``position`` visits of the line, if it is here."""
+    for number, run in enumerate(runs):
+        last = number == len(runs) - 1
+        known = visits_of(store, run) if last else []
+        for arrival in store.arrivals(run):
+            there = started(number, specs) + arrival.done == position and arrival.peer == peer
+            there = there and store.file(arrival.token).exists()
+            if there and (not last or _served(known, arrival)):
+                return arrival
+    return None
+
+
+def put_receipt(store: Store, chapter: int, peer: str, receipt: dict[str, Any]) -> None:
+    """Keep another peer's receipt."""
+    with store.transaction() as db:
+        row = (chapter, peer, json.dumps(receipt))
+        db.execute("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", row)
+
+
+def receipts_of(store: Store, chapter: int) -> dict[str, dict[str, Any]]:
+    """The receipts for a chapter that are here, by peer."""
+    rows = store.db.execute("SELECT peer, receipt FROM receipts WHERE chapter = ?", (chapter,))
+    return {peer: json.loads(text) for peer, text in rows}
+
+
+def left(store: Store) -> set[int]:
+    """Peers that have left the network: no token is sent to them."""
+    store.db.executescript(SCHEMA)
+    return {row[0] for row in store.db.execute("SELECT peer FROM left_peers")}
+
+
+def put_left(store: Store, peer: int) -> None:
+    """A peer said that it has left."""
+    with store.transaction() as db:
+        db.execute("INSERT OR IGNORE INTO left_peers VALUES (?)", (peer,))

@@ -1,0 +1,88 @@
+"""Watching over a token that was handed on: asking where it is, going on from a copy if lost."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from unwalk.core.plan import Move
+from unwalk.peers import protocol as pr
+from unwalk.peers.hoplog import recovery_body
+from unwalk.peers.intake import move_to, words_of
+from unwalk.walks import NOBODY
+
+if TYPE_CHECKING:
+    from unwalk.peers.service import Service
+
+SLOW = 6.0
+"""A peer that was released asks around after so many leases without news."""
+
+
+class Lookout:
+    """What one service does when it hears nothing."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def watch(self) -> None:
+        """When the lease has run out without news, ask everybody where the token is."""
+        service = self.service
+        service.news = monotonic()
+        while True:
+            state = service.state
+            quick = state.watching or (state.stage == "offered" and state.unclear)
+            lease = service.limits.lease * (1.0 if quick else SLOW + 0.5 * service.me)
+            left = service.news + lease - monotonic()
+            if pr.basis(state) is None:
+                left = service.limits.lease
+            if left > 0:
+                await asyncio.sleep(min(left, service.limits.lease / 4))
+                continue
+            service.metrics.add("lease_expired_total")
+            await self.look_around()
+            service.news = monotonic()
+
+    async def look_around(self) -> None:
+        """Ask all, decide, and go on from this peer's copy if the token is lost."""
+        service = self.service
+        before = pr.basis(service.state)
+        answers = await service.talk.ask_all()
+        if pr.basis(service.state) != before:
+            return  # the answers are about something that is over
+        verdict = pr.consider(service.state, answers)
+        service.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
+        if verdict.kind == "committed" and verdict.value is not None:
+            service.put(pr.commit(service.state, verdict.value))
+        elif verdict.kind == "fenced":
+            service.put(pr.fenced(service.state, verdict.fence, verdict.lineage))
+        elif verdict.kind == "ahead":
+            service.put(pr.released(service.state, *max(s.reached for s in answers.values())))
+        elif verdict.kind == "recover" and not service.stopping:
+            self._recover(max((s.fence[0] for s in answers.values()), default=0))
+
+    def _recover(self, seen: int) -> None:
+        service, before = self.service, self.service.state
+        parcel = pr.basis(before)
+        assert parcel is not None
+        held = pr.recover(before, seen, "").held
+        assert held is not None
+        lost = before.path[0] if before.stage == "offered" else before.kept_for
+        body = recovery_body(
+            run=service.run_id,
+            generation=held.generation,
+            lineage=held.lineage,
+            peer=service.me,
+            hop=held.hop,
+            token=held.token,
+            lost=lost,
+        )
+        entry = service.sign(parcel.chain, body)
+        move: dict[str, Any] = {}
+        if parcel.hop == 0:  # nobody had it yet: this peer does the first visit
+            memory = service.work.move(1, NOBODY, {}, 0).memory
+            move = move_to(NOBODY, 0, Move(service.me, (), memory), (lost,))
+        state = pr.recover(before, seen, entry["chain"])
+        service.put(state, move=move, entry=entry, arrival=service.to_keep(state))
+        service.metrics.add("recoveries_total")
+        service.journal.write("recovered", lost=lost, **words_of(held))

@@ -1,0 +1,478 @@
+// The dashboard: asks this peer every two seconds while somebody looks, and shows what changed.
+// It asks nobody else. Everything it shows is set as text, never as markup.
+
+import { chapters, drawAccuracy, drawGraph, element } from "./draw.js";
+
+const EVERY = 2000;
+const SLOWEST = 15000;
+const PAGE = 25;
+const KEY = "unwalk access token";
+const ENDED = new Set(["done", "refused"]);
+const STAGES = {
+  received: "received", waiting: "waits for its turn", walking: "the token walks",
+  committed: "committed", erasing: "being erased everywhere", done: "done", refused: "refused",
+};
+const STATES = { up: "up", silent: "silent", left: "has left", unknown: "not heard of" };
+const GRADES = { exact: "= exact", certified: "✓ certified", nominal: "~ nominal", refused: "✗ refused" };
+
+const by = (id) => document.getElementById(id);
+const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+
+let token = null;
+let timer = null;
+let failures = 0;
+let before = [];           // "after" values of the pages of requests that were turned over
+let older = null;
+let seen = {};             // path -> { tag, value }
+let status = null;
+let stages = new Map();    // request -> stage, to say what changed
+let held = null;
+
+class Refused extends Error {
+  constructor(code, record) {
+    super(record.error || `the peer answered with ${code}.`);
+    this.code = code;
+    this.unknown = record.unknown || [];
+  }
+}
+
+async function ask(path, options = {}) {
+  const headers = { Authorization: `Bearer ${token}`, ...options.headers };
+  const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
+  if (answer.status === 304) return answer;
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
+  return answer;
+}
+
+// The value at a path, and whether it differs from the last one seen.
+async function look(path) {
+  const known = seen[path];
+  const answer = await ask(path, { headers: known ? { "If-None-Match": known.tag } : {} });
+  if (answer.status === 304) return [known.value, false];
+  const value = await answer.json();
+  seen[path] = { tag: answer.headers.get("ETag"), value };
+  return [value, true];
+}
+
+// Keeping what did not change in place, so that focus and selection stay
+
+function put(node, words) {
+  const text = words === null || words === undefined ? "" : String(words);
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function rows(body, list, key, cells) {
+  const known = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  const heads = [...body.parentElement.querySelectorAll("thead th")].map((th) => th.textContent);
+  const wanted = list.map((item, i) => {
+    const name = String(key(item, i));
+    const row = known.get(name) || element("tr", { "data-key": name, role: "row" });
+    cells(item).forEach((part, place) => {
+      const told = JSON.stringify(part.told ?? part);
+      const old = row.children[place];
+      if (old && old.dataset.told === told) return;
+      const fresh = cell(part, place, heads[place]);
+      fresh.dataset.told = told;
+      if (old) old.replaceWith(fresh);
+      else row.append(fresh);
+    });
+    return row;
+  });
+  const kept = new Set(wanted);
+  for (const row of [...body.children]) if (!kept.has(row)) row.remove();
+  wanted.forEach((row, i) => {
+    if (body.children[i] !== row) body.insertBefore(row, body.children[i] || null);
+  });
+}
+
+// Roles are said outright: on a narrow screen rows are blocks, and would not be a table any more.
+function cell(part, place, head) {
+  const plain = typeof part !== "object";
+  const attributes = place === 0 ? { scope: "row", role: "rowheader" } : { role: "cell" };
+  attributes["data-head"] = head;
+  if (!plain && part.kind) attributes.class = part.kind;
+  const made = element(place === 0 ? "th" : "td", attributes);
+  made.append(...(plain ? [String(part)] : part.nodes()));
+  return made;
+}
+
+const rich = (told, nodes, kind) => ({ told, nodes, kind });
+const figure = (words) => rich(words, () => [words], "number");
+
+// Words
+
+function share(value) { return `${(100 * value).toFixed(1)}\u00a0%`; }
+
+function sentence(words) {
+  const text = words.charAt(0).toUpperCase() + words.slice(1);
+  return /[.!?]$/.test(text) ? text : `${text}.`;
+}
+
+function small(value) {
+  if (value === 0) return "0";
+  const words = String(Number(value.toPrecision(3)));
+  return Math.abs(value) >= 0.001 ? words : Number(value.toPrecision(3)).toExponential();
+}
+
+function budget(item) {
+  if (item.epsilon === 0 && item.delta === 0) return "nothing";
+  return item.epsilon === null ? "none" : `ε\u00a0${small(item.epsilon)}, δ\u00a0${small(item.delta)}`;
+}
+
+function walkName(chapter) {
+  if (chapter.kind === "train") return "The training walk";
+  return `Chapter ${chapter.number}, which forgets records of ${chapter.peer || "a peer"},`;
+}
+
+function tokenSentence({ token: where, chapter, peer }) {
+  if (chapter.stage === "committed") {
+    const over = chapter.kind === "train" ? "Training is over" : `Chapter ${chapter.number} is committed`;
+    return `${over}: the peers agree on its final model, after ${count(where.hops, "hop")}.`;
+  }
+  const done = `${walkName(chapter)} has done ${where.hop.toLocaleString("en")} of `
+    + `${count(where.hops, "hop")}.`;
+  if (where.peer === peer) return `The token is here. ${done}`;
+  if (where.peer === null) return `Where the token is now is not known here. ${done}`;
+  return `The token was last heard of at ${where.peer}. ${done}`;
+}
+
+function graphSentence({ peers, edges, token: where, peer, chapter }) {
+  const silent = peers.filter((p) => p.state === "silent").map((p) => p.name);
+  const left = peers.filter((p) => p.state === "left").map((p) => p.name);
+  return [
+    `${count(peers.length, "peer")}, ${count(edges.length, "connection")}; this one is ${peer}.`,
+    chapter.stage === "committed" ? "The walk is over: the peers agree on the final model."
+      : where.peer ? `The token is at ${where.peer}${where.certain ? "" : ", as far as is known here"}.`
+      : "Nobody is known to have the token.",
+    silent.length ? `Silent: ${silent.join(", ")}.` : "",
+    left.length ? `Left: ${left.join(", ")}.` : "",
+  ].filter(Boolean).join(" ");
+}
+
+function accuracySentence(points) {
+  if (!points.length) return "Nothing was measured yet: a point comes with every visit of the token.";
+  const [first, last] = [points[0], points.at(-1)];
+  const acts = chapters(points).length;
+  const also = acts > 1 ? ` over ${acts} chapters` : "";
+  return `Share of this peer's own ${count(last.records, "hold-out record")} that the model gets right, `
+    + `at each visit: from ${share(first.accuracy)} to ${share(last.accuracy)}${also}.`;
+}
+
+// Parts of the page
+
+function spentWords({ epsilon, delta, parts }) {
+  if (!parts.length) return ["none", "no certificate yet"];
+  if (epsilon === 0 && delta === 0) return ["none", "exact certificates only"];
+  return [`ε ${small(epsilon)}`, `δ ${small(delta)}`];
+}
+
+function showTiles(now) {
+  const open = Object.entries(now.queue).filter(([stage]) => !ENDED.has(stage))
+    .reduce((sum, [, n]) => sum + n, 0);
+  const last = now.accuracy.at(-1);
+  const over = now.chapter.stage === "committed";
+  const tiles = [
+    ["Token", now.token.peer === now.peer ? "here" : now.token.peer || "unknown",
+      now.token.certain ? "certain" : "as last heard of"],
+    ["Hop", `${now.token.hop.toLocaleString("en")} / ${now.token.hops.toLocaleString("en")}`,
+      now.chapter.kind === "train" ? "training" : `chapter ${now.chapter.number}, forgetting`],
+    ["Accuracy here", last ? share(last.accuracy) : "–",
+      last ? `on ${count(last.records, "hold-out record")}` : "not measured yet"],
+    ["Open requests", open.toLocaleString("en"), `${(now.queue.done || 0).toLocaleString("en")} done`],
+    ["Privacy spent", ...spentWords(now.privacy)],
+  ];
+  if (over) tiles[0][1] = "at rest", tiles[0][2] = "the final model is agreed on";
+  const list = by("tiles");
+  while (list.children.length < tiles.length) {
+    list.append(element("div", {}, element("dt"), element("dd", { class: "value" }),
+      element("dd", { class: "beside" })));
+  }
+  tiles.forEach((words, i) => words.forEach((word, k) => put(list.children[i].children[k], word)));
+}
+
+function showPeers(now) {
+  const near = now.peers.map(() => []);
+  for (const [a, b] of now.edges) {
+    near[a].push(now.peers[b].name);
+    near[b].push(now.peers[a].name);
+  }
+  const places = new Map(now.peers.map((peer, i) => [peer.name, i]));
+  rows(by("peers"), now.peers, (peer) => peer.name, (peer) => [
+    rich([peer.name, peer.address, peer.name === now.peer], () => [peer.name,
+      peer.name === now.peer ? element("span", { class: "mark" }, "this peer") : "",
+      element("small", {}, peer.address)]),
+    rich([peer.state, peer.name === now.token.peer, now.token.certain], () => [
+      element("span", { class: `state ${peer.state}` }, STATES[peer.state] || peer.state),
+      peer.name !== now.token.peer ? "" : element("span", { class: "mark held" },
+        now.token.certain ? "has the token" : "had the token last")]),
+    rich(near[places.get(peer.name)], () => near[places.get(peer.name)].flatMap((name, i) => [
+      i ? ", " : "", element("span", { class: "whole" }, name)])),
+  ]);
+}
+
+function showPrivacy(now) {
+  const { epsilon, delta, rule, parts } = now.privacy;
+  put(by("privacy-total"), parts.length
+    ? `All certificates about this peer's records together spend epsilon ${small(epsilon)} and delta `
+      + `${small(delta)}. ${sentence(rule)}`
+    : "Nothing was spent: no certificate has been issued for this peer's records.");
+  by("privacy-table").parentElement.hidden = !parts.length;
+  rows(by("privacy"), parts, (part) => part.certificate, (part) => [
+    rich(part.certificate, () => [part.certificate], "whole"), GRADES[part.grade] || part.grade, figure(small(part.epsilon)),
+    figure(small(part.delta)), allowance(part)]);
+}
+
+function allowance(part) {
+  if (!part.epsilon_allowed) return part.grade === "exact" ? "exact: nothing is spent" : "no budget was named";
+  const words = `${small(part.epsilon)} of ${small(part.epsilon_allowed)}`;
+  return rich(words, () => [element("meter", { min: 0, max: part.epsilon_allowed, value: part.epsilon,
+    "aria-label": `epsilon: ${words}` }), ` ${words}`]);
+}
+
+function showPictures() {
+  if (!status) return;
+  drawGraph(by("graph"), status, graphSentence(status));
+  by("accuracy").hidden = by("accuracy-numbers").hidden = !status.accuracy.length;
+  if (status.accuracy.length) drawAccuracy(by("accuracy"), status.accuracy, accuracySentence(status.accuracy));
+}
+
+function showStatus(now) {
+  status = now;
+  put(by("title"), `${now.peer} in ${now.network}`);
+  document.title = `${now.peer}: hop ${now.token.hop} of ${now.token.hops} · unwalk`;
+  put(by("story"), tokenSentence(now));
+  put(by("run"), `· run ${now.run.slice(0, 12)}`);
+  put(by("graph-note"), graphSentence(now));
+  put(by("accuracy-note"), accuracySentence(now.accuracy));
+  const kept = now.records === null ? "" : `It trains on ${count(now.records, "record")} of its own. `;
+  put(by("requests-note"), `${kept}From the moment a request is taken in, its records are no longer `
+    + "trained on; they leave the store once the model that forgot them is committed.");
+  showTiles(now);
+  showPeers(now);
+  showPrivacy(now);
+  rows(by("accuracy-rows"), [...now.accuracy].reverse(), (p) => `${p.chapter}/${p.hop}`, (p) => [
+    p.chapter === 0 ? "training" : `chapter ${p.chapter}`, figure(String(p.hop)),
+    figure(share(p.accuracy)), figure(String(p.records))]);
+  showPictures();
+  if (held !== null && held !== now.token.peer && now.token.peer === now.peer) say("The token is here.");
+  held = now.token.peer;
+}
+
+function showRequests({ requests, next }) {
+  older = next;
+  by("requests-table").parentElement.hidden = !requests.length;
+  by("requests-none").hidden = requests.length > 0 || before.length > 0;
+  rows(by("requests"), requests, (item) => item.id, (item) => [
+    rich([item.id, item.reason], () => [element("code", {}, item.id),
+      item.reason ? element("small", {}, item.reason) : ""]),
+    rich([item.stage, item.chapter], () => [element("span", { class: `stage ${item.stage}` },
+      STAGES[item.stage] || item.stage),
+    item.chapter === null ? "" : element("small", {}, `chapter ${item.chapter}`)]),
+    figure(item.records.toLocaleString("en")),
+    item.grade + (item.method ? ` by ${item.method}` : ""), budget(item), moment(item.received),
+    item.certificate ? rich(item.certificate, () => [item.certificate], "whole") : "–",
+  ]);
+  by("requests-pages").hidden = !next && !before.length;
+  by("newer").disabled = !before.length;
+  by("older").disabled = !next;
+  for (const item of requests) {
+    const was = stages.get(item.id);
+    if (was && was !== item.stage) say(`Request ${item.id}: ${STAGES[item.stage] || item.stage}.`);
+    stages.set(item.id, item.stage);
+  }
+}
+
+function moment(iso) {
+  const when = new Date(iso);
+  if (Number.isNaN(when.getTime())) return iso;
+  const words = when.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+  return rich(iso, () => [element("time", { datetime: iso }, words)], "whole");
+}
+
+function showCertificates({ certificates }) {
+  by("certificates-table").parentElement.hidden = !certificates.length;
+  by("certificates-none").hidden = certificates.length > 0;
+  rows(by("certificates"), certificates, (item) => item.name, (item) => [
+    rich([item.name, item.version], () => [element("code", {}, item.name),
+      element("small", {}, `chapter ${item.chapter}, version ${item.version}`)]),
+    rich(item.grade, () => [element("span", { class: `badge ${item.grade}` },
+      GRADES[item.grade] || item.grade)]),
+    budget(item),
+    item.requests.length > 3 ? count(item.requests.length, "request") : item.requests.join(", "),
+    rich([item.complete, item.pending], () => item.complete ? ["by every peer"]
+      : ["not yet by all", element("small", {}, `waits for ${item.pending.join(", ")}`)]),
+    rich([item.name, item.version, "buttons"], () => [element("div", { class: "actions" },
+      action("Download", item.name, download), action("Verify", item.name, verify))]),
+  ]);
+}
+
+function action(word, name, does) {
+  const made = element("button", { type: "button", "aria-label": `${word} ${name}` }, word);
+  made.addEventListener("click", () => does(name).catch((error) => verdict(name, [error.message], true)));
+  return made;
+}
+
+const pathOf = (name) => `/v1/certificates/${encodeURIComponent(name)}`;
+
+async function download(name) {
+  const address = URL.createObjectURL(await (await ask(pathOf(name))).blob());
+  const file = name.endsWith(".json") ? name : `${name}.json`;
+  const link = element("a", { href: address, download: file });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
+async function verify(name) {
+  verdict(name, ["is being checked …"], false);
+  const said = await (await ask(`${pathOf(name)}/verify`)).json();
+  const claims = (said.claims || []).map((claim) => `${claim.grade}: ${claim.reason}`);
+  verdict(name, [said.verdict, ...said.problems.map((problem) => `changed: ${problem}`),
+    ...(said.checked || []).map((words) => `checked: ${words}`), ...claims], said.problems.length > 0);
+}
+
+function verdict(name, lines, wrong) {
+  by("verdict").className = wrong ? "verdict wrong" : "verdict";
+  by("verdict").replaceChildren(element("h3", {}, `${name}: ${lines[0]}`),
+    element("ul", {}, ...lines.slice(1).map((line) => element("li", {}, line))));
+}
+
+function say(words) { put(by("news"), words); }
+
+// Asking to forget
+
+function formRecord() {
+  const grade = document.querySelector("input[name=grade]:checked").value;
+  const record = { grade, records: by("records").value.split("\n").map((l) => l.trim()).filter(Boolean) };
+  if (grade === "certified") {
+    for (const name of ["epsilon", "delta"]) {
+      const value = Number(by(name).value);
+      if (!by(name).value.trim() || !Number.isFinite(value)) throw new Error(`${name} is no number.`);
+      record[name] = value;
+    }
+  }
+  if (by("method").value.trim()) record.method = by("method").value.trim();
+  const made = new Uint8Array(8);
+  crypto.getRandomValues(made);
+  record.id = by("request-id").value.trim()
+    || [...made].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  return record;
+}
+
+function sure(record) {
+  put(by("sure-text"), `${count(record.records.length, "record")}, ${record.grade}`
+    + (record.grade === "certified" ? ` within epsilon ${record.epsilon} and delta ${record.delta}` : "")
+    + ". They are no longer trained on from now on and are erased when the model has forgotten them. "
+    + "This cannot be taken back.");
+  by("sure").returnValue = "no";
+  by("sure").showModal();
+  return new Promise((done) => {
+    by("sure").addEventListener("close", () => done(by("sure").returnValue === "yes"), { once: true });
+  });
+}
+
+async function submit(event) {
+  event.preventDefault();
+  put(by("form-problem"), "");
+  try {
+    const record = formRecord();
+    if (!record.records.length) throw new Error("Name at least one record.");
+    if (!await sure(record)) return;
+    const answer = await ask("/v1/requests", { method: "POST", body: JSON.stringify(record),
+      headers: { "Content-Type": "application/json" } });
+    const made = await answer.json();
+    by("form").reset();
+    showBudget();
+    say(`Request ${made.id} was taken in.`);
+    before = [];
+    await refresh();
+  } catch (error) {
+    if (error.code === 401) leave(error.message);
+    else put(by("form-problem"), error.message);
+  }
+}
+
+function showBudget() {
+  by("budget").hidden = document.querySelector("input[name=grade]:checked").value !== "certified";
+}
+
+// Coming, staying, going
+
+async function refresh() {
+  const asked = token;
+  const after = before.length ? `&after=${encodeURIComponent(before.at(-1))}` : "";
+  const [now, requests, certificates] = await Promise.all([look("/v1/status"),
+    look(`/v1/requests?limit=${PAGE}${after}`), look("/v1/certificates")]);
+  if (asked !== token) return;
+  const fresh = by("dashboard").hidden;
+  by("dashboard").hidden = by("leave").hidden = false;
+  by("enter").hidden = true;
+  if (fresh || now[1]) showStatus(now[0]);
+  showRequests(requests[0]);
+  if (fresh || certificates[1]) showCertificates(certificates[0]);
+  by("link").className = "link live";
+  put(by("link"), "live");
+}
+
+async function tick() {
+  clearTimeout(timer);
+  if (token === null || document.hidden) return;
+  try {
+    await refresh();
+    failures = 0;
+  } catch (error) {
+    if (error instanceof Refused && error.code === 401) return leave("This is not the access token of this peer.");
+    failures += 1;
+    by("link").className = "link lost";
+    put(by("link"), error instanceof Refused ? error.message : "no answer from the peer; trying again");
+  }
+  timer = setTimeout(tick, Math.min(SLOWEST, EVERY * (1 + failures)));
+}
+
+function enter(given) {
+  token = given;
+  sessionStorage.setItem(KEY, given);
+  put(by("enter-problem"), "");
+  return tick();
+}
+
+function leave(words) {
+  clearTimeout(timer);
+  token = status = held = null;
+  [seen, before, stages, failures] = [{}, [], new Map(), 0];
+  sessionStorage.removeItem(KEY);
+  by("dashboard").hidden = by("leave").hidden = true;
+  by("enter").hidden = false;
+  by("link").className = "link";
+  put(by("link"), "");
+  put(by("title"), "A peer's dashboard");
+  put(by("story"), "Sign in to see how this peer is.");
+  put(by("run"), "");
+  document.title = "unwalk peer";
+  put(by("enter-problem"), words);
+  by("token").value = "";
+  by("token").focus();
+}
+
+by("enter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const given = by("token").value.trim();
+  if (given) enter(given);
+  else put(by("enter-problem"), "Enter the access token first.");
+});
+by("leave").addEventListener("click", () => leave(""));
+by("form").addEventListener("submit", submit);
+by("form").addEventListener("change", showBudget);
+by("file").addEventListener("change", async () => {
+  const [file] = by("file").files;
+  if (file) by("records").value = await file.text();
+});
+by("older").addEventListener("click", () => { if (older) { before.push(older); tick(); } });
+by("newer").addEventListener("click", () => { before.pop(); tick(); });
+document.addEventListener("visibilitychange", tick);
+new ResizeObserver(showPictures).observe(by("graph").parentElement);
+
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (location.hash) history.replaceState(null, "", location.pathname);
+const kept = given || sessionStorage.getItem(KEY);
+if (kept) enter(kept);
+else leave("");

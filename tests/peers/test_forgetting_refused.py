@@ -1,0 +1,287 @@
+"""Peers that leave or are away while others forget; what is forged or out of reach is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.peers.deletions import (
+    Hamlet,
+    ask,
+    certificate,
+    check,
+    ended,
+    form,
+    hamlet,
+    ids_of,
+    network,
+    trained_on,
+)
+from unwalk.certificates.document import read_certificate, text_of
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.peers import attest, codec, history
+from unwalk.peers.aftermath import LEAVING, VANISHED
+from unwalk.peers.agenda import Spec
+from unwalk.peers.council import BODY
+from unwalk.peers.desk import UnknownRecords
+from unwalk.peers.reception import Reception
+
+
+def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        chapters = here.peers[1]
+        desk = Reception(chapters)
+        before = chapters.records.counts()
+        with pytest.raises(Refused, match="momentum"):
+            await desk.submit(form("a", *ids_of(1, 0), grade="certified"))
+        with pytest.raises(Refused, match="does not reach grade 'exact'"):
+            await desk.submit(form("a", *ids_of(1, 0), method="seal"))
+        with pytest.raises(UnknownRecords, match="'nobody'"):
+            await desk.submit(form("a", *ids_of(1, 0), "nobody"))
+        assert chapters.records.counts() == before
+        assert desk.request("a") is None
+        assert chapters.specs == []
+
+    hamlet(tmp_path, script)
+
+
+def test_a_chapter_that_its_peer_did_not_sign_is_refused(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        chapters = here.peers[0]
+        forged = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
+        text = chapters.council.write(forged)  # signed by peer 0 in the name of peer 1
+        other = here.peers[2].council
+        message = chapters.council.words("agenda-decided", number=1, value=text)
+        answer = codec.parse(other.answer(0, message), 9999)
+        assert answer["kind"] == "refused"
+        assert "not signed by peer 1" in answer["reason"]
+        right = chapters.council.write(replace(forged, peer=0, holder=0))
+        changed = right.replace('"records":1', '"records":2')
+        message = chapters.council.words("agenda-accept", number=1, ballot=[0, 0], value=changed)
+        assert codec.parse(other.answer(0, message), 9999)["kind"] == "refused"
+        message = chapters.council.words("agenda-prepare", number=1, ballot=[0, 1])
+        assert "ballot" in codec.parse(other.answer(0, message), 9999)["reason"]
+        assert other.seats == {}
+        assert history.seats(here.peers[2].store) == {}
+
+    hamlet(tmp_path, script, peers=3)
+
+
+def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 2, "r", *trained_on(here, 2)[:1])
+        await here.until(ended(here, r=2))
+        chapters, kept = here.peers[2], history.receipts_of(here.peers[2].store, 1)
+        good = kept["peer-1"]
+        wrongs: list[dict[str, Any]] = [
+            {**good, "records": 7},
+            {**good, "chapter": 2},
+            {**good, "peer": "peer-0"},
+            {"erased": []},
+        ]
+        for wrong in wrongs:
+            with chapters.store.transaction() as db:
+                db.execute("DELETE FROM receipts WHERE peer = 'peer-1'")
+            chapters.council.ask = answering(wrong)
+            chapters.aftermath.again.clear()
+            before = len(here.events)
+            assert "peer-1" not in await chapters.aftermath.receipts(1)
+            assert "refused" in {e["event"] for e in here.events[before:]}
+            assert "peer-1" not in history.receipts_of(chapters.store, 1)
+        chapters.council.ask = answering(good)
+        chapters.aftermath.again.clear()
+        assert "peer-1" in await chapters.aftermath.receipts(1)
+        message = chapters.council.words("agenda-ask", number=1)
+        for old, new in ((b'"test"', b'"other"'), (b'"protocol":1', b'"protocol":2')):
+            answer = codec.parse(here.peers[0].council.answer(2, message.replace(old, new)), 9999)
+            assert answer["kind"] == "refused"
+
+    def answering(record):
+        async def ask(peer, message, field):
+            return record if peer == 1 else None
+
+        return ask
+
+    hamlet(tmp_path, script, peers=3)
+
+
+JUNK: list[Any] = [None, -1, 1 << 40, True, 1.5, "x", [], {}, [[]], [0, 0, 0], "\ud800", [0, "a"]]
+
+
+def test_malformed_messages_about_chapters_change_nothing(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        council, store = here.peers[0].council, here.peers[0].store
+        mine = here.peers[1].council
+        spec = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
+        value = mine.write(spec)
+        good = {"number": 1, "ballot": [0, 1], "value": value, "after": 0}
+        before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
+        tried = 0
+        for kind, names in BODY.items():
+            fields = {name: good[name] for name in names}
+            for name in names:
+                for junk in JUNK:
+                    if name in ("number", "after") and junk is None:
+                        continue
+                    wrong = json.dumps({**fields, name: junk})
+                    message = mine.words(kind)[:-1] + b"," + wrong[1:].encode()
+                    answer = codec.parse(council.answer(1, message), 1 << 20)
+                    tried += 1
+                    assert answer.get("kind") == "refused", (kind, name, junk)
+            for message in (mine.words(kind, more=1), b"", b"{", mine.words(kind)[:-2]):
+                assert codec.parse(council.answer(1, message), 9999)["kind"] == "refused"
+        far = mine.write(replace(spec, before=99))
+        message = mine.words("agenda-accept", number=1, ballot=[0, 1], value=far)
+        assert "12 visits" in codec.parse(council.answer(1, message), 9999)["reason"]
+        assert tried > 100
+        assert council.seats == {}
+        assert store.db.execute("SELECT COUNT(*) FROM agenda").fetchone() == before
+
+    hamlet(tmp_path, script, peers=3)
+
+
+def test_a_peer_that_leaves_is_forgotten_and_ends(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        records = here.peers[1].records
+        here.peers[1].requests.submit_all("leave-peer-1")
+        with records.transaction(touches=False):
+            records.put_fact(LEAVING, "leave-peer-1")
+        here.peers[1].wake.set()
+        async with asyncio.timeout(20):
+            await here.tasks[1]
+        await here.until(lambda: all(1 in here.peers[p].left for p in (0, 2, 3)))
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        here.peers[1].store.close()
+        await here.until(lambda: here.stage(0, "r") == "erasing")
+        visits = here.peers[0].visits([(2, 1)])[2]
+        assert 1 not in {v["visit"]["receiver"] for v in visits}
+
+    here = hamlet(tmp_path, script)
+    document = check(here, 1, "chapter-1")
+    assert document["peers"]["requests"] == ["leave-peer-1"]
+    assert document["claims"][0]["grade"] == "exact"
+
+
+def test_a_certificate_that_was_changed_is_found_out(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 2, "r", *trained_on(here, 2)[:2])
+        await here.until(ended(here, r=2))
+
+    here = hamlet(tmp_path, script, peers=3)
+    place, authority = certificate(here, 2, "chapter-1"), here.folder / "ca.pem"
+    good = read_certificate(place)
+    assert attest.verified(place, authority)["problems"] == []
+    for change in (
+        {"pending": ["peer-1"]},
+        {"requests": ["other"]},
+        {"receipts": good["peers"]["receipts"][:1]},
+    ):
+        wrong = {**good, "peers": {**good["peers"], **change}}
+        place.write_text(text_of(wrong))
+        assert attest.verified(place, authority)["problems"], change
+    place.write_text(text_of(good))
+    visits = place.with_name(attest.VISITS)
+    text = visits.read_text()
+    visits.write_text(text.replace('"receiver":2', '"receiver":1', 1))
+    assert attest.verified(place, authority)["problems"]
+    visits.write_text(text)
+    other = network(tmp_path / "other", peers=3)
+    assert other.name == here.network.name
+    assert attest.verified(place, tmp_path / "other" / "ca.pem")["problems"]
+    assert json.loads(text.splitlines()[0])["certificates"]
+
+
+def test_a_task_without_records_of_its_own_refuses_requests(tmp_path):
+    from tests.peers import harness
+
+    folder = tmp_path / "net"
+    here = Hamlet(folder, harness.network(folder, peers=3))
+
+    async def main() -> None:
+        try:
+            here.start(0)
+            with pytest.raises(InvalidInput, match="task 'records'"):
+                await Reception(here.peers[0]).submit(form("a", "x"))
+        finally:
+            await here.close()
+
+    asyncio.run(main())
+
+
+def test_a_chapter_whose_peer_is_away_is_begun_by_whoever_has_the_same_token(tmp_path):
+    seen: dict[str, Any] = {}
+
+    async def script(here):
+        await here.until(here.trained)
+        visits = here.peers[0].visits([(0, 1)])[0]
+        first = {v["visit"]["receiver"]: n for n, v in reversed(list(enumerate(visits)))}
+        u = max(first, key=lambda p: first[p])
+        w = visits[first[u]]["visit"]["sender"]
+        seen.update(u=u)
+        chapters = here.peers[u]
+        opened = chapters._open
+
+        def gone(number):  # decided, and then u is cut off before it can do anything
+            here.memory.cut = {frozenset((u, p)) for p in range(4) if p != u}
+            return opened(number)
+
+        chapters._open = gone
+        ask(here, u, "r", *trained_on(here, u)[:2])
+        others = [p for p in range(4) if p != u]
+        await here.until(lambda: all(len(here.peers[p].specs) == 1 for p in others))
+        await here.until(lambda: all(here.peers[p].service.over.is_set() for p in others))
+        await here.until(lambda: bool(here.peers[w].visits([(1, 1)])[1]))
+        again = here.peers[w].visits([(1, 1)])[1]
+        assert again[0]["visit"]["receiver"] == w
+        here.memory.cut = set()
+        await here.until(lambda: here.stage(u, "r") == "done")
+
+    here = hamlet(tmp_path, script)
+    document = check(here, seen["u"], "chapter-1")
+    (claim,) = document["claims"]
+    assert claim["grade"] == "exact"
+    assert any("u was away" in text for text in claim["assumptions"])
+
+
+def test_a_vanished_peer_is_forgotten_by_whoever_handed_it_its_first_token(tmp_path):
+    seen: dict[str, Any] = {}
+
+    async def script(here):
+        await here.until(here.trained)
+        chapters = here.peers[0]
+        visits = chapters.visits([(0, 1)])[0]
+        first = {v["visit"]["receiver"]: n for n, v in reversed(list(enumerate(visits)))}
+        u = max(first, key=lambda p: first[p])  # not the first of all
+        w = visits[first[u]]["visit"]["sender"]
+        await here.crash(u)
+        records = here.peers[w].records
+        with records.transaction(touches=False):
+            records.put_fact(f"{VANISHED}{u}", "gone-for-good")
+        here.peers[w].wake.set()
+        place = lambda: certificate(here, w, "chapter-1")  # noqa: E731
+        await here.until(lambda: place().exists())
+        seen.update(u=u, w=w, position=first[u])
+        here.start(u)
+        await here.until(lambda: read_certificate(place())["peers"]["pending"] == [])
+        assert here.peers[u].records.counts().train == 0
+        assert u in here.peers[w].left
+        again = here.peers[w].visits([(1, 1)])[1]
+        assert u not in {v["visit"]["receiver"] for v in again}
+
+    here = hamlet(tmp_path, script)
+    (spec,) = here.peers[seen["w"]].specs
+    assert (spec.method, spec.peer, spec.holder) == ("rewind", seen["u"], seen["w"])
+    assert spec.position == seen["position"]
+    document = check(here, seen["w"], "chapter-1")
+    assert [c["grade"] for c in document["claims"]] == ["exact"]
+    assert document["public"]["forgotten"] == "all"
