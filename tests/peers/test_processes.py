@@ -132,6 +132,7 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         "heard",
         "verdict",
         "lost",
+        "url",
         "by",
         "chain",
         "token",

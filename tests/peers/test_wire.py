@@ -217,3 +217,32 @@ def test_a_message_that_is_too_large_is_refused(made):
         assert echo.calls == []
 
     scene(script)
+
+
+def test_a_channel_that_is_closed_under_a_greeting_is_a_failure_and_no_end(made):
+    async def script():
+        one, other = ends(made, 0, 1)
+        await other.start(Echo())
+        asked = asyncio.Event()
+        connected = one._connect
+
+        def connect(peer):
+            channel = connected(peer)
+            call = channel.unary_unary
+
+            def noticed(method):
+                asked.set()
+                return call(method)
+
+            channel.unary_unary = noticed
+            return channel
+
+        one._connect = connect
+        calling = asyncio.create_task(one.tell(1, b"x", 5.0))
+        await asked.wait()
+        await one.channels[1].close()
+        with pytest.raises(Unreachable):
+            await calling
+        assert not calling.cancelled()
+
+    scene(script)

@@ -50,7 +50,7 @@ def test_sizes_are_pinned_and_outputs_fit(name, shape, classes, parameters):
     model = MODELS[name].build(shape, classes)
     assert count(model) == parameters
     assert model(torch.zeros(3, *shape)).shape == (3, classes)
-    assert bool(list(model.buffers())) == (name in ("flnet", "resnet18"))
+    assert bool(list(model.buffers())) == (name in ("flnet", "resnet18", "resnet18-plain"))
 
 
 def test_flnet_is_the_papers_layer_by_layer():

@@ -207,7 +207,23 @@ def status(bundle: Bundle, json_: JsonOption = False) -> None:
         print(json.dumps(found))
         return
     for key, value in found.items():
-        show(f"{key}: {'' if value is None else value}", soft_wrap=True)
+        show(f"{key}: {_in_words(value)}", soft_wrap=True)
+    page = bundle / "store" / "http.address"
+    if found["running"] and page.is_file():
+        show(f"page: {page.read_text(encoding='utf-8').strip()}", soft_wrap=True)
+
+
+def _in_words(value: object) -> str:
+    """Yes and no, lists and tables without brackets, nothing as a dash."""
+    if value is None or value in ({}, []):
+        return "\N{EN DASH}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_in_words(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_in_words, value))
+    return str(value)
 
 
 @peer.command()

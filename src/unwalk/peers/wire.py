@@ -162,6 +162,7 @@ class Grpc:
         self.listen = listen or bundle.network.peers[bundle.index].address
         self.channels: dict[int, grpc.aio.Channel] = {}
         self.greeted: set[int] = set()
+        self.locks: dict[int, asyncio.Lock] = {}
         self.server: grpc.aio.Server | None = None
         self.handler: Handler | None = None
 
@@ -241,6 +242,10 @@ class Grpc:
 
     async def _channel(self, peer: int, timeout: float) -> grpc.aio.Channel:
         """A channel that is up and whose far end has proved who it is."""
+        async with self.locks.setdefault(peer, asyncio.Lock()):
+            return await self._proved(peer, timeout)
+
+    async def _proved(self, peer: int, timeout: float) -> grpc.aio.Channel:
         channel = self.channels.get(peer)
         if channel is None or channel.get_state() != grpc.ChannelConnectivity.READY:
             self.greeted.discard(peer)
@@ -296,6 +301,9 @@ class Grpc:
             raise Unreachable(
                 f"peer {peer} did not prove who it is: {_why(error)}", certain=True
             ) from error
+        except asyncio.CancelledError:
+            _raise_if_mine()  # else the channel was closed under the call
+            raise Unreachable(f"peer {peer} did not prove who it is.", certain=True) from None
 
     async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
         channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
@@ -324,11 +332,15 @@ class Grpc:
             raise Unreachable(f"peer {peer}: {_why(error)}", certain=denied) from error
         except asyncio.CancelledError:
             call.cancel()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            # The call ended itself, as it does when the token's file went away meanwhile.
+            _raise_if_mine()  # else the call ended itself: its channel or the file went away
             raise Unreachable(f"the call to peer {peer} broke off.", certain=False) from None
+
+
+def _raise_if_mine() -> None:
+    """Go on being cancelled if it is this task that is to end, and not only a call it made."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _rest(first: memoryview, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
