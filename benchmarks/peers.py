@@ -1,15 +1,20 @@
 """What a hop between real peers costs beyond the visit: durable, signed, over mutual TLS.
 
-    python benchmarks/peers.py [--quick] [--json]
+    python benchmarks/peers.py [--quick] [--json] [--rivals [FOLDER]] [--rival-hops N]
 
 Three peers on loopback pass tokens of 114 thousand and 11 million parameters (457 KB and 45 MB).
 The overhead of a hop is the time from the end of one visit to the beginning of the next one, at
-another
-peer: write and flush the token, sign and commit, send, check, write and flush, commit, load.  A
-visit is what the in-process engine does as well.  All clocks are this machine's.
+another peer: hash, write and flush the token, sign and commit, send, check, write and flush,
+commit, load, as far as these stand in the way of the next visit.  A visit is what the in-process
+engine does: ten steps of 32 records with the small token, one step with the large one.  All clocks
+are this machine's.
 
-The last line compares memory: how much more a peer needs with the large token than with the small
-one, in tokens.
+Memory: how much more a peer needs at its peak with the large token than with the small one, in
+tokens.
+
+With --rivals the small token walks among as many peers over Flower's deployment engine and over
+NVFlare's cyclic jobs, each installed with pip into an environment of its own under FOLDER
+(runs/rivals); a rival that cannot be installed or does not run is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -27,9 +32,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from unwalk.peers.daemon import run_peer, status
@@ -37,12 +41,19 @@ from unwalk.peers.demo import free_addresses
 from unwalk.peers.network import Limits
 from unwalk.peers.provision import make_network
 
+if TYPE_CHECKING:
+    from benchmarks.rivals.environments import Measured
+
 PEERS = 3
 FEATURES = 10
 SHAPES = {"457 KB": (332, 1), "45 MB": (1056, 10)}
+RECORDS = {"457 KB": 10 * 32 * PEERS, "45 MB": 32 * PEERS}
 LIMITS = {"457 KB": 6.0, "45 MB": 150.0}
 TOKENS = 4.0
+TIMES = 50.0
+"""So many times the overhead of unwalk each rival's must be; see :func:`rival_lines`."""
 WARM = 6
+PATIENCE = 600.0
 
 
 def wide(width: int, depth: int) -> nn.Module:
@@ -57,6 +68,13 @@ def small() -> nn.Module:
 
 def large() -> nn.Module:
     return wide(*SHAPES["45 MB"])
+
+
+FACTORIES = {"457 KB": small, "45 MB": large}
+
+
+def parameters(name: str) -> int:
+    return sum(p.numel() for p in FACTORIES[name]().parameters())
 
 
 @dataclass(frozen=True)
@@ -76,28 +94,9 @@ class Result:
         return self.overhead_ms <= self.limit_ms
 
 
-def _serve(folder: str, rest: float) -> None:
-    """A peer; ``rest`` seconds of work are added to each visit, so that hops do not pile up."""
-    from unwalk.peers.work import Work
-
-    plain = Work.visit
-
-    def slower(self: Any, *args: Any) -> Any:
-        begun = time.monotonic()
-        visited = plain(self, *args)
-        while time.monotonic() < begun + rest:
-            time.sleep(0.001)
-        object.__setattr__(visited, "ended", time.monotonic())
-        return visited
-
-    setattr(Work, "visit", slower)  # noqa: B010
-    torch.set_num_threads(1)
-    run_peer(Path(folder))
-
-
-def measure(name: str, hops: int, rest: float = 0.03) -> Result:
-    factory = {"457 KB": "small", "45 MB": "large"}[name]
-    context = multiprocessing.get_context("spawn")
+def measure(name: str, hops: int) -> Result:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "unwalk.peers.daemon"])
     with tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as place:
         folder = Path(place) / "net"
         settings = {
@@ -105,13 +104,14 @@ def measure(name: str, hops: int, rest: float = 0.03) -> Result:
             "method": "finetune",
             "compare": "none",
             "forget.kind": "nothing",
-            "data.records": 64,
+            "data.records": RECORDS[name],
             "data.features": FEATURES,
             "data.classes": 2,
             "train.batch": 32,
             "train.optimizer": "sgd",
             "train.hops": hops,
-            "model.name": f"benchmarks.peers:{factory}",
+            "performance.threads": 1,
+            "model.name": f"benchmarks.peers:{FACTORIES[name].__name__}",
         }
         make_network(
             folder,
@@ -122,11 +122,11 @@ def measure(name: str, hops: int, rest: float = 0.03) -> Result:
             noise="simulation",
         )
         paths = [folder / f"peer-{n}" for n in range(PEERS)]
-        running = [context.Process(target=_serve, args=(str(p), rest)) for p in paths]
+        running = [context.Process(target=run_peer, args=(p,), daemon=True) for p in paths]
         try:
             for process in running:
                 process.start()
-            resident = _until_done(paths, [p.pid or 0 for p in running])
+            resident = _until_done(paths, running)
         finally:
             for process in running:
                 if process.is_alive():
@@ -135,14 +135,14 @@ def measure(name: str, hops: int, rest: float = 0.03) -> Result:
         return _read(name, paths, resident)
 
 
-def _until_done(paths: list[Path], pids: list[int]) -> float:
+def _until_done(paths: list[Path], processes: Sequence[Any]) -> float:
     """Wait for the end; the most memory that a peer had in use, in MB."""
-    end = time.monotonic() + 600
+    end = time.monotonic() + PATIENCE
     while not all(status(p).get("model") for p in paths):
-        if time.monotonic() > end:
+        if time.monotonic() > end or not all(p.is_alive() for p in processes):
             raise SystemExit("the walk did not end")
         time.sleep(0.5)
-    return max(_peak(pid) for pid in pids)
+    return max(_peak(p.pid) for p in processes)
 
 
 def _peak(pid: int) -> float:
@@ -176,21 +176,52 @@ def _read(name: str, paths: list[Path], resident: float) -> Result:
 def memory_in_tokens(results: Sequence[Result]) -> float:
     """How many tokens more the large token's peer needs than the small one's."""
     few, many = results
-    counts = [sum(p.numel() for p in make().parameters()) for make in (small, large)]
-    size = 4 * (counts[1] - counts[0]) / 2**20
+    size = 4 * (parameters("45 MB") - parameters("457 KB")) / 2**20
     return round((many.resident_mb - few.resident_mb) / size, 2)
+
+
+def rival_lines(ours: Result, rivals: Sequence[Measured]) -> tuple[list[str], bool]:
+    """What is printed of the rivals, and whether each is slow enough.
+
+    NVFlare's client-controlled job is there for comparison: the limit is for the engines that
+    people deploy by default.
+    """
+    lines, good = [], True
+    for rival in rivals:
+        if rival.reason:
+            lines.append(f"{rival.name}: left out, {rival.reason}")
+            continue
+        times = rival.overhead_ms / ours.overhead_ms
+        limit = f"at least {TIMES:g}" if rival.counts else "no limit"
+        words = "" if not rival.counts else "  ok" if times >= TIMES else "  too close"
+        good = good and (times >= TIMES or not rival.counts)
+        lines.append(
+            f"{rival.name + ' ' + rival.version:44} {rival.overhead_ms:9.1f} ms  "
+            f"{times:7.0f} times unwalk's ({limit}){words}"
+        )
+    return lines, good
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few hops; not worth quoting")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rivals", nargs="?", const="runs/rivals", metavar="FOLDER")
+    parser.add_argument("--rival-hops", type=int, default=18, metavar="N")
     asked = parser.parse_args(arguments)
     sizes = {"457 KB": 30, "45 MB": 12} if asked.quick else {"457 KB": 300, "45 MB": 80}
     results = [measure(name, hops) for name, hops in sizes.items()]
     tokens = memory_in_tokens(results)
+    rivals: list[Measured] = []
+    if asked.rivals:
+        from benchmarks.rivals.environments import measure_all
+
+        folder = Path(asked.rivals).resolve()
+        rivals = measure_all(folder, PEERS, asked.rival_hops, parameters("457 KB"))
+    lines, slower = rival_lines(results[0], rivals)
     if asked.json:
-        print(json.dumps({"hops": [asdict(r) for r in results], "memory_tokens": tokens}))
+        found = {"hops": [asdict(r) for r in results], "memory_tokens": tokens}
+        print(json.dumps({**found, "rivals": [asdict(r) for r in rivals]}))
     else:
         print(f"{'token':8} {'overhead':>10} {'90 %':>8} {'visit':>8} {'limit':>8}")
         for r in results:
@@ -200,7 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{r.limit_ms:8.1f}  {words}"
             )
         print(f"memory above a small token's peer: {tokens:.2f} tokens (at most {TOKENS:g})")
-    return 0 if all(r.ok for r in results) and tokens <= TOKENS else 1
+        for line in lines:
+            print(line)
+    return 0 if all(r.ok for r in results) and tokens <= TOKENS and slower else 1
 
 
 if __name__ == "__main__":

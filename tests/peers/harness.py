@@ -37,14 +37,16 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def network(folder: Path, peers: int = 5, lease: float = 0.6, **settings: Any) -> Network:
+def network(
+    folder: Path, peers: int = 5, lease: float = 0.6, connect: float = 2.0, **settings: Any
+) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
     return make_network(
         folder,
         name="test",
         addresses=free_addresses(peers),
         settings={**SETTINGS, **changed},
-        limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0),
+        limits=Limits(lease=lease, connect=connect, stop=1.5, messages=5000.0),
         noise="simulation",
     )
 
@@ -135,10 +137,12 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.datasets"])
 
 
-def _child(folder: str, fault: str | None) -> None:
+def _child(folder: str, fault: str | None, pause: float) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if pause:
+        _slower(pause)
     count = [0]
 
     def die(point: str) -> None:
@@ -150,6 +154,19 @@ def _child(folder: str, fault: str | None) -> None:
 
     _cuttable(Path(folder) / "cut")
     run_peer(Path(folder), fault=die)
+
+
+def _slower(pause: float) -> None:
+    """Let every visit take longer."""
+    from unwalk.peers.work import Visited, Work
+
+    visit = Work.visit
+
+    def slow(self: Work, *args: Any, **options: Any) -> Visited:
+        time.sleep(pause)
+        return visit(self, *args, **options)
+
+    Work.visit = slow  # type: ignore[method-assign]
 
 
 def _cuttable(path: Path) -> None:
@@ -188,13 +205,13 @@ def _cuttable(path: Path) -> None:
 class Town:
     """Peers as processes."""
 
-    def __init__(self, folder: Path, made: Network) -> None:
-        self.folder, self.network = folder, made
+    def __init__(self, folder: Path, made: Network, pause: float = 0.0) -> None:
+        self.folder, self.network, self.pause = folder, made, pause
         self.processes: dict[int, Any] = {}
 
     def start(self, peer: int, fault: str | None = None) -> None:
         folder = str(self.folder / f"peer-{peer}")
-        process = CONTEXT.Process(target=_child, args=(folder, fault), daemon=True)
+        process = CONTEXT.Process(target=_child, args=(folder, fault, self.pause), daemon=True)
         process.start()
         self.processes[peer] = process
 
@@ -237,8 +254,8 @@ class Town:
 
 
 @contextmanager
-def town(folder: Path, made: Network) -> Iterator[Town]:
-    here = Town(folder, made)
+def town(folder: Path, made: Network, pause: float = 0.0) -> Iterator[Town]:
+    here = Town(folder, made, pause)
     try:
         yield here
     finally:

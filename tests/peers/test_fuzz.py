@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,12 @@ import torch
 
 from tests.peers.harness import Village, network
 from unwalk.peers import codec
+from unwalk.peers.demo import equal_bytes, same_walk
+from unwalk.peers.hoplog import sign_entry
 from unwalk.peers.tokens import open_token, token_pieces
+from unwalk.peers.work import plan_of
 
+PEERS = 4
 WORDS = ["", "x", "0" * 64, "NaN", "\u0000", "../../etc", "a" * 3000]
 ODD: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 1.5, [], {}, [[]], "é", *WORDS]
 
@@ -41,25 +46,45 @@ class Scene:
     async def prepare(self) -> None:
         village = self.village
         caught: dict[str, Any] = {}
-        for peer in range(3):
+        for peer in range(PEERS):
             service = village.start(peer)
             hold_back(service.transport, caught)
         await village.until(lambda: "envelope" in caught)
         self.target = village.services[caught["peer"]]
         self.sender: int = caught["sender"]
         self.envelope = json.loads(caught["envelope"])
-        self.data = b"".join(caught["chunks"])
+        *pieces, stamp = caught["chunks"]
+        self.data, self.stamp = b"".join(pieces), json.loads(stamp)
+        near = self.target.gate.near
+        self.stranger = next(p for p in range(PEERS) if not near(p, self.target.me))
         for service in village.services.values():
             service.news = float("inf")  # leases do not run out during the test
 
-    async def send(self, envelope: bytes, chunks: list[bytes], sender: int | None = None) -> Any:
+    def good(self) -> Message:
+        return Message(dump(self.envelope), [self.data], stamp=dump(self.stamp))
+
+    async def send(self, message: Message) -> Any:
         async def stream():
-            for chunk in chunks:
+            for chunk in (*message.chunks, *([message.stamp] if message.stamp else [])):
                 yield chunk
 
-        who = self.sender if sender is None else sender
-        answer = await self.target.take(who, envelope, stream())
+        who = self.sender if message.sender is None else message.sender
+        answer = await self.target.take(who, message.envelope, stream())
         return codec.parse(answer, 1 << 18)
+
+
+@dataclass(frozen=True)
+class Message:
+    """An offer as it travels."""
+
+    envelope: bytes
+    chunks: list[bytes]
+    stamp: bytes = b""
+    sender: int | None = None
+
+
+def dump(record: Any) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()
 
 
 def hold_back(transport, caught) -> None:
@@ -102,146 +127,215 @@ def changed(record, place, value):
     return record
 
 
-def bad_message(rng: random.Random, scene: Scene) -> tuple[str, bytes, list[bytes], int | None]:
+KINDS = [
+    "field",
+    "field",
+    "field",
+    "stamp field",
+    "stamp field",
+    "bytes",
+    "stamp bytes",
+    "cut",
+    "stamp cut",
+    "no stamp",
+    "stamp for token",
+    "token",
+    "short",
+    "long",
+    "empty",
+    "nan",
+    "shape",
+    "other peer's",
+    "stranger",
+    "stale",
+    "huge",
+    "hop",
+    "extra",
+    "nested",
+    "other run",
+]
+
+
+def bad_message(rng: random.Random, scene: Scene) -> tuple[str, Message]:
     """A kind of damage, and the damaged message."""
-    good, data = scene.envelope, scene.data
-    text = json.dumps(good).encode()
-    kind = rng.choice(
-        [
-            "field",
-            "field",
-            "field",
-            "bytes",
-            "cut",
-            "token",
-            "short",
-            "long",
-            "nan",
-            "shape",
-            "sender",
-            "stale",
-            "huge",
-            "hop",
-            "extra",
-            "nested",
-        ]
-    )
-    if kind == "field":
-        place = rng.choice([p for p in paths_in(good) if p])
-        value = rng.choice([*ODD, KeyError])
-        return kind, json.dumps(changed(good, place, value)).encode(), [data], None
-    if kind == "bytes":
-        raw = bytearray(text)
+    kind = rng.choice(KINDS)
+    good, data, whole = scene.envelope, scene.data, scene.good()
+    if kind in ("field", "stamp field"):
+        record = good if kind == "field" else scene.stamp
+        place = rng.choice([p for p in paths_in(record) if p])
+        forged = dump(changed(record, place, rng.choice([*ODD, KeyError])))
+        return kind, replace(whole, **{"envelope" if kind == "field" else "stamp": forged})
+    if kind in ("bytes", "stamp bytes"):
+        name = "envelope" if kind == "bytes" else "stamp"
+        raw = bytearray(getattr(whole, name))
         for _ in range(rng.randint(1, 8)):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
-        return kind, bytes(raw), [data], None
-    if kind == "cut":
-        return kind, text[: rng.randrange(len(text))], [data], None
+        return kind, replace(whole, **{name: bytes(raw)})
+    if kind in ("cut", "stamp cut"):
+        name = "envelope" if kind == "cut" else "stamp"
+        text = getattr(whole, name)
+        return kind, replace(whole, **{name: text[: rng.randrange(len(text))]})
+    if kind == "no stamp":
+        return kind, replace(whole, stamp=b"")
+    if kind == "stamp for token":
+        return kind, replace(whole, chunks=[whole.stamp], stamp=data)
     if kind == "token":
         raw = bytearray(data)
         raw[rng.randrange(len(raw))] ^= 1 + rng.randrange(255)
-        return kind, text, [bytes(raw)], None
+        return kind, replace(whole, chunks=[bytes(raw)])
     if kind == "short":
-        return kind, text, [data[: rng.randrange(len(data))]], None
+        return kind, replace(whole, chunks=[data[: rng.randrange(len(data))]])
     if kind == "long":
-        return kind, text, [data, bytes(rng.randint(1, 5000))], None
+        return kind, replace(whole, chunks=[data, bytes(rng.randint(1, 5000))])
+    if kind == "empty":
+        return kind, replace(whole, chunks=[b"", data])
     if kind in ("nan", "shape"):
-        return kind, *resealed(scene, kind, rng), None
-    if kind == "sender":
-        strangers = [p for p in range(3) if p not in (scene.sender, scene.target.me)]
-        forged = changed(good, ("path",), [rng.choice(strangers)])
-        return kind, json.dumps(forged).encode(), [data], rng.choice(strangers)
+        return kind, restamped(scene, kind, rng)
+    if kind == "other peer's":
+        others = [p for p in range(PEERS) if p != scene.target.me]
+        forged = changed(good, ("path",), [rng.choice(others)])
+        return kind, replace(whole, envelope=dump(forged))
+    if kind == "stranger":
+        return kind, replace(whole, sender=scene.stranger)
     if kind == "stale":
-        forged = changed(good, ("parcel", "generation"), [0, rng.randrange(3)])
-        forged = changed(forged, ("parcel", "lineage"), [[0, rng.randrange(3), 0]])
+        forged = changed(good, ("parcel", "generation"), [0, rng.randrange(PEERS)])
+        forged = changed(forged, ("parcel", "lineage"), [[0, rng.randrange(PEERS), 0]])
         forged["parcel"]["hop"] = rng.choice([0, 2, 11, 12, 99])
-        return kind, json.dumps(forged).encode(), [data], None
+        return kind, replace(whole, envelope=dump(forged))
     if kind == "huge":
-        return kind, json.dumps({**good, "size": 1 << 40}).encode(), [data], None
+        return kind, replace(whole, envelope=dump({**good, "size": 1 << 40}))
     if kind == "hop":
         forged = changed(good, ("parcel", "hop"), rng.choice([0, 5, 12, 13, 10**6]))
-        return kind, json.dumps(forged).encode(), [data], None
+        return kind, replace(whole, envelope=dump(forged))
     if kind == "extra":
-        return kind, json.dumps({**good, rng.choice(WORDS): 1}).encode(), [data], None
-    return kind, b"[" * rng.choice([20, 100_000]), [data], None
+        return kind, replace(whole, envelope=dump({**good, rng.choice(WORDS): 1}))
+    if kind == "other run":  # a message of another run, replayed
+        name = hashlib.sha256(str(rng.random()).encode()).hexdigest()[:32]
+        return kind, replace(whole, envelope=dump({**good, "run": name}))
+    return kind, replace(whole, envelope=b"[" * rng.choice([20, 100_000]))
 
 
-def resealed(scene: Scene, kind: str, rng: random.Random) -> tuple[bytes, list[bytes]]:
+def restamped(scene: Scene, kind: str, rng: random.Random) -> Message:
     """A token with wrong content whose digests all fit and which its sender really signed."""
-    from unwalk.peers.hoplog import sign_entry
-
     village = scene.village
     path = Path(village.folder) / f"fuzz-{rng.random()}"
     path.write_bytes(scene.data)
-    token = open_token(path, 3).token().clone()
+    token = open_token(path, PEERS).token().clone()
+    path.unlink()
     if kind == "nan":
         token.parameters[rng.randrange(token.parameters.numel())] = rng.choice(
             [float("nan"), float("inf"), float("-inf")]
         )
     else:
         extra = rng.choice([{"moments": {"other": torch.zeros(3)}}, {"parameters": torch.zeros(2)}])
-        from dataclasses import replace
-
         token = replace(token, **extra)
     data = b"".join(token_pieces(token))
-    path.unlink()
-    good = copy.deepcopy(scene.envelope)
-    name = hashlib.sha256(data).hexdigest()
-    body = {k: v for k, v in good["entry"]["body"].items() if k != "previous"}
-    body["token"] = name
+    body = {k: v for k, v in scene.stamp["body"].items() if k != "previous"}
+    body["token"] = hashlib.sha256(data).hexdigest()
     signer = village.services[scene.sender].bundle
-    previous = good["entry"]["body"]["previous"]
+    previous = scene.stamp["body"]["previous"]
     entry = sign_entry(previous, body, signer.sign, signer.certificate_pem.decode())
-    good["entry"], good["size"] = entry, len(data)
-    good["parcel"].update(token=name, chain=entry["chain"])
-    return json.dumps(good).encode(), [data]
+    return Message(dump({**scene.envelope, "size": len(data)}), [data], stamp=dump(entry))
 
 
-def fuzz(tmp_path, count: int, seed: int) -> None:
+def fuzz(tmp_path, count: int, seed: int) -> dict[str, int]:
     folder = tmp_path / "net"
-    village = Village(folder, network(folder, peers=3, lease=600.0, graph__kind="complete"))
+    made = network(folder, peers=PEERS, lease=600.0, graph__kind="ring")
+    village = Village(folder, made)
     rng = random.Random(seed)
+    kinds: dict[str, int] = {}
 
     async def main() -> None:
         scene = Scene(village)
         try:
             await scene.prepare()
+            good = scene.good()
             scene.target.intake.rate.rate = 1e9
             before = snapshot(scene.target)
-            kinds: dict[str, int] = {}
-            for number in range(count):
-                kind, envelope, chunks, sender = bad_message(rng, scene)
-                if envelope == json.dumps(scene.envelope).encode() and chunks == [scene.data]:
+            while sum(kinds.values()) < count:
+                kind, message = bad_message(rng, scene)
+                if message == good:
                     continue
-                reply = await scene.send(envelope, chunks, sender)
-                assert reply["kind"] == "refused", (number, kind, reply)
-                assert reply["reason"], (number, kind)
+                reply = await scene.send(message)
+                assert reply["kind"] == "refused", (kind, message, reply)
+                assert reply["reason"], (kind, message)
                 kinds[kind] = kinds.get(kind, 0) + 1
-                assert scene.target.state == before[0]
-                if number % 50 == 0:
-                    assert snapshot(scene.target) == before, (number, kind)
+                assert scene.target.state == before[0], (kind, message)
+                if sum(kinds.values()) % 50 == 0:
+                    assert snapshot(scene.target) == before, (kind, message)
             assert snapshot(scene.target) == before
-            assert len(kinds) >= 12
-            # The good one is still welcome, and welcome again when it is replayed.
-            good = json.dumps(scene.envelope).encode()
-            assert (await scene.send(good, [scene.data]))["kind"] == "accepted"
-            after = scene.target.state
-            assert after != before[0]
-            assert (await scene.send(good, [scene.data]))["kind"] == "accepted"
-            assert scene.target.store.load(village.network.run_id) is not None
+            assert scene.target.metrics.values["refusals_total"] == count
+            # The good one is still welcome; replayed it changes nothing.
+            assert (await scene.send(good))["kind"] == "accepted"
+            await village.until(lambda: scene.target.state.stage == "offered")
+            after = snapshot(scene.target)
+            assert after[0] != before[0]
+            assert (await scene.send(good))["kind"] == "accepted"
+            assert snapshot(scene.target) == after
+        finally:
+            await village.close()
+
+    asyncio.run(main())
+    return kinds
+
+
+def test_500_bad_offers(tmp_path):
+    assert set(fuzz(tmp_path, 500, seed=1)) == set(KINDS)
+
+
+@pytest.mark.soak
+def test_10000_bad_offers(tmp_path):
+    assert set(fuzz(tmp_path, 10_000, seed=2)) == set(KINDS)
+
+
+def test_a_visit_begun_ahead_counts_only_if_its_token_is_accepted(tmp_path):
+    folder = tmp_path / "net"
+    village = Village(folder, network(folder, peers=PEERS, lease=600.0, graph__kind="ring"))
+
+    async def main() -> None:
+        scene = Scene(village)
+        try:
+            await scene.prepare()
+            target, good = scene.target, scene.good()
+            count = counted(target)
+            other = open_token(write(folder / "t", scene.data), PEERS).token().clone()
+            other.parameters.zero_()
+            wrong = b"".join(token_pieces(other))
+            for message in (
+                replace(good, stamp=b""),
+                replace(good, chunks=[wrong]),
+                replace(good, chunks=[wrong], stamp=b""),
+            ):
+                assert (await scene.send(message))["kind"] == "refused"
+                assert target.ahead.begun is None
+            assert (await scene.send(good))["kind"] == "accepted"
+            await village.until(lambda: target.state.stage == "offered")
+            assert count[0] == 4, "three were begun for nothing"
+            assert target.state.held.hop == 2
+            path = target.store.file(target.state.held.token)
+            walked = same_walk(plan_of(village.network), [scene.sender, target.me])
+            assert equal_bytes(open_token(path, PEERS).token(), walked)
         finally:
             await village.close()
 
     asyncio.run(main())
 
 
-def test_500_bad_offers(tmp_path):
-    fuzz(tmp_path, 500, seed=1)
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
-@pytest.mark.soak
-def test_10000_bad_offers(tmp_path):
-    fuzz(tmp_path, 10_000, seed=2)
+def counted(service) -> list[int]:
+    """How many visits were begun from now on."""
+    count, visit = [0], service.work.visit
+
+    def one_more(*args, **options):
+        count[0] += 1
+        return visit(*args, **options)
+
+    service.work.visit = one_more
+    return count
 
 
 def bad_words(rng: random.Random, service) -> bytes:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import time
 
 import pytest
 
 from tests.peers.harness import check_end, network, town
+from tests.peers.trials import FAULTS, HOPS, fault_of, furthest, run_trial
 
-FAULTS = ["SIGKILL", "SIGSTOP", "cut link"]
+QUICK = (0, 1, 5)
 POINTS = [
     "token written#2",
     "token synced#2",
@@ -24,51 +23,19 @@ POINTS = [
 ]
 
 
-def furthest(here) -> int:
-    return max(int(here.state(p).get("hop", 0)) for p in here.processes)
-
-
-def trial(folder, seed: int, hops: int = 30, peers: int = 5) -> list[int]:
-    """One seeded trial: a walk with one fault at a random hop; ends as it should."""
-    rng = random.Random(seed)
-    made = network(folder, peers=peers, lease=1.0, train__hops=hops)
-    fault, when = rng.choice(FAULTS), rng.randrange(1, hops - 1)
-    victim, wait = rng.randrange(peers), rng.uniform(0.0, 0.01)
-    with town(folder, made) as here:
-        for peer in range(peers):
-            here.start(peer)
-        here.until(lambda: furthest(here) >= when)
-        time.sleep(wait)
-        if fault == "SIGKILL":
-            here.signal(victim, signal.SIGKILL)
-            time.sleep(rng.choice([0.0, 1.5]))
-            here.start(victim)
-        elif fault == "SIGSTOP":
-            here.signal(victim, signal.SIGSTOP)
-            time.sleep(2.5)
-            here.signal(victim, signal.SIGCONT)
-        else:
-            other = (victim + 1 + rng.randrange(peers - 1)) % peers
-            here.cut(victim, other)
-            time.sleep(2.5)
-            here.heal(victim, other)
-        here.until(here.finished)
-    return check_end(folder, made, range(peers))
-
-
-@pytest.mark.parametrize("seed", [0, 1, 5])
+@pytest.mark.parametrize("seed", QUICK)
 def test_a_trial(tmp_path, seed):
-    assert len(trial(tmp_path / "net", seed)) == 30
+    assert len(run_trial(tmp_path / "net", seed).served) == HOPS
 
 
 def test_the_quick_trials_cover_every_fault():
-    assert {random.Random(seed).choice(FAULTS) for seed in (0, 1, 5)} == set(FAULTS)
+    assert {fault_of(seed) for seed in QUICK} == set(FAULTS)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(200))
 def test_200_trials(tmp_path, seed):
-    assert len(trial(tmp_path / "net", seed)) == 30
+    assert len(run_trial(tmp_path / "net", seed).served) == HOPS
 
 
 @pytest.mark.parametrize("point", POINTS[:2])
@@ -132,12 +99,12 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         "heard",
         "verdict",
         "lost",
-        "url",
         "by",
         "chain",
         "token",
         "holding",
         "passed_over",
+        "url",
     }
     for peer in range(3):
         with (folder / f"peer-{peer}" / "store" / "log.jsonl").open() as file:

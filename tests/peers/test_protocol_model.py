@@ -1,4 +1,7 @@
-"""Every interleaving and crash point of a small network: nothing lost, one lineage."""
+"""Every interleaving and crash point of a small network: nothing lost, one lineage.
+
+``python -m tests.peers.test_protocol_model`` prints how many states each model has.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,20 @@ def check(world: World, name: str) -> None:
                 assert parcel.generation <= state.fence
     for value in world.chosen:
         assert hops_of(value.chain) == list(range(1, world.states[0].hops + 1))
+    assert furthest_is_there(world), f"the furthest token is nowhere after: {name}"
+
+
+def furthest_is_there(world: World) -> bool:
+    """Whether some disk has the token after the last visit of the highest generation.
+
+    That the run can end is not enough: it could also end by starting over from the public token.
+    """
+    if any(s.committed for s in world.states):
+        return True
+    highest = max(s.reached[0] for s in world.states)
+    done = max(s.reached[1][0] for s in world.states if s.reached[0] == highest)
+    parcels = [p for s in world.states for p in (s.held, s.kept) if p is not None]
+    return any((p.generation, p.hop) == (highest, done) for p in parcels)
 
 
 def hops_of(chain: str) -> list[int]:
@@ -225,6 +242,30 @@ def test_the_model_notices_a_holder_that_is_too_quick_to_ask_somebody_else(monke
         explore(start(bounds), bounds)
 
 
+def test_the_model_notices_a_token_that_is_dropped_before_it_arrived(monkeypatch):
+    def sent(state, *, certain):
+        assert state.stage == "offered"
+        return replace(state, held=None, stage="", path=(), kept=None, kept_for=-1)
+
+    monkeypatch.setattr(pr, "failed", sent)  # what a holder does when it has sent the token
+    bounds = Bounds(hops=2, crashes=0, recoveries=0, refusals=0)
+    with pytest.raises(AssertionError, match="the furthest token is nowhere after: send"):
+        explore(start(bounds), bounds)
+
+
+def test_the_model_notices_a_copy_that_is_not_kept(monkeypatch):
+    handed = pr._handed
+
+    def forgetful(state, *, watching):
+        return replace(handed(state, watching=watching), kept=None, kept_for=-1)
+
+    monkeypatch.setattr(pr, "_handed", forgetful)
+    bounds = Bounds(hops=2, crashes=0, recoveries=0, refusals=0, private=True)
+    worlds = explore(start(bounds), bounds)
+    assert all(settle(world, bounds, None, set()) for world in worlds)
+    assert not all(settle(world, bounds, 1, set()) for world in worlds), "1 had the only token"
+
+
 def test_the_model_notices_a_generation_that_is_shown_too_early(monkeypatch):
     monkeypatch.setattr(pr, "shown", lambda state: (state.fence, state.lineage))
     bounds = Bounds(hops=3, crashes=0, recoveries=1, refusals=0, edges=LINE)
@@ -235,3 +276,10 @@ def test_the_model_notices_a_generation_that_is_shown_too_early(monkeypatch):
 
 def test_a_place_in_a_tuple():
     assert put((1, 2, 3), 1, 0) == (1, 0, 3)
+
+
+if __name__ == "__main__":
+    for model in (*NORMAL, *LONG):
+        print(f"{words(model)}: {run_model(model):,} states", flush=True)
+    voting = Bounds(crashes=0, recoveries=0, refusals=0, ballots=2, slow_commit=True)
+    print(f"the commit alone: {len(explore(two_ends(voting), voting)):,} states")

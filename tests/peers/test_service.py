@@ -48,6 +48,29 @@ def test_an_undisturbed_walk_is_the_simulators(tmp_path):
     assert f'unwalk_committed{{peer="peer-0",run="{village.network.run_id}"}} 1' in text
 
 
+def test_visits_begin_while_their_token_is_written_down_and_each_is_done_once(tmp_path):
+    done = []
+
+    def counted(visit):
+        def one(*given, **named):
+            done.append(1)
+            return visit(*given, **named)
+
+        return one
+
+    async def script(village):
+        for peer in range(4):
+            service = village.start(peer)
+            service.work.visit = counted(service.work.visit)
+        await village.until(village.finished)
+
+    village = walk(tmp_path, script)
+    assert len(done) == 12
+    began = {e["hop"]: e["began"] for e in village.events if e["event"] == "visited"}
+    came = {e["hop"] + 1: e["at"] for e in village.events if e["event"] == "received"}
+    assert sum(began[hop] < came[hop] for hop in came) > len(came) / 2
+
+
 @pytest.mark.parametrize("settings", [{"train__state": "local"}, {"graph__kind": "ring"}])
 def test_other_walks_are_the_simulators_too(tmp_path, settings):
     async def script(village):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from unwalk.core.errors import Corrupt
@@ -129,23 +130,30 @@ def parcel_to(parcel: Parcel | None) -> dict[str, Any] | None:
     }
 
 
-def parcel_from(record: Any) -> Parcel:
-    """The parcel that :func:`parcel_to` wrote."""
-    names = ("generation", "hop", "leg", "chain", "token", "lineage")
-    found = fields_of(record, "a parcel", *names)
+def bare_parcel_to(parcel: Parcel) -> dict[str, Any]:
+    """A parcel without its digests, which are known only once all its bytes were read."""
+    found = parcel_to(parcel) or {}
+    return {k: v for k, v in found.items() if k not in ("chain", "token")}
+
+
+def bare_parcel_from(record: Any) -> Parcel:
+    """The parcel that :func:`bare_parcel_to` wrote; its digests are empty."""
+    found = fields_of(record, "a parcel", "generation", "hop", "leg", "lineage")
     lineage = lineage_from(found["lineage"])
     generation = pair(found["generation"], "generation")
     hop = whole(found["hop"], "hop")
     if lineage[-1][0] != generation or lineage[-1][1] > hop:
         raise Corrupt("lineage does not end with the parcel's generation.")
-    return Parcel(
-        generation,
-        hop,
-        whole(found["leg"], "leg"),
-        digest(found["chain"], "chain"),
-        digest(found["token"], "token"),
-        lineage,
-    )
+    return Parcel(generation, hop, whole(found["leg"], "leg"), "", "", lineage)
+
+
+def parcel_from(record: Any) -> Parcel:
+    """The parcel that :func:`parcel_to` wrote."""
+    names = ("generation", "hop", "leg", "chain", "token", "lineage")
+    found = fields_of(record, "a parcel", *names)
+    bare = bare_parcel_from({k: v for k, v in found.items() if k not in ("chain", "token")})
+    chain, token = digest(found["chain"], "chain"), digest(found["token"], "token")
+    return replace(bare, chain=chain, token=token)
 
 
 def value_to(value: Value | None) -> dict[str, Any] | None:

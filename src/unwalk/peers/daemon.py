@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import datetime as dt
 import gc
 import json
 import os
@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers import codec
+from unwalk.peers import codec, memory
 from unwalk.peers.agenda import Spec, run_of
 from unwalk.peers.chapters import Chapters
 from unwalk.peers.hoplog import Entry, chain_start, check_chain
 from unwalk.peers.http import TOKEN_FILE, HttpDesk
+from unwalk.peers.identity import now, read_certificate
 from unwalk.peers.reception import Reception
 from unwalk.peers.records import DATABASE
 from unwalk.peers.store import Store, no_fault, running
@@ -48,21 +49,8 @@ def run_peer(
 
     ``http`` is where its organisation's own systems reach it; None: nowhere.
     """
-    _settle_memory()
+    memory.settle()
     asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
-
-
-def _settle_memory() -> None:
-    """Let pieces of 1 MiB come from memory that is kept, and larger blocks go back at once.
-
-    Without this every piece of a token is fresh memory from the system, which costs as much time
-    as moving it.
-    """
-    trim, threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of the GNU C library
-    with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(threshold, 2 << 20)
-        library.mallopt(trim, 16 << 20)
 
 
 async def _serve(
@@ -112,10 +100,21 @@ async def _serve(
 
 
 async def _guard(service: Chapters) -> None:
-    """A peer whose own certificate is no longer good hands the token over and stops."""
+    """A peer whose own certificate is about to end hands the token over and stops.
+
+    Once it has ended nobody takes anything from this peer any more, so it stops a little earlier.
+    """
+    bundle = service.bundle
+    ends = read_certificate(bundle.folder / "certificate.pem").not_valid_after_utc
+    early = dt.timedelta(seconds=bundle.network.limits.stop + CHECK)
     while True:
         try:
-            service.trust.identity(service.bundle.certificate_pem.decode())
+            service.trust.identity(bundle.certificate_pem.decode())
+            if now() + early > ends:
+                raise InvalidInput(
+                    f"the certificate of {bundle.name} ends at {ends:%Y-%m-%d %H:%M:%S} UTC, so "
+                    "that this peer could soon not hand the token over; it needs a new one."
+                )
         except UnwalkError as error:
             service.ended = str(error)
             service.journal.write("certificate", reason=str(error))

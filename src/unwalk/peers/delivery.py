@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
-from unwalk.peers.hoplog import Entry
 from unwalk.peers.intake import words_of
 from unwalk.peers.protocol import Parcel, PeerState
 from unwalk.peers.store import Arrival
-from unwalk.peers.wire import FilePieces, Unreachable
+from unwalk.peers.wire import FilePieces, MemoryPieces, Unreachable
 from unwalk.walks import NOBODY
 
 if TYPE_CHECKING:
@@ -31,33 +29,26 @@ class Delivery:
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
 
     def send(
-        self,
-        state: PeerState,
-        move: dict[str, Any],
-        entry: Entry | None,
-        path: Path,
-        gate: asyncio.Future[bool] | None = None,
-    ) -> tuple[Parcel, asyncio.Task[bytes]]:
-        """Start to hand the token over; its last piece waits for the ``gate``, if there is one."""
-        service, parcel = self.service, state.held
-        assert parcel is not None
-        pieces = FilePieces(path, gate)
+        self, state: PeerState, move: dict[str, Any], pieces: FilePieces | MemoryPieces
+    ) -> asyncio.Task[bytes]:
+        """Start to hand the token over."""
+        service = self.service
+        assert state.held is not None
         said = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
         envelope = service.talk.words(
             "offer",
-            parcel=codec.parcel_to(parcel),
+            parcel=codec.bare_parcel_to(state.held),
             path=list(state.path),
             move=said,
             passed_over=move.get("passed_over", []),
             size=pieces.size,
-            entry=entry,
         )
         hand = service.transport.hand(state.path[0], envelope, pieces, service.limits.lease)
         task = asyncio.create_task(hand)
         task.add_done_callback(lambda _: pieces.close())
         service.talk.tasks.add(task)
         task.add_done_callback(service.talk.ended)
-        return parcel, task
+        return task
 
     async def offer(self) -> None:
         """Offer the token that is here to whoever is next."""
@@ -67,8 +58,9 @@ class Delivery:
         target = state.path[0]
         begun, self.early = self.early, None
         if begun is None or begun[0] != parcel:
-            entry, path = service.store.entry(parcel.chain), service.store.file(parcel.token)
-            begun = self.send(state, service.open_move, entry, path)
+            stamp = codec.dump(service.store.entry(parcel.chain) or {})
+            pieces = FilePieces(service.store.file(parcel.token), stamp)
+            begun = parcel, self.send(state, service.open_move, pieces)
         try:
             record = codec.parse(await begun[1], 1 << 18)
             reply, reason = codec.reply_from(record)

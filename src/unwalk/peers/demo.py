@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -55,12 +56,22 @@ PATIENCE = 120.0
 FORGETS, RECORDS, REQUEST = 2, 5, "demo-request"
 
 
+PORTS = range(10000, 32768)
+"""Below those that systems give to outgoing connections, which could take a peer's while it is
+away."""
+
+
 def free_addresses(count: int) -> list[str]:
     """Loopback addresses that nobody listens on just now."""
-    held = [socket.socket() for _ in range(count)]
+    held: list[socket.socket] = []
     try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
+        while len(held) < count:
+            one = socket.socket()
+            held.append(one)
+            try:
+                one.bind(("127.0.0.1", secrets.choice(PORTS)))
+            except OSError:
+                held.pop().close()
         return [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
     finally:
         for one in held:

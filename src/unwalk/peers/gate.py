@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from unwalk.peers.work import ATTEMPTS, Work
 
 PROTOCOL = 1
 HEAD = ("protocol", "network", "run", "kind")
-OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size", "entry")
+OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A token that somebody wants to hand over."""
+    """A token that somebody wants to hand over.
+
+    Its digest and ``entry``, the signed head of its log, come last: see :meth:`Gate.stamped`.
+    """
 
     sender: int
     parcel: Parcel
@@ -36,7 +39,7 @@ class Offer:
     move: Move
     passed_over: tuple[int, ...]
     size: int
-    entry: Entry
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Gate:
     def message(self, data: bytes) -> dict[str, Any]:
         """A small message for this network and run; its own fields are not checked yet."""
         record = codec.parse(data, MESSAGE)
-        if record.get("protocol") != PROTOCOL:
+        if codec.whole(record.get("protocol"), "protocol") != PROTOCOL:
             raise Refused(f"protocol {PROTOCOL} is spoken here.")
         if record.get("network") != self.network.name:
             raise Refused(f"this is network {self.network.name}.")
@@ -101,12 +104,16 @@ class Gate:
         codec.fields_of(record, "an offer", *HEAD, *OFFER_FIELDS)
         if record["kind"] != "offer":
             raise Corrupt("a token is offered as something unknown.")
-        parcel = codec.parcel_from(record["parcel"])
+        parcel = codec.bare_parcel_from(record["parcel"])
         path = self._path(sender, record["path"])
         self._place(parcel)
         mover, attempt, move = self._move(record["move"])
         if move.path[-len(path) :] != path:
             raise Corrupt("the path does not end where the move ends.")
+        relays = len(move.path) - len(path)
+        recovered = parcel.hop == parcel.lineage[-1][1]  # and so maybe by a peer that relayed it
+        if parcel.leg < relays or (parcel.leg > relays and not recovered):
+            raise Corrupt(f"the token was relayed {relays} times, not {parcel.leg}.")
         over = codec.listed(record["passed_over"], "passed_over", most=len(self.network.peers))
         return Offer(
             sender,
@@ -117,8 +124,14 @@ class Gate:
             move,
             tuple(self._peer(p, "passed_over") for p in over),
             self._size(record["size"]),
-            self._entry(parcel, record["entry"]),
         )
+
+    def stamped(self, offer: Offer, data: bytes) -> Offer:
+        """The offer with the signed log entry that its sender sent after the token's bytes."""
+        entry = parse_entry(codec.parse(data, MESSAGE))
+        token = codec.digest(entry["body"].get("token"), "token")
+        parcel = replace(offer.parcel, chain=entry["chain"], token=token)
+        return replace(offer, parcel=parcel, entry=self._entry(parcel, entry))
 
     def _peer(self, value: Any, what: str) -> int:
         return codec.whole(value, what, high=len(self.network.peers) - 1)
@@ -163,18 +176,16 @@ class Gate:
         attempt = codec.whole(record["attempt"], "attempt", high=ATTEMPTS)
         return self._peer(record["mover"], "mover"), attempt, Move(receiver, path, known)
 
-    def _entry(self, parcel: Parcel, value: Any) -> Entry:
+    def _entry(self, parcel: Parcel, entry: Entry) -> Entry:
         """The signed head of the log has to say the same as the parcel."""
-        entry = parse_entry(value)
         body = entry["body"]
         same = {
             "run": self.run,
             "generation": list(parcel.generation),
             "lineage": lineage_json(parcel.lineage),
             "hop": parcel.hop,
-            "token": parcel.token,
         }
-        if entry["chain"] != parcel.chain or any(body.get(k) != v for k, v in same.items()):
+        if any(body.get(k) != v for k, v in same.items()):
             raise Refused("the log entry says something else than the parcel.")
         signer = self.trust.signer(entry)
         expected = parcel.generation[1] if body.get("kind") == "recovery" else body.get("peer")
@@ -183,7 +194,7 @@ class Gate:
         return entry
 
     def content(self, offer: Offer, path: Path) -> TokenFile:
-        """The token's own bytes, already known to have the right digest."""
+        """The token's own bytes; whether they have the right digest is seen elsewhere."""
         file = open_token(path, len(self.network.peers))
         check_token(file, self.work.expected, self.work.optional)
         done = file.header["hop"] - self.work.base

@@ -9,11 +9,12 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from unwalk.core.errors import Refused, UnwalkError
+from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.plan import Move
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import FinalOffer, Offer, Rate
+from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
 from unwalk.peers.store import Incoming
 from unwalk.peers.tokens import TokenFile
@@ -57,41 +58,73 @@ class Intake:
         return codec.dump(codec.reply_to(Reply("refused"), str(error)[:300]))
 
     async def _take(self, offer: Offer, chunks: AsyncIterator[bytes]) -> Reply:
-        state, reply = pr.receive(self.service.state, offer.parcel, offer.path)
-        if state == self.service.state:  # nothing new: no need for the bytes
+        service = self.service
+        state, reply = pr.receive(service.state, offer.parcel, offer.path)
+        if state == service.state:  # nothing new: no need for the bytes
             return reply
-        if self.service.stopping:
+        if service.stopping:
             raise Refused("this peer is stopping.")
-        if self.service.store.local(self.service.run_id, offer.parcel.lineage) is None:
+        if service.store.local(service.run_id, offer.parcel.lineage) is None:
             raise Refused("this peer no longer has what it kept at that time.")
         if offer.sender in self.receiving or len(self.receiving) >= 2:
             raise Refused("another token is on its way already.")
         self.receiving.add(offer.sender)
-        incoming = Incoming(self.service.store, offer.size)
+        incoming = Incoming(service.store, offer.size)
         try:
-            if offer.size <= CHUNK:  # over sooner than a thread would start
-                async for chunk in chunks:
-                    incoming.write(chunk)
-                self._examine(incoming, offer)
-            else:
-                await self.receive_bytes(incoming, chunks)
-                await self.on_disk(self._examine, incoming, offer)
-            state, reply = pr.receive(self.service.state, offer.parcel, offer.path)
-            if state != self.service.state:
+            async with asyncio.timeout(service.limits.lease):
+                offer, file = await self._examine(incoming, offer, chunks)
+            state, reply = pr.receive(service.state, offer.parcel, offer.path)
+            if state != service.state:
+                incoming.keep(offer.parcel.token)
+                self.opened = (offer.parcel.token, file)
                 move = move_to(offer.mover, offer.attempt, offer.move, offer.passed_over)
                 moved = {**move, "sender": offer.sender}
-                kept = self.service.to_keep(state)
-                self.service.put(state, move=moved, entry=offer.entry, arrival=kept)
-                self.service.metrics.add("tokens_received_total")
-                self.service.metrics.add("bytes_received_total", offer.size)
-                self.service.journal.write("received", at=monotonic(), **words_of(offer.parcel))
+                kept = service.to_keep(state)
+                service.put(state, move=moved, entry=offer.entry, arrival=kept)
+                service.metrics.add("tokens_received_total")
+                service.metrics.add("bytes_received_total", offer.size)
+                service.journal.write("received", at=monotonic(), **words_of(offer.parcel))
             return reply
+        except TimeoutError as error:
+            raise Refused("the token did not arrive within the lease.") from error
         finally:
+            if not incoming.named:
+                service.ahead.leave(incoming)
             self.receiving.discard(offer.sender)
-            if self.service.stopping:
-                self.service.changed.set()
-            self.service.store.pinned.discard(offer.parcel.token)
+            if service.stopping:
+                service.changed.set()
+            service.store.pinned.discard(offer.parcel.token)
             incoming.discard()
+
+    async def _examine(
+        self, incoming: Incoming, offer: Offer, chunks: AsyncIterator[bytes]
+    ) -> tuple[Offer, TokenFile]:
+        """All of it arrives and is flushed; whatever can be wrong with it is looked for.
+
+        The visit begins as soon as the token's content is known to be in order.
+        """
+        gate, loop = self.service.gate, asyncio.get_running_loop()
+        small = offer.size <= CHUNK
+        if small:
+            data = b"".join([piece async for piece in pieces(chunks, offer.size)])
+            incoming.put_part(data)
+            flushed = self.on_disk(_flush_and_hash, incoming, data)
+        else:
+            await self.receive_bytes(incoming, chunks)
+            flushed = self.on_disk(_flush, incoming)
+        try:
+            if small:  # looked through sooner than a thread would start
+                file = gate.content(offer, incoming.path)
+            else:
+                look = partial(gate.content, offer, incoming.path)
+                file = await loop.run_in_executor(self.service.hashing, look)
+            self.service.ahead.begin(incoming, offer, file)
+            offer = gate.stamped(offer, await anext(chunks, b""))
+        finally:
+            await flushed
+        if incoming.digest != offer.parcel.token:
+            raise Refused("the token's bytes do not match its digest.")
+        return offer, file
 
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
         """Hash and write, each in a thread of its own, while the next pieces are on their way."""
@@ -99,7 +132,7 @@ class Intake:
         put = partial(incoming.put_part, flush=True)
         working: deque[asyncio.Future[None]] = deque()
         try:
-            async for chunk in chunks:
+            async for chunk in pieces(chunks, incoming.size):
                 working.append(loop.run_in_executor(service.hashing, incoming.hash_part, chunk))
                 working.append(loop.run_in_executor(service.disk, put, chunk))
                 while len(working) > 2 * AHEAD:
@@ -111,14 +144,6 @@ class Intake:
         """Run something that waits for the disk in a thread."""
         return asyncio.get_running_loop().run_in_executor(self.service.disk, call, *args)
 
-    def _examine(self, incoming: Incoming, offer: Offer) -> None:
-        digest = incoming.finish()
-        if digest != offer.parcel.token:
-            raise Refused("the token's bytes do not match its digest.")
-        file = self.service.gate.content(offer, incoming.path)
-        incoming.keep(digest)
-        self.opened = (digest, file)
-
     def answer(self, sender: int, message: bytes) -> bytes:
         """A small message."""
         try:
@@ -127,6 +152,29 @@ class Intake:
             return codec.dump(self.service.talk.answer(sender, message))
         except UnwalkError as error:
             return self._refusal(sender, error)
+
+
+async def pieces(chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+    """The pieces of ``size`` bytes; what follows them stays in ``chunks``."""
+    left = size
+    while left > 0:
+        piece = await anext(chunks, b"")
+        if not piece:
+            raise Corrupt(f"the token has {size - left} bytes instead of {size}.")
+        left -= len(piece)
+        if left < 0:
+            raise Corrupt(f"the token is longer than the {size} bytes announced.")
+        yield piece
+
+
+def _flush(incoming: Incoming) -> None:
+    give_back()  # what the pieces lay in; the token itself is about to be read
+    incoming.finish()
+
+
+def _flush_and_hash(incoming: Incoming, data: bytes) -> None:
+    incoming.finish()
+    incoming.hash_part(data)
 
 
 def words_of(parcel: Parcel) -> dict[str, Any]:

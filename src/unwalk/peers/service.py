@@ -14,8 +14,10 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from unwalk.core.plan import Move
+from unwalk.core.plan import Local
+from unwalk.peers import codec
 from unwalk.peers import protocol as pr
+from unwalk.peers.ahead import Ahead
 from unwalk.peers.chapter import NO_TOKEN, Chapter
 from unwalk.peers.delivery import PAUSE, Delivery
 from unwalk.peers.gate import Gate
@@ -24,17 +26,17 @@ from unwalk.peers.hoplog import Entry, chain_start, hop_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to
 from unwalk.peers.lookout import Lookout
 from unwalk.peers.protocol import Parcel, PeerState
-from unwalk.peers.store import Arrival, Incoming, KeptLocal, Store
+from unwalk.peers.store import Arrival, KeptLocal, Store
 from unwalk.peers.talk import Talk
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.tokens import open_token, token_pieces
 from unwalk.peers.trust import Bundle, Trust
-from unwalk.peers.wire import CHUNK, Transport
+from unwalk.peers.wire import MemoryPieces, Transport
 from unwalk.peers.work import Visited, Work
 from unwalk.walks import NOBODY
 
 TIDY = 0.02
-"""Seconds after a change before files that are no longer needed are removed."""
+"""Seconds after a change before files that are no longer needed are removed, or later."""
 
 
 class Service:
@@ -77,7 +79,7 @@ class Service:
         if self.state.committed is not None:
             self.over.set()
         self.talk, self.delivery, self.lookout = Talk(self), Delivery(self), Lookout(self)
-        self.intake = Intake(self)
+        self.intake, self.ahead = Intake(self), Ahead(self)
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
         found = self.store.load(self.run_id)
@@ -115,9 +117,9 @@ class Service:
         return kept
 
     def came_first(self, parcel: Parcel) -> bool:
-        """Whether this token was the first to come here to stay."""
-        place = (parcel.generation, parcel.hop, self.me, parcel.token)
-        return any((a.generation, a.done, a.peer, a.token) == place for a in self.arrivals)
+        """Whether the token at this place was the first to come here to stay."""
+        place = (parcel.generation, parcel.hop, self.me)
+        return any((a.generation, a.done, a.peer) == place for a in self.arrivals)
 
     def written(self, entries: list[Entry]) -> None:
         """The whole log of the committed walk is here: what must outlive it is set aside."""
@@ -151,6 +153,9 @@ class Service:
         self._count(before, state)
 
     def _collect(self) -> None:
+        if self.ahead.reading or self.intake.receiving or self.state.stage == "offered":
+            asyncio.get_running_loop().call_later(TIDY, self._collect)  # not in anybody's way
+            return
         self.collecting = False
         if not self.closed:
             self.store.collect(self.run_id, self.state)
@@ -246,78 +251,72 @@ class Service:
     async def _visit(self) -> None:
         parcel = self.state.held
         assert parcel is not None
-        loop = asyncio.get_running_loop()
         kept = self.store.local(self.run_id, parcel.lineage)
-        move = move_from(self.open_move)
-        done = await loop.run_in_executor(self.visits, self._do_visit, parcel, move, kept)
-        visited, incoming, local = done
-        try:
-            if self.state.held == parcel and self.state.stage == "arrived":
-                await self._conclude(parcel, visited, incoming, local)
-        finally:
-            incoming.discard()
-            self.store.pinned -= {incoming.digest, local.file}
-
-    def _do_visit(
-        self, parcel: Parcel, move: Move, kept: KeptLocal | None
-    ) -> tuple[Visited, Incoming, KeptLocal]:
-        """In the visit's own thread: read, work, write."""
         opened, self.intake.opened = self.intake.opened, None
-        if opened is None or opened[0] != parcel.token:
-            path = self.store.file(parcel.token)
-            opened = parcel.token, open_token(path, len(self.network.peers))
-        token, local = opened[1].token(), self.store.read_local(kept)
-        visited = self.work.visit(token, move, local, first=parcel.hop == 0)
-        del opened, token
-        kept = self.store.write_local(visited.local)
-        incoming = self.store.fill(token_pieces(visited.token))
-        # Too small to gain anything from being sent meanwhile; or noise that nobody may see twice.
-        if incoming.size <= CHUNK or parcel.hop == 0:
-            self._name(incoming)
-        return visited, incoming, kept
+        self.ahead.reading = True
+        try:
+            visited = await self.ahead.visit(parcel, opened, move_from(self.open_move), kept)
+            del opened
+            parts = list(token_pieces(visited.token))
+            written = self.intake.on_disk(self._write, parts, visited.local)
+            try:
+                if self.state.held == parcel and self.state.stage == "arrived":
+                    await self._conclude(parcel, visited, parts, written)
+            finally:
+                digest, local = await written
+                self.store.pinned -= {digest, local.file}
+        finally:
+            self.ahead.reading = False
+
+    def _write(self, parts: list[memoryview], local: Local) -> tuple[str, KeptLocal]:
+        return self.store.write(parts), self.store.write_local(local)
 
     async def _conclude(
-        self, parcel: Parcel, visited: Visited, incoming: Incoming, local: KeptLocal
+        self,
+        parcel: Parcel,
+        visited: Visited,
+        parts: list[memoryview],
+        written: asyncio.Future[tuple[str, KeptLocal]],
     ) -> None:
-        """Sign the visit and write it down; the token may be on its way meanwhile.
+        """Sign the visit and write it down; the token is on its way meanwhile.
 
-        The last piece of it is held back until the change of state is on disk.
+        Its stamp, without which nobody takes it, is held back until the change of state is on disk.
+        The first token of a chapter does not leave before: it carries noise that nobody may see
+        twice.
         """
-        body = hop_body(
-            run=self.run_id,
-            generation=parcel.generation,
-            lineage=parcel.lineage,
-            hop=visited.hop,
-            token_in=parcel.token if parcel.hop else NO_TOKEN,
-            token_out=incoming.digest,
-            passed_over=tuple(self.open_move.get("passed_over", ())),
-            number=parcel.hop + 1,
-            sign=self.bundle.sign,
-        )
-        entry = self.sign(parcel.chain, body)
-        state = pr.visited(self.state, entry["chain"], incoming.digest)
-        move: dict[str, Any] = {}
-        if state.stage == "visited":
-            chosen = self._next_move(state, visited.token.memory)
-            state, move = chosen or (state, move)
-        now = (parcel.generation, parcel.hop + 1, local)
-        if incoming.named:
-            self.put(state, move=move, entry=entry, local=now)
-            if state.stage == "offered":
-                path = self.store.file(incoming.digest)
-                self.delivery.early = self.delivery.send(state, move, entry, path)
-        else:
-            gate: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            if state.stage == "offered":
-                self.delivery.early = self.delivery.send(state, move, entry, incoming.path, gate)
-            try:
-                await self.intake.on_disk(self._name, incoming)
-                if self.state.held == parcel and self.state.stage == "arrived":
-                    self.put(state, move=move, entry=entry, local=now)
-                    gate.set_result(True)
-            finally:
-                if not gate.done():
-                    gate.set_result(False)
+        after, move = pr.visited(self.state, "", ""), dict[str, Any]()
+        if after.stage == "visited":
+            after, move = self._next_move(after, visited.token.memory) or (after, move)
+        stamp: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        begun = None
+        if after.stage == "offered" and parcel.hop:
+            begun = self.delivery.send(after, move, MemoryPieces(parts, stamp))
+        try:
+            digest, local = await asyncio.shield(written)
+            body = hop_body(
+                run=self.run_id,
+                generation=parcel.generation,
+                lineage=parcel.lineage,
+                hop=visited.hop,
+                token_in=parcel.token if parcel.hop else NO_TOKEN,
+                token_out=digest,
+                passed_over=tuple(self.open_move.get("passed_over", ())),
+                number=parcel.hop + 1,
+                sign=self.bundle.sign,
+            )
+            entry = self.sign(parcel.chain, body)
+            if self.state.held == parcel and self.state.stage == "arrived":
+                state = pr.visited(self.state, entry["chain"], digest)
+                if after.stage in ("offered", "arrived"):
+                    state = pr.address(state, after.path)
+                now = (parcel.generation, parcel.hop + 1, local)
+                self.put(state, move=move, entry=entry, local=now)
+                stamp.set_result(codec.dump(entry))
+                if begun is not None and state.held is not None:
+                    self.delivery.early = state.held, begun
+        finally:
+            if not stamp.done():
+                stamp.set_result(None)
         self.metrics.add("visits_total")
         self.journal.write(
             "visited",
@@ -326,10 +325,6 @@ class Service:
             generation=parcel.generation,
             hop=parcel.hop + 1,
         )
-
-    @staticmethod
-    def _name(incoming: Incoming) -> None:
-        incoming.keep(incoming.finish())
 
     def sign(self, previous: str, body: dict[str, Any]) -> Entry:
         """A log entry of this peer's own."""

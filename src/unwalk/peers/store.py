@@ -150,7 +150,10 @@ class Incoming:
         with self.guard:
             if self.fd >= 0:
                 self._close()
-                self.store.spare(self.path)
+                if self.written == self.size:
+                    self.store.spare(self.path)
+                else:  # beneath may lie what it was written over
+                    self.path.unlink()
 
     def _close(self) -> None:
         os.close(self.fd)
@@ -206,14 +209,12 @@ class Store:
     def claim(self, size: int) -> Path:
         """A temporary file for ``size`` bytes: a spare one of that size, or a new one."""
         with self._guard:
-            self._names += 1
-            path = self.tokens / f"{self._names}.new"
             for spare, known in self._spares.items():
                 if known == size:
                     del self._spares[spare]
-                    spare.replace(path)
-                    break
-            return path
+                    return spare
+            self._names += 1
+            return self.tokens / f"{self._names}.new"
 
     def spare(self, path: Path) -> None:
         """A file that is no longer needed: kept for its space, or removed."""
@@ -230,9 +231,9 @@ class Store:
     def erase_spares(self) -> None:
         """Unlink every file that holds bytes of tokens which are no longer needed."""
         with self._guard:
-            self._spares.clear()
-            for path in self.tokens.glob("*.spare"):
+            for path in self._spares:
                 path.unlink(missing_ok=True)
+            self._spares.clear()
 
     def sync_folder(self) -> None:
         os.fsync(self._folder)

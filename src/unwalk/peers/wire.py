@@ -1,7 +1,8 @@
 """How messages travel: a small Transport, over gRPC with mutual TLS or in memory.
 
-``hand`` moves a token: an envelope (JSON) and the token's bytes in pieces of 1 MiB, the first of
-them in one message with the envelope; one answer comes back.
+``hand`` moves a token: an envelope (JSON), the token's bytes in pieces of 1 MiB, the first of
+them in one message with the envelope, and a stamp (JSON: the signed log entry, with the digest of
+those bytes); one answer comes back.
 ``tell`` is one small JSON message and its answer.  Tokens are pushed; nobody polls.  There is no
 way to make a connection without certificates of the network's CA on both ends.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,29 +44,55 @@ OPTIONS = [
 Chunks = Callable[[], AsyncIterator[bytes]]
 
 
-class FilePieces:
-    """A file in pieces of 1 MiB; it is opened at once and may be renamed meanwhile.
+class MemoryPieces:
+    """Bytes from memory in pieces of 1 MiB, then a stamp.
 
-    With a ``gate`` the last piece is held back until the gate opens, so that a token can be on
-    its way while it is still being written down here; if the gate stays shut, nothing whole was
-    sent.
+    A token can so be on its way while it is still being written down here.  Without its stamp it
+    is worth nothing; ``stamp`` gives None if the token was dropped meanwhile.
     """
 
-    def __init__(self, path: Path, gate: Awaitable[bool] | None = None) -> None:
-        self.gate = gate
+    def __init__(self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None]) -> None:
+        self.parts, self.stamp = parts, stamp
+        self.size = sum(len(part) for part in parts)
+
+    async def __call__(self) -> AsyncIterator[bytes]:
+        held: list[memoryview] = []
+        left = CHUNK
+        for part in self.parts:
+            rest = part
+            while rest:
+                held.append(rest[:left])
+                rest, left = rest[left:], left - len(held[-1])
+                if left == 0:
+                    yield b"".join(held)
+                    held, left = [], CHUNK
+        if held:
+            yield b"".join(held)
+        stamp = await self.stamp
+        if stamp is None:
+            raise Unreachable("the token was dropped before it was sent.", certain=True)
+        yield stamp
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FilePieces:
+    """A file in pieces of 1 MiB, then a stamp if there is one; it may be renamed meanwhile."""
+
+    def __init__(self, path: Path, stamp: bytes = b"") -> None:
+        self.stamp = stamp
         self.fd = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self.fd).st_size
 
     async def __call__(self) -> AsyncIterator[bytes]:
         left = self.size
-        if self.gate is not None and left <= CHUNK:
-            yield b""  # let the envelope go ahead
         while left > 0:
             piece = os.pread(self.fd, CHUNK, self.size - left)
             left = left - len(piece) if piece else 0
-            if left == 0 and self.gate is not None and not await self.gate:
-                raise Unreachable("the token was dropped before it was sent.", certain=True)
             yield piece
+        if self.stamp:
+            yield self.stamp
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -365,10 +365,12 @@ function sure(record) {
     + "This cannot be taken back.");
   by("sure").returnValue = "no";
   by("sure").showModal();
-  return new Promise((done) => {
-    by("sure").addEventListener("close", () => done(by("sure").returnValue === "yes"), { once: true });
-  });
+  return new Promise((done) => asked.push(done));
 }
+
+// One answer for each closing, in order: news of a closing may come when it is open again.
+const asked = [];
+by("sure").addEventListener("close", () => asked.shift()?.(by("sure").returnValue === "yes"));
 
 async function submit(event) {
   event.preventDefault();
