@@ -33,10 +33,10 @@ def network():
 TASK = TinyTask(size=48, features=36, classes=3, factory=network, dtype=torch.float32)
 
 
-def run(op, *, captured, precision="float32", compiled=False, visits=2):
+def run(op, *, captured, precision="float32", compiled=False, visits=2, task=TASK):
     device = torch.device("cuda")
-    work = Workspace(build_model(TASK.model, 0), device)
-    shard, local, steps = TASK.shard(0).to(device), Local(), None
+    work = Workspace(build_model(task.model, 0), device)
+    shard, local, steps = task.shard(0).to(device), Local(), None
     if captured:
         steps = CapturedSteps(work, None, precision=precision, compiled=compiled)
     for hop in range(visits):
@@ -89,6 +89,62 @@ def test_captured_steps_equal_the_reference(optimizer, state, options):
     assert mine.optimizer_steps == reference.optimizer_steps
 
 
+def private_network():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6, 6)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 3),
+    )
+
+
+PRIVATE = TinyTask(size=48, features=36, classes=3, factory=private_network, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_per_example": 0.3},
+        {"clip_per_example": 0.3, "noise": 0.01},
+        {"clip": 0.05, "noise": 0.01},
+        {"direction": 1, "noise": 0.01},
+    ],
+    ids=["clipped", "private", "noised", "noised ascent"],
+)
+def test_captured_private_steps_equal_the_reference(optimizer, compiled, options):
+    rule = StepRule(optimizer, learning_rate=0.01, weight_decay=0.1, state="carried")
+    op = Steps(batches(), "all", rule, 0.01, **options)
+    reference = run(op, captured=False, task=PRIVATE)
+    mine = run(op, captured=True, task=PRIVATE, compiled=compiled)
+    scale = float((reference.parameters - reference.anchors["initial"]).norm())
+    assert float((mine.parameters - reference.parameters).norm()) < 5e-3 * scale
+
+
+def test_captured_private_steps_in_bfloat16_stay_near():
+    rule = StepRule("momentum", learning_rate=0.01)
+    op = Steps(batches(steps=20), "all", rule, 0.01, clip_per_example=0.3, noise=0.01)
+    reference = run(op, captured=False, task=PRIVATE)
+    mine = run(op, captured=True, task=PRIVATE, precision="bfloat16", compiled=True)
+    scale = float((reference.parameters - reference.anchors["initial"]).norm())
+    assert float((mine.parameters - reference.parameters).norm()) < 0.1 * scale
+
+
+def test_the_switches_of_the_process_are_left_as_they_were():
+    op = Steps(batches(), "all", StepRule("momentum", learning_rate=0.01), 0.01)
+    before = torch.backends.cudnn.benchmark
+    run(op, captured=True, precision="bfloat16")
+    assert torch.backends.cudnn.benchmark == before
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_bfloat16_stays_near_and_compiling_changes_rounding_only():
     op = Steps(batches(steps=20), "all", StepRule("momentum", learning_rate=0.01), 0.01)
     reference = run(op, captured=True)
@@ -103,6 +159,5 @@ def test_steps_that_cannot_be_captured_are_left_to_the_reference():
     rows = batches()
     rule = StepRule("sgd")
     assert CapturedSteps.can_run(Steps(rows, "all", rule, 0.1))
-    assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, noise=1.0))
-    assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, clip_per_example=1.0))
+    assert CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, clip_per_example=1.0, noise=1.0))
     assert not CapturedSteps.can_run(Steps(rows, "all", rule, 0.1, weights=rows * 0.1))

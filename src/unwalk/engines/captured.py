@@ -11,61 +11,25 @@ for the device, so a peer's next visit is prepared while it computes.
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace
 from unwalk.engines import fused
+from unwalk.engines.per_example import clipped_gradients
+from unwalk.engines.shadow import Block, blocks_of, flattened, shadow_of
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WARM_UP = 3
-PIECE = 1024
-"""Flat vectors are padded to a multiple of this."""
 TOGETHER = 16
 """Steps in one graph, where a visit has as many: one launch and one copy of batches for all."""
-
-
-@dataclass(eq=False)
-class _Block:
-    """Parameters of one precision, flat: float32 masters, the shadow's values, gradients, moments.
-
-    In float32 the shadow's values are the masters themselves.  Vectors are padded with zeros, so
-    that kernels can read them in whole pieces.
-    """
-
-    names: list[str]
-    masters: torch.Tensor
-    values: torch.Tensor
-    gradients: torch.Tensor
-    weights: list[nn.Parameter]
-    moments: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """One view a parameter, laid out as the shadow's weights are."""
-        pieces = flat[: self.size].split([w.numel() for w in self.weights])
-        return [_view(piece, w.shape) for piece, w in zip(pieces, self.weights, strict=True)]
-
-    @property
-    def size(self) -> int:
-        """Without the padding."""
-        return sum(w.numel() for w in self.weights)
-
-
-def _view(piece: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Kernels lie channels-last, everything else in its own order."""
-    if len(shape) != 4:
-        return piece.view(shape)
-    out, channels, rows, columns = shape
-    return piece.view(out, rows, columns, channels).permute(0, 3, 1, 2)
 
 
 class CapturedSteps:
@@ -74,23 +38,22 @@ class CapturedSteps:
     def __init__(
         self, work: Workspace, loss: Loss | None, *, precision: str, compiled: bool
     ) -> None:
-        _let_loose(precision)
         self.work = work
+        self.precision = precision
         self.loss = loss
         self.compiled = compiled
         self.dtype = PRECISIONS[precision]
-        self.shadow = _shadow(work.model)
-        self.blocks = _blocks(self.shadow, self.dtype)
+        self.shadow = shadow_of(work.model)
+        self.blocks = blocks_of(self.shadow, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
         self.side = torch.cuda.Stream() if compiled else None
         self.fused = self._fuse()
         self.placed = set() if self.fused is None else self.fused.placed
         self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
-        if compiled and self.fused is None:
-            self.forward = torch.compile(self.shadow, dynamic=False)
         self.kernels = compiled and fused.available()
-        self.knobs = torch.zeros(5, device=work.device)
+        self.knobs = torch.zeros(6, device=work.device)
         self.counter = torch.zeros((), device=work.device)
+        self.one = torch.ones((), device=work.device)
         self.graphs: dict[tuple[object, ...], _Graph] = {}
         self.counted = [
             b for name, b in work.buffers.items() if name.endswith("num_batches_tracked")
@@ -108,8 +71,8 @@ class CapturedSteps:
 
     @staticmethod
     def can_run(op: Steps) -> bool:
-        """Weighted rows, per-example clipping and noise on gradients are left to the reference."""
-        return op.weights is None and op.clip_per_example is None and not op.noise
+        """Weighted rows are left to the reference."""
+        return op.weights is None
 
     def run(
         self,
@@ -118,8 +81,24 @@ class CapturedSteps:
         y: torch.Tensor,
         moments: dict[str, torch.Tensor],
         counter: int,
+        normals: Callable[[], torch.Tensor],
     ) -> None:
-        """Take all steps of ``op`` on ``x`` (steps, minibatches, size, ...)."""
+        """Take all steps of ``op`` on ``x`` (steps, minibatches, size, ...).
+
+        ``normals`` draws what a step with noise adds, as long as the parameters.
+        """
+        with _let_loose(self.precision):
+            self._run(op, x, y, moments, counter, normals)
+
+    def _run(
+        self,
+        op: Steps,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        moments: dict[str, torch.Tensor],
+        counter: int,
+        normals: Callable[[], torch.Tensor],
+    ) -> None:
         self._load(op.rule, moments)
         knobs = (
             op.step_size,
@@ -127,19 +106,21 @@ class CapturedSteps:
             op.clip or 0.0,
             op.rule.momentum,
             op.rule.weight_decay,
+            -float(op.direction) * op.noise,
         )
         self.knobs.copy_(torch.tensor(knobs).pin_memory(), non_blocking=True)
         self.counter.fill_(float(counter))
         steps, done = x.shape[0], 0
         while done < steps:
             count = TOGETHER if steps - done >= TOGETHER else 1
-            key = (count, tuple(x.shape[1:]), op.rule.optimizer, op.rule.betas, op.clip is None)
+            drawn = torch.stack([normals() for _ in range(count)]) if op.noise else None
+            key = (count, tuple(x.shape[1:]), *_kind(op))
             graph = self.graphs.get(key)
             if graph is None:
                 kept = self._snapshot()
-                graph = self.graphs[key] = self._capture(op, x[:count], y[:count])
+                graph = self.graphs[key] = self._capture(op, x[:count], y[:count], drawn)
                 self._restore(kept)
-            graph.replay(x[done : done + count], y[done : done + count])
+            graph.replay(x[done : done + count], y[done : done + count], drawn)
             done += count
         self._store(op.rule, moments)
         if self.counted:
@@ -188,11 +169,16 @@ class CapturedSteps:
                     [flat[n] for n in block.names], block.views(block.moments[slot])
                 )
 
-    def _capture(self, op: Steps, x: torch.Tensor, y: torch.Tensor) -> _Graph:
-        update = self._update(op.rule)
+    def _capture(
+        self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
+    ) -> _Graph:
+        update = self._update(op)
 
-        def step(batch: torch.Tensor, labels: torch.Tensor) -> None:
-            self._gradient(batch, labels)
+        def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
+            if op.clip_per_example is None:
+                self._gradient(batch, labels)
+            else:
+                self._clipped_gradient(batch, labels, op.clip_per_example)
             with torch.no_grad():
                 if op.rule.optimizer == "adam":
                     self.counter.add_(1.0)
@@ -202,25 +188,60 @@ class CapturedSteps:
                     norm = torch.stack(squares).sum().sqrt() * scale.abs()
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
                 for block in self.blocks:
-                    update(block, scale, self.knobs, self.counter)
+                    if normals is not None:
+                        noised = block.gradients.float() * scale + self.knobs[
+                            5
+                        ] * self._as_laid_out(block, normals)
+                        update(replace(block, gradients=noised), self.one, self.knobs, self.counter)
+                    else:
+                        update(block, scale, self.knobs, self.counter)
 
-        return _Graph(step, self._lay_out, x, y)
+        lay_out = self._lay_out if op.clip_per_example is None else self._lay_out_plainly
+        return _Graph(step, lay_out, x, y, drawn)
+
+    def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
+        """A vector like the workspace's parameters, in the order of a block."""
+        found = torch.zeros_like(block.masters)
+        views = self.work.layout.views(flat)
+        torch._foreach_copy_(block.views(found), [views[n] for n in block.names])
+        return found
 
     def _lay_out(self, room: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         """Inputs of several steps in the wanted precision and memory layout, in ``room``."""
         first = None if self.fused is None else self.fused.first
         if x.dim() == 6 and first is not None:
             return first.table(room, x, self.dtype)
+        return self._lay_out_plainly(room, x)
+
+    def _lay_out_plainly(self, room: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         if room is None:
             room = torch.empty_like(x, dtype=self.dtype)
             if x.dim() == 6:
                 room = room.permute(0, 1, 2, 4, 5, 3).contiguous().permute(0, 1, 2, 5, 3, 4)
         return room.copy_(x)
 
-    def _update(self, rule: StepRule) -> Update:
-        if self.kernels and rule.optimizer != "adam":
-            return _by_kernel(rule)
-        return torch.compile(_update(rule), dynamic=False) if self.compiled else _update(rule)
+    def _update(self, op: Steps) -> Update:
+        by_kernel = self.kernels and op.rule.optimizer != "adam" and not op.noise
+        return _by_kernel(op.rule) if by_kernel else _update(op.rule)
+
+    def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
+        """Mean of the gradients that were clipped example by example, into the blocks."""
+
+        def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            if self.loss is None:
+                return functional.cross_entropy(output.float(), labels, reduction="none")
+            return self.loss(output.float(), labels)
+
+        found = clipped_gradients(
+            self.shadow, x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss
+        )
+        with torch.no_grad():
+            for block in self.blocks:
+                block.gradients.zero_()
+                pairs = zip(block.names, block.views(block.gradients), strict=True)
+                for name, view in pairs:
+                    if name in found:
+                        view.copy_(found[name])
 
     def _gradient(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Mean gradient over minibatches into the blocks."""
@@ -249,7 +270,7 @@ class CapturedSteps:
         for block in self.blocks:
             mine = [next(left) for _ in block.weights]
             if everything or not any(w in self.placed for w in block.weights):
-                flat = [_flat(g).to(block.gradients.dtype) for g in mine]
+                flat = [flattened(g).to(block.gradients.dtype) for g in mine]
                 torch.cat(flat, out=block.gradients[: block.size])
                 continue
             views = block.views(block.gradients)
@@ -274,21 +295,20 @@ class CapturedSteps:
         return torch.autograd.grad(loss / minibatches, self.weights)
 
 
-Update = Callable[[_Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
+def _kind(op: Steps) -> tuple[object, ...]:
+    """What a captured step depends on, besides the shape of its batches and the knobs."""
+    rule = op.rule
+    return rule.optimizer, rule.betas, op.clip is None, op.clip_per_example, bool(op.noise)
 
 
-def _flat(gradient: torch.Tensor) -> torch.Tensor:
-    """In the order of :func:`_view`."""
-    if gradient.dim() == 4:
-        gradient = gradient.permute(0, 2, 3, 1)
-    return gradient.reshape(-1)
+Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
 def _by_kernel(rule: StepRule) -> Update:
     """``sgd`` or ``momentum`` as one kernel."""
 
     def update(
-        block: _Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
     ) -> None:
         from unwalk.engines import step_kernels
 
@@ -301,27 +321,25 @@ def _by_kernel(rule: StepRule) -> Update:
 def _update(rule: StepRule) -> Update:
     """One optimizer step on a block; ``knobs`` holds step size, -, -, momentum, weight decay."""
 
-    def change(block: _Block, scale: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
+    def change(block: Block, scale: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
         return block.gradients.float() * scale + knobs[4] * block.masters
 
-    def write(block: _Block, step: torch.Tensor) -> None:
+    def write(block: Block, step: torch.Tensor) -> None:
         block.masters.sub_(step)
         if block.values is not block.masters:
             block.values.copy_(block.masters)
 
-    def sgd(block: _Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
+    def sgd(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
         write(block, knobs[0] * change(block, scale, knobs))
 
     def momentum(
-        block: _Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
     ) -> None:
         velocity = block.moments["momentum"]
         velocity.copy_(knobs[3] * velocity + change(block, scale, knobs))
         write(block, knobs[0] * velocity)
 
-    def adam(
-        block: _Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
-    ) -> None:
+    def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
         first, second = rule.betas
         gradient = change(block, scale, knobs)
         mean, square = block.moments["mean"], block.moments["square"]
@@ -338,18 +356,20 @@ class _Graph:
 
     def __init__(
         self,
-        step: Callable[[torch.Tensor, torch.Tensor], None],
+        step: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None],
         lay_out: Callable[[torch.Tensor | None, torch.Tensor], torch.Tensor],
         x: torch.Tensor,
         y: torch.Tensor,
+        normals: torch.Tensor | None,
     ) -> None:
         self.lay_out = lay_out
+        self.normals = None if normals is None else normals.clone()
         self.x, self.y = lay_out(None, x), y.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                step(self.x[0], self.y[0])
+                step(*self._given(0))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         first = torch.cuda.Stream(priority=-1)  # what everything waits for comes first
@@ -358,18 +378,23 @@ class _Graph:
             torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
         ):
             for number in range(len(x)):
-                step(self.x[number], self.y[number])
+                step(*self._given(number))
 
-    def replay(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def _given(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        normals = None if self.normals is None else self.normals[number]
+        return self.x[number], self.y[number], normals
+
+    def replay(self, x: torch.Tensor, y: torch.Tensor, normals: torch.Tensor | None) -> None:
         self.lay_out(self.x, x)
         self.y.copy_(y)
+        if self.normals is not None and normals is not None:
+            self.normals.copy_(normals)
         self.graph.replay()
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Graphs of earlier walks must not be destroyed during a capture: that spoils it."""
-    gc.collect()
     gc.disable()
     try:
         yield
@@ -377,55 +402,19 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _let_loose(precision: str) -> None:
+@contextmanager
+def _let_loose(precision: str) -> Iterator[None]:
     """Steps repeat one shape often, so trying every algorithm for it pays.
 
-    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.
+    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  Other work
+    in the process finds these switches as they were.
     """
-    torch.backends.cudnn.benchmark = True
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32
+    convolutions.benchmark = True
     if precision != "float32":
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
-
-
-def _shadow(model: nn.Module) -> nn.Module:
-    """A copy of the model that shares its buffers; batches are counted elsewhere."""
-    shadow = copy.deepcopy(model)
-    owners = dict(model.named_modules())
-    for name, module in shadow.named_modules():
-        for key in module._buffers:
-            module._buffers[key] = owners[name]._buffers[key]
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
-            module._buffers["num_batches_tracked"] = None
-    return shadow.train()
-
-
-def _blocks(shadow: nn.Module, dtype: torch.dtype) -> list[_Block]:
-    """Lay the shadow's parameters out flat, in ``dtype``; batch normalisation's stay float32."""
-    lowered = {
-        f"{name}.{key}" if name else key
-        for name, module in shadow.named_modules()
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for key, _ in module.named_parameters(recurse=False)
-    }
-    named = [(n, p) for n, p in shadow.named_parameters() if p.requires_grad]
-    blocks = []
-    for low in (True, False):
-        members = [(n, p) for n, p in named if (n in lowered) == low]
-        if not members:
-            continue
-        total = -(-sum(p.numel() for _, p in members) // PIECE) * PIECE
-        masters = torch.zeros(total, device=members[0][1].device)
-        kind = dtype if low else torch.float32
-        values = masters if kind == torch.float32 else torch.zeros_like(masters, dtype=kind)
-        block = _Block(
-            names=[n for n, _ in members],
-            masters=masters,
-            values=values,
-            gradients=torch.zeros_like(values),
-            weights=[p for _, p in members],
-        )
-        for parameter, view in zip(block.weights, block.views(values), strict=True):
-            parameter.grad = None
-            parameter.data = view
-        blocks.append(block)
-    return blocks
+        convolutions.allow_tf32 = products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32 = before

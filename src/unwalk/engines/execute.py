@@ -126,7 +126,7 @@ def _steps(op: Steps, bench: Bench) -> None:
         x, y = bench.shard.take(flat, bench.generator)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
         if bench.captured is not None and bench.captured.can_run(op):
-            bench.captured.run(op, xs, ys, moments, counter)
+            bench.captured.run(op, xs, ys, moments, counter, bench.normals)
             _count(op, bench, counter + steps)
             return
     for step in range(steps):

@@ -139,10 +139,10 @@ def vmap_gradients(
     parts = zip(x.split(chunk), y.split(chunk), share.split(chunk), strict=True)
     for records, labels, part in parts:
         gradients = {n: g.flatten(1) for n, g in every(named, records, labels).items()}
-        squares = sum(g.square().sum(1) for g in gradients.values())
+        squares = sum(_wide(g).square().sum(1) for g in gradients.values())
         factors = part * _factors(torch.as_tensor(squares), bound)
         for name, gradient in gradients.items():
-            total[name].view(-1).add_(factors @ gradient)
+            total[name].view(-1).add_(factors.to(gradient) @ gradient)
     return total
 
 
@@ -292,9 +292,15 @@ class _Part:
     weighted: Callable[[torch.Tensor], torch.Tensor]
 
 
+def _wide(gradients: torch.Tensor) -> torch.Tensor:
+    """In float32 at least: the norms decide what is clipped."""
+    return gradients.float() if gradients.dtype.itemsize < 4 else gradients
+
+
 def _listed(parameter: torch.Tensor, gradients: torch.Tensor) -> _Part:
     """A parameter whose examples' gradients are at hand, one a row."""
-    return _Part(parameter, gradients.square().sum(1), lambda f: (f @ gradients).view_as(parameter))
+    squares = _wide(gradients).square().sum(1)
+    return _Part(parameter, squares, lambda f: (f.to(gradients) @ gradients).view_as(parameter))
 
 
 def _parts(layer: nn.Module, a: torch.Tensor, b: torch.Tensor) -> list[_Part]:
@@ -315,8 +321,8 @@ def _parts(layer: nn.Module, a: torch.Tensor, b: torch.Tensor) -> list[_Part]:
 
 def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> _Part:
     r""":math:`g_i = b_i a_i^\top`, so :math:`\|g_i\| = \|a_i\|\|b_i\|`."""
-    squares = a.square().sum(1) * b.square().sum(1)
-    return _Part(layer.weight, squares, lambda f: (f.unsqueeze(1) * b).t() @ a)
+    squares = _wide(a).square().sum(1) * _wide(b).square().sum(1)
+    return _Part(layer.weight, squares, lambda f: (f.to(b).unsqueeze(1) * b).t() @ a)
 
 
 def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
@@ -336,13 +342,13 @@ def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
     far = torch.bmm(places.transpose(1, 2), places)
 
     def weighted(factors: torch.Tensor) -> torch.Tensor:
-        shape, scaled = list(layer.weight.shape), factors.view(-1, 1, 1, 1) * b
+        shape, scaled = list(layer.weight.shape), factors.to(b).view(-1, 1, 1, 1) * b
         total: torch.Tensor = conv2d_weight(
             a, shape, scaled, layer.stride, _pair(layer.padding), layer.dilation
         )
         return total
 
-    return _Part(layer.weight, (near * far).sum((1, 2)), weighted)
+    return _Part(layer.weight, (_wide(near) * far).sum((1, 2)), weighted)
 
 
 def _patches(layer: nn.Conv2d, a: torch.Tensor) -> torch.Tensor:

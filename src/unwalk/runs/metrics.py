@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -55,13 +55,13 @@ class Meter:
     """
 
     def __init__(self, task: ShardedTask, device: torch.device, precision: str = "float32") -> None:
-        self.test = task.test.to(device)
-        self.forgotten = None if len(task.forgotten.y) == 0 else task.forgotten.to(device)
-        self.retained = None if len(task.retained.y) == 0 else task.retained.to(device)
-        self.triggered = None if task.triggered is None else task.triggered.to(device)
+        self.halved = device.type == "cuda" and precision != "float32"
+        self.test = self._placed(task.test, device)
+        self.forgotten = self._placed(task.forgotten, device) if len(task.forgotten.y) else None
+        self.retained = self._placed(task.retained, device) if len(task.retained.y) else None
+        self.triggered = None if task.triggered is None else self._placed(task.triggered, device)
         self.target = -1 if task.target is None else task.target
         self.finite = torch.tensor(True)
-        self.halved = device.type == "cuda" and precision != "float32"
 
     def read(self, model: nn.Module, hop: int, phase: str) -> Reading:
         """Measure; the model is left in evaluation mode."""
@@ -89,6 +89,13 @@ class Meter:
             asr=values.get("asr"),
             asr_paper=values.get("asr_paper"),
         )
+
+    def _placed(self, held: Held, device: torch.device) -> Held:
+        """On the device; pictures lie there as the half-precision convolutions want them."""
+        there = held.to(device)
+        if not self.halved or there.x.dim() != 4:
+            return there
+        return replace(there, x=there.x.to(torch.bfloat16, memory_format=torch.channels_last))
 
     def _accuracy(self, model: nn.Module, held: Held) -> torch.Tensor:
         return self._answers(model, held.x).eq(held.y).double().mean()

@@ -96,6 +96,6 @@ class PerformanceConfig:
     threads: int = setting(1, "torch threads; results are bit-equal for equal numbers only")
     digests: bool = setting(False, "digest of the token at every hop, not only at the end")
     precision: str = setting("float32", "cuda: float32 or bfloat16 for forward and backward")
-    compiled: bool = setting(False, "cuda: compile the model before capturing its graph")
+    compiled: bool = setting(False, "cuda: fused kernels where they know the layers")
     engine: str = setting("inprocess", "several walks: inprocess, fleet (as one batch) or auto")
     checkpoint: float = setting(2.0, "seconds between checkpoints for --resume; 0: after every hop")
