@@ -248,6 +248,8 @@ class CapturedSteps:
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
+            if self.side is not None:
+                self.side.wait_stream(torch.cuda.current_stream())
             found = self._backward(self.forward(x[part]), y[part], minibatches)
             if self.side is not None:
                 torch.cuda.current_stream().wait_stream(self.side)
