@@ -1,15 +1,26 @@
 """The paper's experiments as lists of cells, carried out in parts."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 
 from unwalk.core.errors import InvalidInput
-from unwalk.experiments import study
+from unwalk.experiments import figure1, study, tuning
 from unwalk.experiments.cells import TASKS
-from unwalk.experiments.reproduce import EXPERIMENTS, documents, reproduce, summary
+from unwalk.experiments.reproduce import (
+    EXPERIMENTS,
+    FURTHER,
+    documents,
+    reproduce,
+    summary,
+    times,
+    tried,
+)
+from unwalk.runs.assemble import resolve, run_id
+from unwalk.runs.config import Config, Value, apply
 
-TINY = {
+TINY: dict[str, Value] = {
     "train.hops": 3,
     "unlearn.hops": 3,
     "evaluate.every": 1,
@@ -26,8 +37,29 @@ COUNTS = {
 }
 
 
+PATHS = ("float32", "bfloat16")
+
+
 def tiny(which, out, **given):
     return reproduce(which, out, quick=True, settings=TINY, command="unwalk reproduce", **given)
+
+
+def parts_in(out):
+    found = sorted((out / "parts").glob("digits-*.json"))
+    return {path.stem: json.loads(path.read_text()) for path in found}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The cells that were really run."""
+    made, original = [], study._part
+
+    def counting(asked, cell, *given):
+        made.append(cell.name)
+        return original(asked, cell, *given)
+
+    monkeypatch.setattr(study, "_part", counting)
+    return made
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -57,9 +89,16 @@ def test_results_have_the_form_that_is_promised(tmp_path):
         wanted |= {"method", "hop"} if name.startswith("figure1") else {"row", "reported_asr"}
         assert all(wanted <= set(row) for row in document["rows"])
         assert (tmp_path / f"{name}.csv").read_text().count("\n") == len(document["rows"]) + 1
+    shared = {"train.learning_rate": 0.005, "unlearn.clip": 0.5, **TINY}
+    assert shared.items() <= found["figure1-digits"]["settings"].items()
+    assert found["table-l-digits"]["settings"]["unlearn.clip"] == 0.5
+    assert found["table-l-digits"]["settings"].keys().isdisjoint({"seed", "method", "preset"})
     hops = [r["hop"] for r in found["figure1-digits"]["rows"] if r["method"] == "rrdu"]
     assert hops == [1, 2, 3, 4, 5, 6]
     assert "RR-DU" in (tmp_path / "reproduction.html").read_text()
+    pictures = [path for path in written if path.suffix == ".svg"]
+    assert pictures == [tmp_path / "figure1-digits.svg"]
+    assert ElementTree.parse(pictures[0]).getroot().tag.endswith("svg")
     assert summary(tmp_path).row_count > 20
 
 
@@ -81,7 +120,7 @@ def test_a_study_that_is_stopped_goes_on_with_the_next_cell(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         tiny("table-delta", tmp_path, tell=stop)
-    assert len(list((tmp_path / "parts").iterdir())) == 1
+    assert len(parts_in(tmp_path)) == 1
     tiny("table-delta", tmp_path, collect=True)
     assert len(documents(tmp_path)["table-delta-digits"]["rows"]) == 1
     tiny("table-delta", tmp_path)
@@ -104,10 +143,14 @@ def test_an_unknown_experiment_is_refused_by_name(tmp_path):
 
 def test_parts_say_where_they_come_from(tmp_path):
     tiny("table-delta", tmp_path)
-    part = json.loads(next((tmp_path / "parts").iterdir()).read_text())
-    assert part["machine"]
-    assert part["commit"]
-    assert part["settings"]
+    for part in parts_in(tmp_path).values():
+        assert part["machine"]
+        assert part["commit"]
+        assert part["settings"]
+        asked = {"task": "digits", "preset": "paper-matched", "compare": [], **TINY}
+        assert resolve({**asked, **part["settings"]}) == apply(
+            Config(), part["configuration"], where="the part"
+        )
 
 
 def test_cells_in_a_fleet_give_what_they_give_one_by_one(tmp_path):
@@ -139,12 +182,9 @@ def test_shares_cost_alike_and_keep_neighbours_together(tmp_path):
 def test_several_processes_give_the_same_parts(tmp_path):
     tiny("table-delta", tmp_path / "one")
     tiny("table-delta", tmp_path / "two", jobs=2)
-    for part in (tmp_path / "one" / "parts").iterdir():
-        one, two = (
-            json.loads((tmp_path / name / "parts" / part.name).read_text())
-            for name in ("one", "two")
-        )
-        assert one["series"] == two["series"]
+    one, two = (parts_in(tmp_path / name) for name in ("one", "two"))
+    assert len(one) == 2
+    assert {n: p["series"] for n, p in one.items()} == {n: p["series"] for n, p in two.items()}
 
 
 def test_no_process_at_all_is_refused(tmp_path):
@@ -157,3 +197,113 @@ def test_dpsgd_gets_a_model_without_batch_normalisation():
         chosen = {c.method: c.settings.get("model.name") for c in EXPERIMENTS["figure1"](task)}
         assert chosen["dpsgd"] == model
         assert chosen["rrdu"] is None
+
+
+SAME = ("figure1-rrdu-0", "table-rho-baseline-0", "table-l-baseline-0", "table-l-0.5-0")
+"""Cells with one configuration: the preset's own L is 0.5."""
+
+
+def same_cells():
+    every = [c for cells in EXPERIMENTS.values() for c in cells("digits", 1)]
+    return [c for c in every if c.name in (*SAME, "table-l-0.1-0")]
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "fleet"])
+def test_cells_with_one_configuration_are_run_once(tmp_path, runs, engine):
+    cells = same_cells()
+    given = {**TINY, "performance.engine": engine}
+    asked = study.Study("digits", "paper-matched", tuple(cells), given)
+    parts = study.carry_out(asked, tmp_path / "parts")
+    assert runs == ["figure1-rrdu-0", "table-l-0.1-0"]
+    assert [(p["experiment"], p["row"]) for p in parts] == [(c.experiment, c.row) for c in cells]
+    assert [p["settings"] for p in parts] == [dict(c.settings) for c in cells]
+    by_name = {c.name: p for c, p in zip(cells, parts, strict=True)}
+    assert {by_name[n]["run_as"] for n in SAME} == {"figure1-rrdu-0"}
+    assert all(by_name[n]["series"] == by_name[SAME[0]]["series"] for n in SAME)
+    assert by_name["table-l-0.1-0"]["sigma"] < by_name[SAME[0]]["sigma"]
+    alone = [c for c in cells if c.name == "table-l-0.5-0"]
+    asked = study.Study("digits", "paper-matched", tuple(alone), given)
+    (part,) = study.carry_out(asked, tmp_path / "alone")
+    assert runs[2:] == ["table-l-0.5-0"]
+    assert part["series"] == by_name["table-l-0.5-0"]["series"]
+
+
+def test_a_finished_run_serves_cells_that_are_asked_for_later(tmp_path, runs):
+    cells = same_cells()
+    first = study.Study("digits", "paper-matched", tuple(cells[:1]), TINY)
+    study.carry_out(first, tmp_path / "parts")
+    whole = study.Study("digits", "paper-matched", tuple(cells), TINY)
+    assert None in study.carry_out(whole, tmp_path / "parts", collect=True)
+    study.carry_out(whole, tmp_path / "parts")
+    assert runs == ["figure1-rrdu-0", "table-l-0.1-0"]
+    assert len(parts_in(tmp_path)) == len(cells)
+
+
+def test_a_finished_run_with_other_settings_serves_nobody_else(tmp_path, runs):
+    cells = same_cells()[:2]
+    first = study.Study("digits", "paper-matched", tuple(cells[:1]), {**TINY, "train.hops": 2})
+    study.carry_out(first, tmp_path / "parts")
+    whole = study.Study("digits", "paper-matched", tuple(cells), TINY)
+    study.carry_out(whole, tmp_path / "parts")
+    assert runs == [cell.name for cell in cells]
+    hops = [part["train_hops"] for part in parts_in(tmp_path).values()]
+    assert sorted(hops) == [2, 3]
+
+
+def test_every_call_that_ran_something_says_how_long_it_took(tmp_path):
+    tiny("table-delta", tmp_path)
+    tiny("table-delta", tmp_path)
+    tiny("table-delta", tmp_path, collect=True)
+    ((name, record),) = times(tmp_path / "parts").items()
+    assert name.startswith("timing-digits-paper-matched-")
+    assert record["cells"] == ["table-delta-0.0001-0", "table-delta-1e-06-0"]
+    assert 0 < record["seconds"] < 60
+    assert record["jobs"] == 1
+    assert "How long it took" in (tmp_path / "reproduction.html").read_text()
+
+
+def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets():
+    for task in (*TASKS, "digits"):
+        listed = {c.name: c for c in FURTHER["tuning"](task)}
+        assert len(listed) == 20
+        for method in ("rrdu", "finetune", "dpsgd", "ddp"):
+            mine = [c for c in listed.values() if c.method == method]
+            assert len(mine) == 5
+            asked = study.Study(task, "paper-matched", tuple(mine), {})
+            kinds = {run_id(asked.config(c)) for c in mine}
+            assert len(kinds) == 5
+            headline = next(c for c in figure1.cells(task, 1) if c.method == method)
+            assert dict(mine[0].settings) == dict(headline.settings)
+            trained = {study._key(asked.config(c), study.TRAINING) for c in mine}
+            assert len(trained) == 1
+
+
+def test_tuning_and_precision_are_run_when_named_and_stand_on_the_page(tmp_path):
+    short = {**TINY, "train.hops": 1, "unlearn.hops": 1, "train.work": "averaged"}
+    for name in FURTHER:
+        reproduce(name, tmp_path, quick=True, settings=short)
+    assert not documents(tmp_path)
+    found = tried(tmp_path)
+    assert set(found) == {"tuning-digits", "precision-digits"}
+    rows = found["tuning-digits"]["rows"]
+    assert [r["method"] for r in rows if r["used"]] == ["rrdu", "finetune", "dpsgd", "ddp"]
+    assert rows[0]["setting"] == "step size 0.005, L 0.5"
+    assert rows[-1]["setting"] == "step size 0.005, ball of 10, noise on every gradient"
+    pairs = [(r["method"], r["precision"]) for r in found["precision-digits"]["rows"]]
+    assert pairs == [(m, p) for m in ("rrdu", "finetune", "retrain") for p in PATHS]
+    page = (tmp_path / "reproduction.html").read_text()
+    assert "Tuning</h2>" in page
+    assert "Precision</h2>" in page
+
+
+def test_tuning_of_a_task_without_a_grid_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="task is 'heart'"):
+        reproduce("tuning", tmp_path, task="heart")
+
+
+def test_words_of_a_setting_name_what_the_grid_changes():
+    for task in TASKS:
+        cells = FURTHER["tuning"](task)
+        asked = study.Study(task, "paper-matched", tuple(cells), {})
+        said = [(c.method, tuning.words(c.method, asked.config(c))) for c in cells]
+        assert len(set(said)) == len(cells)

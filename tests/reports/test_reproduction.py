@@ -138,22 +138,21 @@ def test_tables_show_the_aggregation(experiment: str, task: str, name: str, case
     found = reproduction_rows({k: documents[k] for k in (f"{experiment}-{task}",)})
     at = {(r["row"], r["preset"], r["measure"]): r for r in found}
     presets = ["paper-matched", "paper"] if case == "two presets" else ["paper-matched"]
-    assert len(shown) == len(VALUES[experiment])
-    for value, cells in zip(VALUES[experiment], shown.values(), strict=True):
+    places = [(value, preset) for value in VALUES[experiment] for preset in presets]
+    assert len(shown) == len(places)
+    for (value, preset), (head, cells) in zip(places, shown.items(), strict=True):
+        assert head.endswith(preset) == (len(presets) > 1)
         wanted = []
         for measure in ("clean", "asr_paper"):
-            wanted.append(two(at[value, presets[0], measure]["reported"]))
-            for preset in presets:
-                row = at[value, preset, measure]
-                std = "" if row["std"] is None else f"± {two(row['std'])}"
-                kind = row["agreement"]
-                wanted.append(two(row["mean"]) + std)
-                wanted.append(two(row["difference"], sign=True) + SIGNS[kind] + SPOKEN[kind])
-                if measure == "asr_paper":
-                    other = at[value, preset, "asr"]
-                    std = "" if other["std"] is None else f"± {two(other['std'])}"
-                    wanted.append(two(other["mean"]) + std)
-        assert cells == wanted
+            row = at[value, preset, measure]
+            std = "" if row["std"] is None else f"± {two(row['std'])}"
+            kind = row["agreement"]
+            wanted.append(two(row["reported"]))
+            wanted.append(two(row["mean"]) + std)
+            wanted.append(two(row["difference"], sign=True) + SIGNS[kind] + SPOKEN[kind])
+        other = at[value, preset, "asr"]
+        std = "" if other["std"] is None else f"± {two(other['std'])}"
+        assert cells == [*wanted, two(other["mean"]) + std]
 
 
 def test_row_headings_are_readable() -> None:
@@ -204,17 +203,42 @@ def test_glance_has_a_mark_for_each_number_of_the_paper() -> None:
         assert f"{good} of {len(kinds)} numbers agree" in text
         assert f"({spread} only within the spread of our seeds)" in text
         near, far = kinds.count("near"), kinds.count("differ")
-        assert f"{near} are near and {far} differ." in text
+        assert re.search(rf"{near} (is|are) near and {far} differs?\.", text)
+        assert ("1 are" in text, "1 differ." in text) == (False, False)
 
 
-def test_presets_stand_side_by_side_in_columns_and_each_has_its_figures() -> None:
+def test_presets_of_a_row_stand_together_and_each_has_its_figures() -> None:
     page = page_of(fake_documents(("paper", "paper-matched")))
-    heads = [n.text for n in page.all("th", "group")]
-    assert heads.count("preset paper-matched") == heads.count("preset paper") == 4 * 6
+    rows = list(table_named(page, "Routing probability p, MNIST"))
+    assert [r.removeprefix(v) for r, v in zip(rows[:2], ("0fine-tuning",) * 2, strict=True)] == [
+        "paper-matched",
+        "paper",
+    ]
+    ends = table_named(page, "The figure: accuracy over hops, CIFAR-10")
+    assert list(ends)[-2:] == ["Retrainingat hop 6paper-matched", "Retrainingat hop 6paper"]
     subs = [n.text for n in page.all("h3", "sub")]
     wanted = [f"{t}, preset {p}" for t in ("MNIST", "CIFAR-10") for p in ("paper-matched", "paper")]
     assert [text for text in subs if "preset" in text] == wanted
     assert len(pictures(page)) == 2 * 2 * 2 * 2  # tasks, presets, measures, widths
+    legends = [n for plot in page.all("div", "plot") for n in plot.all("ul", "legend")]
+    assert len(legends) == 2  # one a task: the presets have the same methods
+
+
+def test_a_preset_without_results_takes_no_line_at_a_glance() -> None:
+    documents = fake_documents()
+    for task in ("mnist", "cifar10"):
+        more = figure(task, ("paper", "practical"), 3)["rows"]
+        documents[f"figure1-{task}"]["rows"] += more
+    (box,) = page_of(documents).all("div", "overview")
+    (body,) = box.all("tbody")
+    lines = [[c.text for c in row.children][:2] for row in body.children]
+    assert lines[:3] == [
+        ["The figure: accuracy over hops", "paper-matched"],
+        ["", "paper"],
+        ["", "practical"],
+    ]
+    assert [preset for _, preset in lines[3:]] == ["paper-matched"] * 5
+    assert "no result" not in box.text
 
 
 def test_missing_documents_are_left_out_and_said(documents: dict[str, Json]) -> None:
@@ -416,25 +440,3 @@ def test_terminal_table_fits_eighty_columns(case: str) -> None:
             std = "" if row["std"] is None else f"±{row['std']:.1f}"
             assert any(f"{row['mean']:.1f}{std}" in line for line in lines)
             assert row["agreement"] is None or any(SIGNS[row["agreement"]] in n for n in lines)
-
-
-def readings_document(**changes):
-    row = {"reading": "a <b>", "settings": {"x": 1}, "kept": True, "cells": [[88.04, 12.0]]}
-    made = {"machine": "m", "commit": "c", "command": "unwalk reproduce"}
-    columns = [{"title": "RR-DU", "clean": 88.1, "asr": None}]
-    return {"task": "cifar10", **made, "columns": columns, "rows": [row], **changes}
-
-
-def test_readings_that_were_tried_stand_on_the_page_with_the_one_that_was_kept():
-    page = render_reproduction({}, tried={"readings-cifar10": readings_document()})
-    assert "Readings that were tried" in page
-    assert "88.0 / 12.0" in page
-    assert "a &lt;b&gt;" in page
-    assert "88.1 / –" in page
-    assert 'class="is-main"' in page
-    assert "Readings that were tried" not in render_reproduction({})
-
-
-def test_a_document_without_readings_is_refused():
-    with pytest.raises(InvalidInput, match="readings-cifar10 does not hold readings"):
-        render_reproduction({}, tried={"readings-cifar10": readings_document(rows=[{}])})

@@ -24,7 +24,8 @@ def reproduce(
     which: Annotated[
         str,
         typer.Argument(
-            help="figure1, table-p, table-rho, table-l, table-epsilon, table-delta or all."
+            help="figure1, table-p, table-rho, table-l, table-epsilon, table-delta or all of them; "
+            "by name only: tuning (settings that were tried), precision (bfloat16 beside float32)."
         ),
     ] = "all",
     task: Annotated[
@@ -73,4 +74,6 @@ def reproduce(
         print(json.dumps({"written": [str(path) for path in written]}))
         return
     print_whole(summary(out))
+    for path in (p for p in written if p.stem.startswith(("tuning-", "precision-"))):
+        show(f"numbers: {path}", soft_wrap=True)
     show(f"page: {out / 'reproduction.html'}", soft_wrap=True)

@@ -7,6 +7,7 @@ end points that section 6.2 gives in words.
 from __future__ import annotations
 
 from unwalk.experiments.cells import Cell, Reported, over_seeds
+from unwalk.runs.config import Value
 
 SEEDS = 5
 
@@ -31,6 +32,11 @@ REPORTED = {
 }
 
 
+def model(task: str, method: str) -> dict[str, Value]:
+    """The model that a method needs, where it is not the task's own."""
+    return {"model.name": MODELS[task]} if method == "dpsgd" and task in MODELS else {}
+
+
 def cells(task: str, seeds: int = SEEDS) -> list[Cell]:
     """Every method over every seed."""
     reported = REPORTED.get(task, {})
@@ -42,7 +48,7 @@ def cells(task: str, seeds: int = SEEDS) -> list[Cell]:
             method,
             method,
             seeds,
-            {"model.name": MODELS[task]} if method == "dpsgd" and task in MODELS else {},
+            model(task, method),
             reported.get(method, Reported()),
         )
     ]

@@ -5,18 +5,28 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from unwalk.core.validation import check_choice
-from unwalk.experiments import figure1, table_delta, table_epsilon, table_l, table_p, table_rho
+from unwalk.experiments import (
+    figure1,
+    precision,
+    table_delta,
+    table_epsilon,
+    table_l,
+    table_p,
+    table_rho,
+    tuning,
+)
 from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
 from unwalk.reports.reproduction import render_reproduction, reproduction_table
-from unwalk.runs.config import Value
+from unwalk.reports.reproduction_picture import figure_picture
+from unwalk.runs.config import Config, Value, apply
 from unwalk.runs.store import write_file
 from unwalk.runs.watch import Tell, silent
 
@@ -28,6 +38,13 @@ EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "table-epsilon": table_epsilon.cells,
     "table-delta": table_delta.cells,
 }
+"""The paper's: what ``all`` runs."""
+
+FURTHER: dict[str, Callable[..., list[Cell]]] = {
+    "tuning": tuning.cells,
+    "precision": precision.cells,
+}
+"""Ours, run when named: how methods were tuned, and whether the fast path changes results."""
 
 QUICK: dict[str, Value] = {"train.hops": 30, "unlearn.hops": 30, "evaluate.every": 10}
 """Settings of ``--quick``: digits, one seed, short walks."""
@@ -47,20 +64,21 @@ def reproduce(
     collect: bool = False,
     jobs: int = 1,
 ) -> list[Path]:
-    """Run one experiment or ``all``; returns the result files.
+    """Run one experiment, or ``all`` of the paper's; returns the result files.
 
     With ``collect`` nothing is run: the documents are made from the parts that are there.
     ``jobs`` processes work at once.
     """
     names = list(EXPERIMENTS) if which == "all" else [which]
+    known = {**EXPERIMENTS, **FURTHER}
     for name in names:
-        check_choice("experiment", name, [*EXPERIMENTS, "all"])
+        check_choice("experiment", name, [*known, "all"])
     tasks = ["digits"] if quick else list(TASKS) if task is None else [task]
     given = {**(QUICK if quick else {}), **(settings or {})}
     written: list[Path] = []
     for one in tasks:
         count = 1 if quick else seeds
-        listed = {n: EXPERIMENTS[n](one, *([] if count is None else [count])) for n in names}
+        listed = {n: known[n](one, *([] if count is None else [count])) for n in names}
         study = Study(one, preset, tuple(c for n in names for c in listed[n]), given)
         done = carry_out(study, out / "parts", tell, command=command, collect=collect, jobs=jobs)
         parts = iter(done)
@@ -68,20 +86,30 @@ def reproduce(
             mine = [part for part in (next(parts) for _ in listed[name]) if part is not None]
             if mine:
                 written += _write(out, name, one, preset, mine)
-    page = render_reproduction(documents(out), notes(out), figure1.REPORTED, tried(out))
+    page = render_reproduction(
+        documents(out), notes(out), figure1.REPORTED, tried(out), times(out / "parts")
+    )
     write_file(out / "reproduction.html", page)
     return [*written, out / "reproduction.html"]
 
 
 def documents(out: Path) -> dict[str, Any]:
-    """Every result document in a folder, by name."""
-    found = sorted(p for n in EXPERIMENTS for p in out.glob(f"{n}-*.json"))
-    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
+    """Every document of the paper's experiments in a folder, by name."""
+    return _read(out, EXPERIMENTS)
 
 
 def tried(out: Path) -> dict[str, Any]:
-    """The readings that were tried: ``readings-TASK.json`` in the folder."""
-    found = sorted(out.glob("readings-*.json"))
+    """What was tried beside them: ``readings-TASK.json``, ``tuning-...``, ``precision-...``."""
+    return _read(out, ("readings", *FURTHER))
+
+
+def times(parts: Path) -> dict[str, Any]:
+    """How long the calls took that left the parts: ``timing-...`` among them."""
+    return _read(parts, ("timing",))
+
+
+def _read(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    found = sorted(p for n in names for p in folder.glob(f"{n}-*.json"))
     return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
 
 
@@ -97,12 +125,13 @@ def summary(out: Path) -> Table:
 
 def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]]) -> list[Path]:
     """One document; only the main reading goes without its name in the file's."""
-    rows = [row for part in parts for row in (_series(part) if name == "figure1" else [_end(part)])]
+    rows = [row for part in parts for row in ROWS.get(name, _end)(part)]
     origin = {
         key: "; ".join(sorted({part[key] for part in parts}))
         for key in ("machine", "commit", "command")
     }
     document = {**origin, "task": task, "train_hops": parts[0]["train_hops"]}
+    document |= {"settings": found} if (found := _common(parts)) else {}
     stem = out / (f"{name}-{task}" if preset == "paper-matched" else f"{name}-{task}-{preset}")
     text = json.dumps({**document, "rows": rows}, indent=1, allow_nan=False)
     write_file(stem.with_suffix(".json"), text + "\n")
@@ -111,7 +140,29 @@ def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, A
     writer.writeheader()
     writer.writerows(rows)
     write_file(stem.with_suffix(".csv"), table.getvalue())
-    return [stem.with_suffix(".json"), stem.with_suffix(".csv")]
+    written = [stem.with_suffix(".json"), stem.with_suffix(".csv")]
+    if name == "figure1" and (
+        picture := figure_picture(stem.name, {**document, "rows": rows}, figure1.REPORTED)
+    ):
+        write_file(stem.with_suffix(".svg"), picture)
+        written.append(stem.with_suffix(".svg"))
+    return written
+
+
+def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
+    """The settings that all parts share where their cells do not ask for others.
+
+    Nothing where a part is older than its configuration in it.
+    """
+    if not all("configuration" in part for part in parts):
+        return {}
+    keys = dict.fromkeys(key for part in parts for key in part["configuration"])
+    found = {}
+    for key in (k for k in keys if k not in ("task", "preset", "method", "seed", "compare")):
+        mine = [p["configuration"] for p in parts if key not in p["settings"]]
+        if mine and all(key in c and c[key] == mine[0].get(key) for c in mine):
+            found[key] = mine[0][key]
+    return found
 
 
 def _series(part: dict[str, Any]) -> list[dict[str, Any]]:
@@ -130,16 +181,34 @@ def _series(part: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _end(part: dict[str, Any]) -> dict[str, Any]:
+def _last(part: dict[str, Any]) -> dict[str, Any]:
+    """Whose run it was, and what it ended with."""
+    final = {key: part["final"][key] for key in ("clean", "asr", "asr_paper")}
+    return {"preset": part["preset"], "seed": part["seed"], **final}
+
+
+def _end(part: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a cell: ours and the paper's, at the last hop."""
-    return {
-        "row": part["row"],
-        "preset": part["preset"],
-        "seed": part["seed"],
-        "clean": part["final"]["clean"],
-        "asr": part["final"]["asr"],
-        "asr_paper": part["final"]["asr_paper"],
-        "reported_clean": part["reported"]["clean"],
-        "reported_asr": part["reported"]["asr"],
-        "sigma": part["sigma"],
-    }
+    told = {f"reported_{key}": part["reported"][key] for key in ("clean", "asr")}
+    return [{"row": part["row"], **_last(part), **told, "sigma": part["sigma"]}]
+
+
+def _tuned(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a setting that was tried; ``used`` is the preset's own."""
+    method, config = part["method"], apply(Config(), part["configuration"], where="a part")
+    named = {"method": method, "setting": tuning.words(method, config)}
+    return [{**named, "used": part["row"] == f"{method} {tuning.USED}", **_last(part)}]
+
+
+def _precise(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a method, path and seed."""
+    path = part["row"].removeprefix(f"{part['method']} ")
+    return [{"method": part["method"], "precision": path, **_last(part)}]
+
+
+ROWS: dict[str, Callable[[dict[str, Any]], list[dict[str, Any]]]] = {
+    "figure1": _series,
+    "tuning": _tuned,
+    "precision": _precise,
+}
+"""The rows of a part, where they are not those of a table."""

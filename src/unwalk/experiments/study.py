@@ -1,7 +1,8 @@
 """Carries cells out, in parts: what is done is on disk and is not done again.
 
 Cells of one seed share the data and, where their training settings agree, the trained model.
-Every cell leaves one JSON file; a study that is stopped goes on with the next cell.
+Every cell leaves one JSON file; a study that is stopped goes on with the next cell.  Cells whose
+whole configuration is the same are one run, which leaves a file for each of them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ import torch
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.experiments.cells import Cell
-from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.assemble import assemble, resolve, run_id
 from unwalk.runs.config import Config, Value, flatten
 from unwalk.runs.run import Runner
 from unwalk.runs.store import write_file
@@ -45,8 +49,17 @@ class Study:
     cells: tuple[Cell, ...]
     settings: Mapping[str, Value]
 
+    @cached_property
+    def _known(self) -> dict[str, Config]:
+        return {}
+
     def config(self, cell: Cell) -> Config:
         """The whole configuration of a cell."""
+        if cell.name not in self._known:
+            self._known[cell.name] = self._resolved(cell)
+        return self._known[cell.name]
+
+    def _resolved(self, cell: Cell) -> Config:
         base: dict[str, Value] = {
             "task": self.task,
             "preset": self.preset,
@@ -55,6 +68,10 @@ class Study:
             "compare": [],
         }
         return resolve({**base, **self.settings, **cell.settings}, where=cell.name)
+
+    def path(self, cell: Cell, parts: Path) -> Path:
+        """Where a cell leaves its part."""
+        return parts / f"{self.task}-{self.preset}-{cell.name}.json"
 
 
 Work = list[tuple[Cell, Path]]
@@ -76,18 +93,72 @@ def carry_out(
     """
     check_count("jobs", jobs, low=1)
     parts.mkdir(parents=True, exist_ok=True)
-    paths = [parts / f"{study.task}-{study.preset}-{cell.name}.json" for cell in study.cells]
-    pairs = list(zip(study.cells, paths, strict=True))
-    todo = [] if collect else [(cell, path) for cell, path in pairs if not path.exists()]
-    todo.sort(key=lambda pair: (pair[0].method == "dpsgd", pair[0].seed))
-    shares = [share for share in deal(todo, jobs) if share]
-    if len(shares) > 1:
-        _together(study, shares, command, tell)
-    elif todo:
-        _one_share(study, todo, command, tell)
+    paths = [study.path(cell, parts) for cell in study.cells]
+    todo = [] if collect else _todo(study, parts)
+    if todo:
+        begun, clock = datetime.now(UTC), time.perf_counter()
+        try:
+            shares = [share for share in deal(todo, jobs) if share]
+            if len(shares) > 1:
+                _together(study, shares, command, tell)
+            else:
+                _one_share(study, todo, command, tell)
+        finally:
+            seconds = time.perf_counter() - clock
+            _write_timing(study, parts, todo, begun, seconds, jobs=jobs, command=command)
     return [
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
     ]
+
+
+def _todo(study: Study, parts: Path) -> Work:
+    """The cells to be run: each configuration once, and none that a finished part has."""
+    ordered = sorted(study.cells, key=lambda cell: (cell.method == "dpsgd", cell.seed))
+    missing: dict[str, list[Cell]] = {}
+    done: dict[str, dict[str, Any]] = {}
+    for cell in ordered:
+        path, run = study.path(cell, parts), run_id(study.config(cell))
+        if path.exists():
+            part = json.loads(path.read_text(encoding="utf-8"))
+            done |= {run: part} if part.get("run") == run else {}
+        else:
+            missing.setdefault(run, []).append(cell)
+    for run in missing.keys() & done.keys():
+        _write_parts(study, parts, done[run], missing.pop(run))
+    return [(cells[0], study.path(cells[0], parts)) for cells in missing.values()]
+
+
+def _write_parts(study: Study, parts: Path, part: dict[str, Any], cells: Iterable[Cell]) -> None:
+    """What one run found, as the part of every cell that asks for this run."""
+    for cell in cells:
+        own = {**part, **_asked(cell)}
+        write_file(study.path(cell, parts), json.dumps(own, allow_nan=False) + "\n")
+
+
+def _write_timing(
+    study: Study,
+    parts: Path,
+    todo: Work,
+    begun: datetime,
+    seconds: float,
+    *,
+    jobs: int,
+    command: str,
+) -> None:
+    """How long one call worked: parts that are run at once add up to more."""
+    ended = [cell.name for cell, path in todo if path.exists()]
+    timing = {
+        "task": study.task,
+        "preset": study.preset,
+        "begun": begun.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
+        "jobs": jobs,
+        "cells": ended,
+        **provenance(command),
+    }
+    name = f"timing-{study.task}-{study.preset}-{begun:%Y%m%dT%H%M%S%f}.json"
+    if ended:
+        write_file(parts / name, json.dumps(timing, indent=1) + "\n")
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
@@ -104,12 +175,17 @@ def deal(todo: Work, jobs: int) -> list[Work]:
 def _one_share(study: Study, todo: Work, command: str, tell: Tell = silent) -> None:
     memory = _Memory()
     size = _at_once(study.config(todo[0][0]), memory)
+    folder = todo[0][1].parent
+    same: dict[str, list[Cell]] = {}
+    for cell in study.cells:
+        if not study.path(cell, folder).exists():
+            same.setdefault(run_id(study.config(cell)), []).append(cell)
     for start in range(0, len(todo), size):
         cells = [cell for cell, _ in todo[start : start + size]]
-        parts = _parts(study, cells, memory, tell)
-        for (_, path), part in zip(todo[start : start + size], parts, strict=True):
+        for cell, part in zip(cells, _parts(study, cells, memory, tell), strict=True):
             whole = {**part, **provenance(command)}
-            write_file(path, json.dumps(whole, allow_nan=False) + "\n")
+            others = [c for c in same.get(part["run"], []) if c.name != cell.name]
+            _write_parts(study, folder, whole, [cell, *others])
 
 
 def _together(study: Study, shares: list[Work], command: str, tell: Tell) -> None:
@@ -191,21 +267,37 @@ def _named(tell: Tell, cell: Cell, cells: int) -> Tell:
     return lambda walk, done, hops: tell(f"{cell.name} {walk}", done, hops)
 
 
-def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str, Any]:
+def _asked(cell: Cell) -> dict[str, Any]:
+    """What a part says of its cell; the rest it shares with every cell of the same run."""
     return {
         "experiment": cell.experiment,
         "row": cell.row,
         "method": cell.method,
-        "preset": study.preset,
         "seed": cell.seed,
         "settings": dict(cell.settings),
         "reported": asdict(cell.reported),
+    }
+
+
+def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str, Any]:
+    return {
+        **_asked(cell),
+        "preset": study.preset,
+        "run": run_id(study.config(cell)),
+        "run_as": cell.name,
+        "configuration": changed(study.config(cell)),
         "series": [asdict(r) for r in walked.readings],
         "final": walked.readings[-1].values(),
         "seconds": round(sum(walked.seconds), 3),
         "sigma": runner.assembled.sigma,
         "train_hops": runner.config.train.hops,
     }
+
+
+def changed(config: Config) -> dict[str, Value]:
+    """Every setting that is not the default's: ``apply(Config(), ...)`` gives the whole again."""
+    usual = flatten(Config())
+    return {key: value for key, value in flatten(config).items() if value != usual[key]}
 
 
 def provenance(command: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ needs no script and no outside address, and it prints.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -18,6 +18,7 @@ from unwalk.reports.reproduction_documents import (
     EXPERIMENTS,
     FIGURE,
     RETRAIN,
+    TASKS,
     Part,
     Reported,
     collect,
@@ -26,11 +27,15 @@ from unwalk.reports.reproduction_documents import (
 )
 from unwalk.reports.reproduction_figure import CHARTS, Chart, chart, draw
 from unwalk.reports.reproduction_overview import legend, overview, tally_text
+from unwalk.reports.reproduction_precision import precision
 from unwalk.reports.reproduction_readings import readings
+from unwalk.reports.reproduction_settings import settings
 from unwalk.reports.reproduction_style import reproduction_sheet
 from unwalk.reports.reproduction_sums import compared, reproduction_rows
 from unwalk.reports.reproduction_tables import TITLES, comparison, task_title
 from unwalk.reports.reproduction_terminal import reproduction_table
+from unwalk.reports.reproduction_times import took
+from unwalk.reports.reproduction_tuning import tuning
 from unwalk.reports.style import style_sheet
 from unwalk.reports.svg import tag
 from unwalk.reports.words import sentence
@@ -65,6 +70,7 @@ def render_reproduction(
     notes: Mapping[str, str] | None = None,
     reported: Reported | None = None,
     tried: Mapping[str, Mapping[str, Any]] | None = None,
+    times: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The page as one HTML text.
 
@@ -72,10 +78,12 @@ def render_reproduction(
     ``notes`` are plain paragraphs by experiment (``table-rho``), by document (``table-rho-mnist``)
     or by another name: ``overview`` stands at the top, any other at the end under its name.
     ``reported`` are the end points that the paper gives for the figure, by task and method.
-    ``tried`` are documents of :mod:`unwalk.reports.reproduction_readings`.
+    ``tried`` are documents of what was tried beside the paper's experiments, by name
+    (``readings-mnist``, ``tuning-mnist``, ``precision-mnist``); ``times`` say how long calls took.
     """
     parts = collect(documents, reported)
     told = _checked(notes)
+    shown = _sections(documents, tried or {})
     head = [
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
@@ -85,11 +93,12 @@ def render_reproduction(
         f"<style>{style_sheet()}{reproduction_sheet()}</style>",
     ]
     main = [
-        _glance(parts),
+        _glance(parts, shown),
         tag("div", _ran(parts), _reading(parts), class_="columns") if parts else "",
+        took(times or {}),
         *(_experiment(e, parts, told) for e in EXPERIMENTS),
-        readings(tried or {}),
-        *_further(told),
+        *_beside(shown, told),
+        *_further(told, shown),
     ]
     header = tag(
         "header",
@@ -101,6 +110,33 @@ def render_reproduction(
     body = tag("body", header, tag("main", *main), _footer(parts))
     page = tag("html", tag("head", *head), "\n", body, lang="en")
     return f"<!doctype html>\n{page}\n"
+
+
+BESIDE = {
+    "readings": ("Readings that were tried", readings),
+    "tuning": ("Tuning", tuning),
+    "precision": ("Precision", precision),
+}
+"""Sections of what was tried beside the paper's experiments, by the names of their documents."""
+
+
+def _sections(
+    documents: Mapping[str, Mapping[str, Any]], tried: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[str, str]]:
+    """Heading and content of every section beside the experiments that has something to show."""
+    found = {"settings": ("Settings of the runs", settings(documents))}
+    for kind, (heading, render) in BESIDE.items():
+        names = [name for name in sorted(tried) if name.startswith(f"{kind}-")]
+        names.sort(key=lambda name: [f"{kind}-{task}" in name for task in TASKS], reverse=True)
+        found[kind] = heading, render({name: tried[name] for name in names}) if names else ""
+    return {kind: shown for kind, shown in found.items() if shown[1]}
+
+
+def _beside(shown: Mapping[str, tuple[str, str]], notes: Mapping[str, list[str]]) -> Iterator[str]:
+    for kind, (heading, content) in shown.items():
+        told = (tag("p", escape(text)) for text in notes.get(kind, []))
+        words = tag("div", *told, class_="words") if notes.get(kind) else ""
+        yield tag("section", tag("h2", heading, id=kind), content, words)
 
 
 def _checked(notes: Mapping[str, str] | None) -> dict[str, list[str]]:
@@ -134,7 +170,7 @@ def _has(parts: Sequence[Part], task: str) -> bool:
     return any(p.task == task for p in parts)
 
 
-def _glance(parts: Sequence[Part]) -> str:
+def _glance(parts: Sequence[Part], shown: Mapping[str, tuple[str, str]]) -> str:
     absent = missing(parts)
     gone = ""
     if absent:
@@ -149,7 +185,9 @@ def _glance(parts: Sequence[Part]) -> str:
         marked = [tag("p", text, class_="note"), legend(found), overview(parts)]
     elif parts:
         marked = [tag("p", "The paper has no numbers for these tasks: nothing is compared.")]
-    return tag("section", tag("h2", "At a glance"), *marked, gone)
+    links = [tag("a", name, href=f"#{kind}") for kind, (name, _) in shown.items()]
+    more = tag("p", f"Beside them: {numbers.joined(links)}.", class_="note") if links else ""
+    return tag("section", tag("h2", "At a glance"), *marked, gone, more)
 
 
 def _ran(parts: Sequence[Part]) -> str:
@@ -192,7 +230,9 @@ def _reading(parts: Sequence[Part]) -> str:
     if any(r.row == "baseline" for p in parts for r in p.readings):
         lines.append("The row named baseline has the preset's own value.")
     if len({preset for p in parts for preset in p.presets}) > 1:
-        lines.append("Presets are readings of what the paper leaves open, side by side.")
+        lines.append(
+            "Presets are readings of what the paper leaves open; each has a line of its own."
+        )
     items = [tag("li", escape(line)) for line in lines]
     return tag(
         "section",
@@ -209,8 +249,7 @@ def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]
     absent = f" There is no result for {numbers.joined(gone)}." if gone else ""
     figures = [figure for p in mine for figure in _figures(p)] if name == FIGURE else []
     heading = [tag("h3", "Where the lines end", class_="sub")] if figures else []
-    kind = "sets stacked" if any(len(p.presets) > 1 for p in mine) else "sets"
-    kind += " one" if len(mine) == 1 and kind == "sets" else ""
+    kind = "sets one" if len(mine) == 1 else "sets"
     return tag(
         "section",
         tag("h2", TITLES[name], id=name),
@@ -224,23 +263,27 @@ def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]
 
 
 def _figures(part: Part) -> list[str]:
-    """The charts of one dataset, for every preset."""
-    found = []
+    """The charts of one dataset, for every preset; what they share is said once."""
+    found: list[str] = []
+    last = ""
     for number, preset in enumerate(part.presets):
         charts = [c for measure in CHARTS if (c := chart(part, preset, measure)) is not None]
         if not charts:
             continue
         small = f", preset {preset}" if len(part.presets) > 1 else ""
         name = tag("h3", escape(task_title(part.task)), tag("small", escape(small)), class_="sub")
-        pair = tag("div", *(_figure(c, number) for c in charts), class_="pair")
-        found.append(tag("div", name, _keys(charts[0]), pair, class_="plot"))
+        pair = tag("div", *(_figure(c, number, brief=bool(found)) for c in charts), class_="pair")
+        keys = _keys(charts[0])
+        found.append(tag("div", name, keys if keys != last else "", pair, class_="plot"))
+        last = keys
     return found
 
 
-def _figure(drawn: Chart, number: int) -> str:
+def _figure(drawn: Chart, number: int, *, brief: bool) -> str:
     heading, meaning = CHARTS[drawn.measure]
-    cut = f" The axis starts at {drawn.low:g}{numbers.SPACE}%." if drawn.low else ""
-    caption = tag("figcaption", tag("h4", heading), tag("p", f"{sentence(meaning)}.{cut}"))
+    cut = f"The axis starts at {drawn.low:g}{numbers.SPACE}%." if drawn.low else ""
+    text = cut if brief else f"{sentence(meaning)}. {cut}".strip()
+    caption = tag("figcaption", tag("h4", heading), tag("p", text) if text else "")
     pictures = [draw(drawn, number), draw(drawn, number, narrow=True)]
     return tag("figure", caption, *pictures, class_="card")
 
@@ -275,9 +318,9 @@ def _words(name: str, mine: Sequence[Part], notes: Mapping[str, list[str]]) -> s
     return tag("div", tag("h3", "What reproduces, and what does not"), *paragraphs, class_="words")
 
 
-def _further(notes: Mapping[str, list[str]]) -> list[str]:
-    """Notes that belong to no experiment, under their own names."""
-    used = {OVERVIEW}
+def _further(notes: Mapping[str, list[str]], shown: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Notes that belong to no section, under their own names."""
+    used = {OVERVIEW, *shown}
     return [
         tag(
             "section",

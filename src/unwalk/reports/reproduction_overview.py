@@ -44,8 +44,9 @@ def tally_text(preset: str, found: Sequence[Compared]) -> str:
     spread = f" ({counts['spread']} only within the spread of our seeds)"
     return (
         f"With the preset {name}, {counts['agree']} of {numbers.counted(total, 'number')} agree "
-        f"with the paper's{spread if counts['spread'] else ''}, {counts['near']} are near and "
-        f"{counts['differ']} differ."
+        f"with the paper's{spread if counts['spread'] else ''}, {counts['near']} "
+        f"{'is' if counts['near'] == 1 else 'are'} near and {counts['differ']} "
+        f"{'differs' if counts['differ'] == 1 else 'differ'}."
     )
 
 
@@ -69,7 +70,8 @@ def overview(parts: Sequence[Part]) -> str:
         mine = {p.task: p for p in parts if p.experiment == experiment}
         name = escape(TITLES[experiment])
         first = tag("th", tag("a", name, href=f"#{experiment}") if mine else name, scope="row")
-        for preset in presets if mine else [""]:
+        there = [name for name in presets if any(name in p.presets for p in mine.values())]
+        for preset in there or [""]:
             cells = [tag("td", tag("code", escape(preset)))] if len(presets) > 1 else []
             for task in listed:
                 cells += [

@@ -12,7 +12,7 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import numbers
-from unwalk.reports.reproduction_tables import task_title
+from unwalk.reports.reproduction_tables import scrolled, source_line, task_title
 from unwalk.reports.svg import tag
 
 INTRODUCTION = (
@@ -23,11 +23,9 @@ INTRODUCTION = (
 
 
 def readings(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """A section with one table a dataset; nothing where no readings are given."""
-    if not documents:
-        return ""
-    cards = [_card(name, document) for name, document in sorted(documents.items())]
-    return tag("section", tag("h2", "Readings that were tried"), tag("p", INTRODUCTION), *cards)
+    """What was tried, with one table a dataset."""
+    cards = [_card(name, document) for name, document in documents.items()]
+    return tag("p", INTRODUCTION, class_="note") + "".join(cards)
 
 
 def _card(name: str, document: Mapping[str, Any]) -> str:
@@ -38,18 +36,15 @@ def _card(name: str, document: Mapping[str, Any]) -> str:
         paper = [tag("td", _pair(c["clean"], c["asr"])) for c in columns]
         body = [tag("tr", tag("th", "Paper", scope="row"), *paper)]
         body += [_row(row) for row in rows]
-        made = f"{document['command']}; {document['machine']}, commit {document['commit']}"
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"{name} does not hold readings: {error!r}.") from error
     head = tag("thead", tag("tr", tag("th", "Reading", scope="col"), *heads))
     table = tag("table", head, tag("tbody", *body))
-    region = {"class_": "scroll", "tabindex": "0", "role": "region"}
-    label = f"Readings, {task_title(task)}"
     return tag(
         "div",
         tag("h3", escape(task_title(task))),
-        tag("div", table, aria_label=label, **region),
-        tag("p", tag("code", escape(made)), class_="source"),
+        scrolled(table, f"Readings, {task_title(task)}"),
+        source_line(document),
         class_="card set",
     )
 

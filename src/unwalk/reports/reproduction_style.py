@@ -35,7 +35,7 @@ h3.sub{margin:24px 0 0;font-size:18px}
 h4{margin:0;font-size:16px;color:var(--ink)}
 .sets{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,530px),1fr));gap:16px;
 margin-top:12px;align-items:start}
-.sets.stacked{grid-template-columns:minmax(0,1fr)}
+.sets.stacked{grid-template-columns:minmax(0,960px)}
 .sets.one{grid-template-columns:minmax(0,760px)}
 .set h3{margin-bottom:6px}
 .set table{font-size:14px}
@@ -49,6 +49,20 @@ margin-top:12px;align-items:start}
 .set tr.is-main>td.difference{font-weight:500}
 .set td.difference{padding-left:2px}
 .set td small,.set th small{font-size:12px;line-height:1.3;white-space:nowrap}
+.set .grouped tr.of>th{padding-top:14px;font-weight:650;border-bottom-color:var(--soft)}
+.set .grouped tbody:first-of-type tr.of>th{padding-top:6px}
+.set tbody:not(:last-child) tr:last-child>*{border-bottom:1px solid var(--line)}
+.set tr.begins>*{border-top:1.5px solid var(--soft)}
+.set .grouped tbody th{white-space:normal}
+.set .grouped thead th{text-wrap:balance}
+.scroll{position:relative}
+.set tbody tr.begins:first-child>*{border-top:0}
+.times td:nth-child(2),.times td:nth-child(3),.times th:nth-child(2),.times th:nth-child(3){
+text-align:left}
+.times td:nth-child(3){white-space:normal}
+.overview+.note{margin-top:10px}
+.reading.said{margin-top:10px;font-size:14px}
+.source{margin:10px 0 0;max-width:none;color:var(--soft);font-size:12.5px;overflow-wrap:anywhere}
 .verdict{display:inline-flex;gap:5px;padding:1px 7px;border-radius:5px;white-space:nowrap}
 .verdict .sign{min-width:1.05em;text-align:center}
 .chip{display:inline-block;min-width:21px;padding:0 3px;margin:1px 3px 1px 0;border-radius:5px;
@@ -58,7 +72,7 @@ text-align:center;font-size:13px;line-height:20px}
 .differ{color:var(--differ);background:var(--differ-tint)}
 .unseen{position:absolute;width:1px;height:1px;margin:-1px;overflow:hidden;clip-path:inset(50%);
 white-space:nowrap}
-.soft{color:var(--soft);font-size:13.5px}
+.soft{color:var(--soft);font-size:13.5px;font-weight:400}
 .legend.marks .chip{margin-right:7px}
 .overview{margin-top:12px}
 .gone{margin-top:10px;max-width:none}
@@ -126,10 +140,11 @@ h4{font-size:10pt}
 .set table,.set thead th{font-size:8.5pt}
 .set td small,.set th small{display:inline;margin-left:4px;font-size:7.5pt}
 .set th,.set td{padding:2.5px 6px}
-.stacked .set table,.stacked .set thead th{font-size:7pt}
-.stacked .set td small,.stacked .set th small{display:block;margin:0;font-size:6.5pt}
-.stacked .set th,.stacked .set td{padding:2px 3px}
-.stacked .verdict{padding:0 3px;gap:2px}
+.set tr>:first-child,.overview tr>:first-child{position:static}
+.set .soft{font-size:8pt}
+.set .grouped tr.of>th{padding-top:7px}
+.reading.said{font-size:8.5pt;max-width:none}
+.source{font-size:7.5pt;margin-top:5px}
 .plot .picture{width:86%;margin-left:auto;margin-right:auto}
 a{color:inherit;text-decoration:none}
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from typing import Any
 
 from unwalk.reports import numbers
 from unwalk.reports.reproduction_documents import FIGURE, RETRAIN, TASKS, Part
@@ -43,10 +44,9 @@ TEST, BACKDOOR = "Test accuracy, %", "Backdoor accuracy, %"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its group, whose preset it is, and what it shows of which measure."""
+    """One column: its group, and what it shows of which measure."""
 
     group: str
-    preset: str | None
     shows: str
     measure: str
     begins: bool
@@ -96,43 +96,36 @@ def paper_number(value: float | None, experiment: str) -> str:
     return numbers.fixed(value, 2)
 
 
-def columns(part: Part, found: Sequence[Compared]) -> list[Column]:
-    """The columns that have something to show, presets side by side."""
-    has = {(c.measure, c.preset) for c in found if c.mean is not None}
+def columns(found: Sequence[Compared]) -> list[Column]:
+    """The columns that have something to show."""
+    has = {c.measure for c in found if c.mean is not None}
     told = {c.measure for c in found if c.reported is not None}
     listed = []
     for group, measure, extra in ((TEST, "clean", None), (BACKDOOR, "asr_paper", "asr")):
-        mine: list[tuple[str | None, str, str]] = []
-        if measure in told:
-            mine.append((None, "paper", measure))
-        for preset in part.presets:
-            if (measure, preset) in has:
-                mine.append((preset, "ours", measure))
-                mine += [(preset, "difference", measure)] if measure in told else []
-            if extra is not None and (extra, preset) in has:
-                mine.append((preset, "other", extra))
-        for index, (owner, shows, key) in enumerate(mine):
-            new = index == 0 or (owner != mine[index - 1][0] and len(part.presets) > 1)
-            listed.append(Column(group, owner, shows, key, new))
+        mine = [("paper", measure)] if measure in told else []
+        mine += [("ours", measure)] if measure in has else []
+        mine += [("difference", measure)] if measure in has & told else []
+        mine += [("other", extra)] if extra is not None and extra in has else []
+        listed += [Column(group, shows, key, not i) for i, (shows, key) in enumerate(mine)]
     return listed
 
 
 def comparison(part: Part) -> str:
-    """One experiment on one dataset: a card with its table."""
+    """One experiment on one dataset: a card with its table, a line for each row and preset."""
     found = compared(part)
-    listed = columns(part, found)
+    listed = columns(found)
     cells = {(c.row, c.hop, c.preset, c.measure): c for c in found}
-    rows = dict.fromkeys((c.row, c.hop) for c in found)
     common = [text for text in (counts(found), noise(found)) if text and " or " not in text]
-    body = []
-    for row, hop in rows:
-        mine = [c for c in found if (c.row, c.hop) == (row, hop)]
-        texts = [
-            _cell(column, cells.get((row, hop, column.preset or "", column.measure)), mine)
-            for column in listed
-        ]
-        kind = "is-main" if row == "rrdu" else None
-        body.append(tag("tr", _row_head(part, mine, common), *texts, class_=kind))
+    body: list[str] = []
+    before: tuple[str, bool] | None = None
+    for row, hop, preset in dict.fromkeys(_places(part, found)):
+        mine = [c for c in found if (c.row, c.hop, c.preset) == (row, hop, preset)]
+        texts = [_cell(column, cells[row, hop, preset, column.measure]) for column in listed]
+        kinds = ["is-main"] if row == "rrdu" else []
+        kinds += ["begins"] if len(part.presets) > 1 and before != (row, mine[0].final) else []
+        before = row, mine[0].final
+        line = tag("tr", _row_head(part, mine, common), *texts, class_=" ".join(kinds) or None)
+        body.append(line)
     name = f"{TITLES[part.experiment]}, {task_title(part.task)}"
     table = tag("table", _head(part, listed), tag("tbody", *body))
     return tag(
@@ -142,14 +135,51 @@ def comparison(part: Part) -> str:
             escape(task_title(part.task)),
             tag("small", escape("".join(f", {c}" for c in common))),
         ),
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=name),
+        scrolled(table, name),
         class_="card set",
     )
 
 
+def _places(part: Part, found: Sequence[Compared]) -> list[tuple[str, int | None, str]]:
+    """Rows in the order of the document; the presets of a row one below the other."""
+    kinds = dict.fromkeys((c.row, c.final) for c in found)
+    return [
+        (c.row, c.hop, c.preset)
+        for row, final in kinds
+        for preset in part.presets
+        for c in found
+        if (c.row, c.final, c.preset) == (row, final, preset)
+    ]
+
+
+def scrolled(table: str, name: str) -> str:
+    """A table that scrolls sideways where it has no room; ``name`` is spoken."""
+    region = {"class_": "scroll", "tabindex": "0", "role": "region"}
+    return tag("div", table, aria_label=name, **region)
+
+
+def source_line(document: Mapping[str, Any]) -> str:
+    """Command, machine and commit of a document, below its table."""
+    command, machine, commit = (
+        str(document.get(k) or "") for k in ("command", "machine", "commit")
+    )
+    where = ", ".join(filter(None, (machine, f"commit {commit}" if commit else "")))
+    text = "; ".join(filter(None, (command, where)))
+    return tag("p", tag("code", escape(text)), class_="source") if text else ""
+
+
 def counts(found: Sequence[Compared]) -> str:
     """How many seeds; several numbers where rows differ."""
-    seeds = sorted({c.seeds for c in found if c.seeds})
+    return counts_text(c.seeds for c in found)
+
+
+def counts_text(counted: Iterable[int]) -> str:
+    """Numbers of seeds in words.
+
+    >>> counts_text([1, 1]), counts_text([3, 5, 3]), counts_text([])
+    ('1 seed', '3 or 5 seeds', '')
+    """
+    seeds = sorted({count for count in counted if count})
     text = " or ".join(numbers.fixed(count, 0) for count in seeds)
     return f"{text} {'seed' if seeds == [1] else 'seeds'}" if seeds else ""
 
@@ -166,19 +196,6 @@ def _head(part: Part, listed: Sequence[Column]) -> str:
         for group, c in groupby(listed, key=lambda c: c.group)
     ]
     lines = [tag("tr", tag("td", ""), *groups)]
-    if len(part.presets) > 1:
-        spans = [tag("td", "")]
-        for (_, preset), members in groupby(listed, key=lambda c: (c.group, c.preset)):
-            mine = list(members)
-            kind, span = "group from" if mine[0].begins else "group", str(len(mine))
-            if preset is None:
-                spans.append(tag("td", "", colspan=span, class_=kind))
-            else:
-                text = tag("code", escape(preset or "unnamed"))
-                spans.append(
-                    tag("th", "preset ", text, scope="colgroup", colspan=span, class_=kind)
-                )
-        lines.append(tag("tr", *spans))
     names = {
         "paper": ("Paper", ""),
         "ours": ("Ours", ""),
@@ -205,18 +222,15 @@ def _row_head(part: Part, mine: Sequence[Compared], common: Sequence[str]) -> st
     else:
         text = value_title(first.row)
         small += [ROUTING[first.row]] if part.experiment == "table-p" and text in ROUTING else []
+    small += [first.preset or "unnamed preset"] if len(part.presets) > 1 else []
     small += [text for text in (noise(mine), counts(mine)) if text and text not in common]
     return tag("th", escape(text), *(tag("small", escape(s)) for s in small), scope="row")
 
 
-def _cell(column: Column, mine: Compared | None, row: Sequence[Compared]) -> str:
+def _cell(column: Column, mine: Compared) -> str:
     kind = " ".join(k for k in (column.shows, "from" if column.begins else "") if k)
     if column.shows == "paper":
-        told = [c for c in row if c.measure == column.measure and c.reported is not None]
-        value = told[0].reported if told else None
-        return tag("td", paper_number(value, row[0].experiment), class_=kind)
-    if mine is None:
-        return tag("td", numbers.DASH, class_=kind)
+        return tag("td", paper_number(mine.reported, mine.experiment), class_=kind)
     if column.shows == "difference":
         return tag("td", verdict(mine), class_=kind)
     std = "" if mine.std is None else tag("small", f"± {numbers.fixed(mine.std, 2)}")
