@@ -32,7 +32,7 @@ from unwalk.reports.reproduction_readings import readings
 from unwalk.reports.reproduction_settings import settings
 from unwalk.reports.reproduction_style import reproduction_sheet
 from unwalk.reports.reproduction_sums import compared, reproduction_rows
-from unwalk.reports.reproduction_tables import TITLES, comparison, task_title
+from unwalk.reports.reproduction_tables import TITLES, commits, comparison, task_title
 from unwalk.reports.reproduction_terminal import reproduction_table
 from unwalk.reports.reproduction_times import took
 from unwalk.reports.reproduction_tuning import tuning
@@ -198,12 +198,16 @@ def _ran(parts: Sequence[Part]) -> str:
     items = []
     for (command, machine, commit), names in runs.items():
         listed = numbers.joined([tag("code", escape(n)) for n in names])
-        facts = [escape(machine), f"commit {tag('code', escape(commit))}" if commit else ""]
+        facts = [
+            escape(machine),
+            f"commit {tag('code', escape(commits(commit)))}" if commit else "",
+        ]
         line = ", ".join(f for f in facts if f)
+        lines = (command or "command not recorded").split("; ")
         items.append(
             tag(
                 "li",
-                tag("code", escape(command or "command not recorded")),
+                *(tag("p", tag("code", escape(one))) for one in lines),
                 tag("p", line, class_="note") if line else "",
                 tag("p", f"gave {listed}", class_="note"),
             )
@@ -335,9 +339,9 @@ def _further(notes: Mapping[str, list[str]], shown: Mapping[str, tuple[str, str]
 def _footer(parts: Sequence[Part]) -> str:
     sources = [s for p in parts for s in p.sources]
     files = [f"{s.name}.json" for s in sources]
-    commits = [c for c in dict.fromkeys(s.commit for s in sources) if c]
+    made = commits("; ".join(s.commit for s in sources if s.commit))
     text = f"Made by unwalk from {numbers.joined(files)}. " if files else "Made by unwalk. "
-    if commits:
-        text += f"Code at commit {numbers.joined(commits)}. "
+    if made:
+        text += f"Code at commit {made}. "
     text += f"Numbers under Paper are those of {PAPER}; all others come from these files."
     return tag("footer", escape(text))

@@ -83,6 +83,7 @@ white-space:nowrap}
 .ran li{padding:10px 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 .ran li:first-child{padding-top:0}
 .ran li:last-child{border-bottom:0;padding-bottom:0}
+.ran p{margin:0 0 4px;max-width:none}
 .ran .note{margin:2px 0 0;max-width:none}
 .reading{margin:0;padding-left:1.15em;max-width:80ch}
 .reading li{margin:0 0 5px}

@@ -158,12 +158,21 @@ def scrolled(table: str, name: str) -> str:
     return tag("div", table, aria_label=name, **region)
 
 
+def commits(joined: str) -> str:
+    """Commits that were joined by semicolons, short and each once.
+
+    >>> commits("0123456789abcdef; 0123456789abcdef; fedc")
+    '0123456789 and fedc'
+    """
+    return numbers.joined(list(dict.fromkeys(c.strip()[:10] for c in joined.split(";"))))
+
+
 def source_line(document: Mapping[str, Any]) -> str:
     """Command, machine and commit of a document, below its table."""
     command, machine, commit = (
         str(document.get(k) or "") for k in ("command", "machine", "commit")
     )
-    where = ", ".join(filter(None, (machine, f"commit {commit}" if commit else "")))
+    where = ", ".join(filter(None, (machine, f"commit {commits(commit)}" if commit else "")))
     text = "; ".join(filter(None, (command, where)))
     return tag("p", tag("code", escape(text)), class_="source") if text else ""
 
