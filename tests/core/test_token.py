@@ -67,6 +67,13 @@ def test_workspace_parameters_are_views_of_one_vector():
     assert work.layout.size == 26
 
 
+def test_a_state_knows_how_many_bytes_its_token_has():
+    work = Workspace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    for group in (work.moments, work.kept, work.sums):
+        group["one"] = torch.zeros(5, dtype=torch.float64)
+        assert work.nbytes == work.token(hop=0, at=0, memory={}).nbytes
+
+
 def test_workspace_refuses_a_token_of_another_shape():
     with pytest.raises(Corrupt, match="6 parameters"):
         Workspace(nn.Linear(3, 2)).load(token())

@@ -56,6 +56,15 @@ def test_text_round_trip():
     assert read.text() == made.text()
 
 
+def test_it_does_not_matter_when_the_lines_are_read():
+    late, early = transcript(), Transcript({"run": "r", "peers": 3})
+    for number, hop in enumerate(late.hops):
+        assert len(early.lines) == number + 1
+        early.add(hop)
+    assert early.lines == late.lines
+    assert early.chain == late.chain == json.loads(late.lines[-1])["chain"]
+
+
 @given(st.data())
 def test_any_changed_character_is_found(data):
     text = transcript().text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import Ball, StepRule
 from unwalk.engines import lockstep
@@ -154,6 +155,43 @@ def test_walks_of_different_length_and_settings_move_together():
         )
 
 
+@pytest.mark.parametrize("state", ["carried", "local", "fresh"])
+def test_settings_that_differ_and_walks_that_end_early_keep_their_moments_apart(state):
+    rules = [StepRule("adam", 0.01 * (1 + seed % 3), state=state) for seed in range(6)]
+    made = [
+        plan(
+            Phase("train", NetworkSGD(Descent(rule, LocalWork(batch=4))), walks.Uniform(), hops),
+            Phase(
+                "again", NetworkSGD(descent("momentum")), walks.Uniform(), 2, reset_optimizer=True
+            ),
+            task=task(small_cnn),
+            seed=seed,
+        )
+        for seed, (rule, hops) in enumerate(zip(rules, (3, 5, 7, 4, 6, 3), strict=True))
+    ]
+    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+        mine, theirs = outcome.token, reference.token
+        assert torch.allclose(mine.parameters, theirs.parameters, rtol=1e-9, atol=1e-12)
+        assert mine.moments.keys() == theirs.moments.keys()
+        for slot, moment in theirs.moments.items():
+            assert torch.allclose(mine.moments[slot], moment, rtol=1e-9, atol=1e-12)
+        for peer, local in reference.progress.locals.items():
+            for slot, moment in local.moments.items():
+                held = outcome.progress.locals[peer].moments[slot]
+                assert torch.allclose(held, moment, rtol=1e-9, atol=1e-12)
+
+
+def test_the_walk_that_diverges_is_named_and_nothing_stays_frozen():
+    rates = (0.1, 1e308, 0.1)
+    made = [
+        plan(Phase("train", NetworkSGD(descent("sgd", rate)), walks.Fixed((1 + number,) * 9), 9))
+        for number, rate in enumerate(rates)
+    ]
+    with pytest.raises(Diverged, match=r"hop \d at peer 2"):
+        list(Fleet().run(made))
+    assert gc.get_freeze_count() == 0
+
+
 def test_other_architectures_in_one_fleet_are_refused():
     made = [plan(task=task(small_cnn)), plan(task=task(batch_norm))]
     with pytest.raises(InvalidInput, match="one architecture"):
@@ -191,7 +229,7 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
 
     def as_on_a_device(self, *given):
         made(self, *given)
-        self.pool, self.depot.gathers = "a pool", True
+        self.pool = "a pool"
 
     monkeypatch.setattr(LockStep, "__init__", as_on_a_device)
     monkeypatch.setattr(lockstep, "StepGraph", Replayed)

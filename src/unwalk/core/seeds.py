@@ -11,8 +11,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+
+_NOTHING = np.zeros(4, np.uint64)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _path(*labels: str | int) -> str:
+    """Labels as one text; length-prefixed, so that none can collide."""
+    return "/".join(f"{len(str(x))}:{x}" for x in labels)
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,8 @@ class PublicSeeds:
     root: int
 
     def key(self, *labels: str | int) -> bytes:
-        """32 bytes that name one stream; labels are length-prefixed, so none can collide."""
-        text = f"unwalk/public/{self.root}/" + "/".join(f"{len(str(x))}:{x}" for x in labels)
-        return hashlib.sha256(text.encode()).digest()
+        """32 bytes that name one stream."""
+        return hashlib.sha256(f"unwalk/public/{self.root}/{_path(*labels)}".encode()).digest()
 
     def integer(self, *labels: str | int) -> int:
         """A 63-bit seed for generators that take one (torch)."""
@@ -41,3 +49,22 @@ class PublicSeeds:
         """A counter-based NumPy generator; the same on every platform."""
         key = np.frombuffer(self.key(*labels)[:16], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
+
+    def restart(self, generator: np.random.Generator, *labels: str | int) -> np.random.Generator:
+        """Put a generator that :meth:`numpy` made at the start of another stream.
+
+        >>> used = PublicSeeds(7).numpy("route", 3)
+        >>> anew = PublicSeeds(8).restart(used, "batches", 1)
+        >>> anew is used, anew.random() == PublicSeeds(8).numpy("batches", 1).random()
+        (True, True)
+        """
+        key = np.frombuffer(self.key(*labels)[:16], dtype=np.uint64)
+        generator.bit_generator.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": _NOTHING, "key": key},
+            "buffer": _NOTHING,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return generator

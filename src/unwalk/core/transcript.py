@@ -81,26 +81,40 @@ class Hop:
 
 @dataclass
 class Transcript:
-    """Header, hops and the running chain value."""
+    """Header, hops and the chained lines, which are written when somebody reads them."""
 
     header: dict[str, Any]
     hops: list[Hop] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    chain: str = ""
+    _lines: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    _chain: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.lines:
-            self._append({"transcript": FORMAT, **self.header})
+        self._append({"transcript": FORMAT, **self.header})
 
     def _append(self, record: dict[str, Any]) -> None:
         body = canonical(record)
-        self.chain = hashlib.sha256((self.chain + body).encode()).hexdigest()
-        self.lines.append(f'{body[:-1]},"chain":"{self.chain}"}}')
+        self._chain = hashlib.sha256((self._chain + body).encode()).hexdigest()
+        self._lines.append(f'{body[:-1]},"chain":"{self._chain}"}}')
+
+    @property
+    def lines(self) -> list[str]:
+        """The header's line and one a hop."""
+        self._write_up()
+        return self._lines
+
+    @property
+    def chain(self) -> str:
+        """The chain value of the last line."""
+        self._write_up()
+        return self._chain
+
+    def _write_up(self) -> None:
+        for hop in self.hops[len(self._lines) - 1 :]:
+            self._append(hop.to_json())
 
     def add(self, hop: Hop) -> None:
-        """Append one hop and extend the chain."""
+        """Append one hop."""
         self.hops.append(hop)
-        self._append(hop.to_json())
 
     def events(self) -> Iterator[tuple[Hop, ev.Event]]:
         """Every event with the hop it belongs to, in order."""
@@ -139,7 +153,9 @@ class Transcript:
             kept.append(line)
         if header is None:
             raise Corrupt("the transcript is empty.")
-        return Transcript(header, hops, kept, chain)
+        made = Transcript(header, hops)
+        made._lines, made._chain = kept, chain
+        return made
 
     @staticmethod
     def read(path: Path) -> Transcript:

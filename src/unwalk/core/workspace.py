@@ -32,10 +32,17 @@ class State:
         self.initial_buffers = {k: v.clone() for k, v in buffers.items()}
         self.anchors: dict[str, torch.Tensor] = {"initial": parameters.clone()}
         self.optimizer_steps = 0
+        self._model_bytes = parameters.nbytes + sum(b.nbytes for b in buffers.values())
 
     @property
     def device(self) -> torch.device:
         return self.parameters.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensor data of the token that this state shows."""
+        travelling = (*self.moments.values(), *self.kept.values(), *self.sums.values())
+        return self._model_bytes + sum([t.nbytes for t in travelling])
 
     def load(self, token: Token) -> None:
         """Copy a token's tensors in; its shapes must fit the model."""
@@ -108,7 +115,10 @@ class Workspace(State):
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Call ``factory`` with torch's global generator seeded, and put that generator back."""
+    """Call ``factory`` with torch's global generator seeded, and put that generator back.
+
+    It is the CPU's; ``torch.manual_seed`` would seed those of all devices as well, and is slow.
+    """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return factory()

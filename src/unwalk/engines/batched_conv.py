@@ -20,6 +20,8 @@ from unwalk.engines.fused import available
 
 PLAIN, GATED, UNPOOLED = 0, 1, 2
 """What a gradient is read through: nothing, a ReLU, or a ReLU and a 2x2 pool."""
+ROUNDED = False
+"""Whether kernels round float32 to TF32; tensor cores cut bits off, which shrinks products."""
 PROGRAMS = 1056
 """Programs that a launch should have at least: eight for each multiprocessor of a large card."""
 
@@ -60,9 +62,10 @@ def next_power(number: int, low: int, high: int) -> int:
     return min(high, max(low, 1 << (number - 1).bit_length()))
 
 
-def _precision() -> str:
+def _precision() -> dict[str, Any]:
     """TF32 where torch's own convolutions would take it."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+    low = torch.backends.cudnn.allow_tf32
+    return {"PRECISION": "tf32" if low else "ieee", "ROUND": low and ROUNDED}
 
 
 def channels_last(pictures: torch.Tensor) -> torch.Tensor:
@@ -169,7 +172,7 @@ def _launch_convolve(
         BIAS=bias is not None,
         RELU=spec.relu,
         POOL=spec.pool,
-        PRECISION=_precision(),
+        **_precision(),
         **tiles,
     )
 
@@ -273,7 +276,7 @@ def _weight_gradient(
         COLUMNS=spec.kernel[1],
         STRIDE=spec.stride,
         PAD=spec.padding,
-        PRECISION=_precision(),
+        **_precision(),
         **tiles,
     )
     whole = weights.sum(1) if parts > 1 else weights[:, 0]

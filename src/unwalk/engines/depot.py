@@ -21,11 +21,11 @@ class Taken(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Shape of a record."""
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels of one step."""
+    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for inputs and labels of ``size`` walks with ``width`` rows each."""
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
-        """Write them into ``x`` and ``y``."""
+        """Write one step's inputs and labels into ``x`` and ``y``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,11 @@ class _Drawn:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[3:])
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[step], self.y[step]
+    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            self.x.new_zeros(size, width, *self.x.shape[3:]),
+            self.y.new_zeros(size, width, *self.y.shape[3:]),
+        )
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         x.copy_(self.x[step])
@@ -49,7 +52,7 @@ class _Drawn:
 
 @dataclass(frozen=True, eq=False)
 class _Listed:
-    """Batches that are gathered when their step comes."""
+    """Batches that are gathered from a table when their step comes."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -59,8 +62,11 @@ class _Listed:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[self.rows[step]], self.y[self.rows[step]]
+    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            self.x.new_zeros(size, width, *self.x.shape[1:]),
+            self.y.new_zeros(size, width, *self.y.shape[1:]),
+        )
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         rows = self.rows[step].view(-1)
@@ -69,11 +75,10 @@ class _Listed:
 
 
 class Depot:
-    """On a CUDA device, every visited shard in one table; elsewhere nothing is copied."""
+    """Every visited shard in one table, but those whose records are changed as they are taken."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.gathers = device.type == "cuda"
         self.shards: dict[int, tuple[int, Shard]] = {}
         self.used = 0
         self.x = torch.empty(0)
@@ -81,16 +86,14 @@ class Depot:
 
     def take(self, rows: Rows, benches: Sequence[Bench]) -> Taken:
         """Batches of (steps, walks, rows) row numbers of each walk's own shard."""
-        plain = all(b.shard.augment is None and b.shard.stamp is None for b in benches)
-        if plain and self.gathers:
+        if all(b.shard.augment is None and b.shard.stamp is None for b in benches):
             starts = np.array([self._start(bench.shard) for bench in benches])
-            return _Listed(
-                self.x, self.y, to_device(torch.from_numpy(rows + starts[:, None]), self.device)
-            )
+            at = to_device(torch.from_numpy(rows + starts[:, None]), self.device)
+            return _Listed(self.x, self.y, at)
         xs, ys = [], []
-        for place, bench in enumerate(benches):
-            index = torch.from_numpy(np.ascontiguousarray(rows[:, place])).to(self.device)
-            x, y = bench.shard.take(index.view(-1), bench.generator)
+        listed = to_device(torch.from_numpy(rows), self.device).unbind(1)
+        for index, bench in zip(listed, benches, strict=True):
+            x, y = bench.shard.take(index.reshape(-1), bench.generator)
             xs.append(x.view(*index.shape, *x.shape[1:]))
             ys.append(y.view(*index.shape, *y.shape[1:]))
         return _Drawn(torch.stack(xs, 1), torch.stack(ys, 1))
@@ -105,10 +108,10 @@ class Depot:
 
     def _add(self, shard: Shard) -> None:
         need = self.used + len(shard.y)
-        if self.used == 0 or need > len(self.y):
-            room = max(need, 2 * len(self.y))
-            x = shard.x.new_empty(room, *shard.x.shape[1:])
-            y = shard.y.new_empty(room, *shard.y.shape[1:])
+        if need >= len(self.y):  # a row is left over, which stands for the rows of an empty shard
+            room = max(need + 1, 2 * len(self.y))
+            x = shard.x.new_zeros(room, *shard.x.shape[1:])
+            y = shard.y.new_zeros(room, *shard.y.shape[1:])
             if self.used:
                 x[: self.used], y[: self.used] = self.x[: self.used], self.y[: self.used]
             self.x, self.y = x, y

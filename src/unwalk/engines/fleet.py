@@ -12,20 +12,25 @@ only.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.program import Steps
+from unwalk.core.token import Layout
 from unwalk.core.workspace import State, Workspace, build_model
 from unwalk.engines.batched import BatchedGradient
-from unwalk.engines.execute import execute, steps_event
-from unwalk.engines.lockstep import LockStep
+from unwalk.engines.execute import check_finite, execute, steps_event
+from unwalk.engines.lockstep import LockStep, Order, settings
 from unwalk.engines.walk import Arrival, Walk
 
 
@@ -52,6 +57,19 @@ class Fleet:
             yield from convoy.outcomes()
 
 
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Leave all that is there out of garbage collections, each of which would look at it anew."""
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
+
+
 class _Convoy:
     """Walks that move together."""
 
@@ -60,14 +78,19 @@ class _Convoy:
         speed = plans[0].performance
         torch.set_num_threads(speed.threads)
         device = torch.device(speed.device)
-        works = [Workspace(build_model(p.task.model, p.seeds.integer("model"))) for p in plans]
         self.show = Workspace(build_model(plans[0].task.model, 0), device)
-        self._check(works)
-        self.parameters = torch.stack([w.parameters for w in works]).to(device)
-        self.buffers = {
-            name: torch.stack([w.buffers[name] for w in works]).to(device)
-            for name in self.show.buffers
-        }
+        flat: list[torch.Tensor] = []
+        buffers: dict[str, list[torch.Tensor]] = {name: [] for name in self.show.buffers}
+        for number, plan in enumerate(plans):
+            model = build_model(plan.task.model, plan.seeds.integer("model"))
+            self._check_model(number, model)
+            flat.append(
+                parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
+            )
+            for name, buffer in model.named_buffers():
+                buffers[name].append(buffer)
+        self.parameters = torch.stack(flat).to(device)
+        self.buffers = {name: torch.stack(many).to(device) for name, many in buffers.items()}
         self.walks = [
             Walk(plan, self._state(row), progress)
             for row, (plan, progress) in enumerate(zip(plans, resume, strict=True))
@@ -75,18 +98,19 @@ class _Convoy:
         shards: dict[int, dict[int, Shard]] = {}
         for walk in self.walks:  # walks on the same task share its shards on the device
             walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
+            walk.rng = self.walks[0].rng
         gradient = BatchedGradient(
             self.show.model, self.show.layout, plans[0].task.loss, speed.precision
         )
         self.lockstep = LockStep(self.parameters, self.buffers, gradient)
 
-    def _check(self, works: list[Workspace]) -> None:
-        for number, (plan, work) in enumerate(zip(self.plans, works, strict=True)):
-            if work.layout != self.show.layout or plan.task.loss is not self.plans[0].task.loss:
-                raise InvalidInput(
-                    f"plan {number} trains another model or loss than plan 0; "
-                    "a fleet trains one architecture."
-                )
+    def _check_model(self, number: int, model: nn.Module) -> None:
+        first, loss = self.plans[0].task.loss, self.plans[number].task.loss
+        if Layout.of(model) != self.show.layout or loss is not first:
+            raise InvalidInput(
+                f"plan {number} trains another model or loss than plan 0; "
+                "a fleet trains one architecture."
+            )
 
     def _state(self, row: int) -> State:
         buffers = {name: many[row] for name, many in self.buffers.items()}
@@ -95,23 +119,32 @@ class _Convoy:
     def walk(self, sink: Sink | None, first: int) -> None:
         """Hop after hop until every walk is at its end."""
         cuda = [self.parameters.device] if self.parameters.is_cuda else []
-        with torch.random.fork_rng(devices=cuda):
+        with torch.random.fork_rng(devices=cuda), _frozen():
             while rows := [r for r, w in enumerate(self.walks) if self._under_way(w)]:
                 arrivals = {
                     r: self.walks[r].arrive(self.walks[r].progress.token.hop + 1) for r in rows
                 }
                 for row in reversed(rows):  # the first walk's seed stays for dropout
-                    self.walks[row].seed(arrivals[row])
+                    if row == rows[0] or arrivals[row].bench.shard.augment is not None:
+                        self.walks[row].seed(arrivals[row])
                 events, gradients = self._visit(arrivals)
+                self._check_finite(arrivals)
                 for row in rows:
-                    self.walks[row].depart(arrivals[row], tuple(events[row]), gradients[row])
+                    walk = self.walks[row]
+                    walk.depart(arrivals[row], tuple(events[row]), gradients[row], checked=True)
                     if sink is not None:
-                        look = partial(self._look, row)
-                        sink.after(first + row, self.walks[row].progress, look)
+                        sink.after(first + row, walk.progress, partial(self._look, row))
 
     @staticmethod
     def _under_way(walk: Walk) -> bool:
-        return walk.progress.token.hop < walk.plan.hops
+        return walk.progress.token.hop < walk.end
+
+    def _check_finite(self, arrivals: dict[int, Arrival]) -> None:
+        """One question for all walks; only where the answer is no they are asked one by one."""
+        due = any(self.walks[row].to_check(arrival.hop) for row, arrival in arrivals.items())
+        if due and not bool(torch.isfinite(self.parameters.sum(1)).all()):
+            for arrival in arrivals.values():
+                check_finite(arrival.bench)
 
     def _visit(
         self, arrivals: dict[int, Arrival]
@@ -120,19 +153,23 @@ class _Convoy:
         events: dict[int, list[ev.Event]] = {row: [] for row in arrivals}
         gradients = dict.fromkeys(arrivals, 0)
         for place in range(max(len(a.program) for a in arrivals.values())):
-            together: dict[int, tuple[Steps, Arrival]] = {}
+            orders: dict[tuple[object, ...], Order] = {}
             for row, arrival in arrivals.items():
                 if place >= len(arrival.program):
                     continue
-                op = arrival.program[place]
+                op, bench = arrival.program[place], arrival.bench
                 if isinstance(op, Steps):
-                    together[row] = (op, arrival)
-                    events[row].append(steps_event(op, arrival.bench.noise.origin))
+                    key = settings(op, bench.noise.origin)
+                    if key not in orders:
+                        orders[key] = Order(op, steps_event(op, bench.noise.origin))
+                    order = orders[key]
+                    order.party[row] = (op, bench)
+                    events[row].append(order.event)
                     gradients[row] += op.gradients
                 else:
-                    events[row].extend(execute((op,), arrival.bench)[0])
-            if together:
-                self.lockstep.run({r: (op, a.bench) for r, (op, a) in together.items()})
+                    events[row].extend(execute((op,), bench)[0])
+            if orders:
+                self.lockstep.run(orders.values())
         return events, gradients
 
     def _look(self, row: int) -> Workspace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,21 +48,15 @@ class Batch:
     noise: torch.Tensor | None
 
 
-def knobs_of(ops: Sequence[Steps]) -> torch.Tensor:
-    """Step size, scale, clip, sign, momentum and weight decay of every walk, as columns."""
-    return torch.tensor(
-        [
-            (
-                op.step_size,
-                op.scale,
-                math.inf if op.clip is None else op.clip,
-                -float(op.direction),
-                op.rule.momentum,
-                op.rule.weight_decay,
-            )
-            for op in ops
-        ],
-        dtype=torch.float64,
+def knobs_of(op: Steps) -> tuple[float, ...]:
+    """Step size, scale, clip, sign, momentum and weight decay: a walk's row of the knobs."""
+    return (
+        op.step_size,
+        op.scale,
+        math.inf if op.clip is None else op.clip,
+        -float(op.direction),
+        op.rule.momentum,
+        op.rule.weight_decay,
     )
 
 
@@ -157,24 +150,34 @@ def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.
     return torch.where(mask, new, old)
 
 
-class StepGraph:
-    """A captured step with the team and the batch that it works on."""
+class Step:
+    """A step with the team and the batch that it works on."""
+
+    def __init__(self, gradient: BatchedGradient, team: Team, kind: Kind, batch: Batch) -> None:
+        self.gradient, self.team, self.kind, self.batch = gradient, team, kind, batch
+
+    def replay(self) -> None:
+        """Take the step on what team and batch hold now."""
+        take_step(self.gradient, self.team, self.kind, self.batch)
+
+
+class StepGraph(Step):
+    """The same step, captured; no walk is active while that happens."""
 
     def __init__(
         self, gradient: BatchedGradient, team: Team, kind: Kind, batch: Batch, pool: Any
     ) -> None:
-        self.team, self.batch = team, batch
+        super().__init__(gradient, team, kind, batch)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.random.fork_rng(devices=[team.parameters.device]):
             with torch.cuda.stream(side):
                 for _ in range(WARM_UP):
-                    take_step(gradient, team, kind, batch)
+                    super().replay()
             torch.cuda.current_stream().wait_stream(side)
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-                take_step(gradient, team, kind, batch)
+                super().replay()
 
     def replay(self) -> None:
-        """Take the step on what team and batch hold now."""
         self.graph.replay()

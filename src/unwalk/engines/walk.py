@@ -20,7 +20,7 @@ CHECKED_EVERY = 10
 """On a CUDA device asking for a value waits for all work before it, so it is asked less often."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Arrival:
     """The token has come to a peer, and the peer's program is known."""
 
@@ -39,9 +39,11 @@ class Walk:
 
     def __init__(self, plan: Plan, state: State, resume: Progress | None) -> None:
         self.plan = plan
+        self.end = plan.hops
         self.state = state
         self.shards: dict[int, Shard] = {}
         self.generator = torch.Generator(device=state.device)
+        self.rng = plan.seeds.numpy("unused")
         if resume is None:
             token = state.token(hop=0, at=-1, memory={})
             self.progress = Progress(token, {}, state.anchors, Transcript(plan.header()))
@@ -60,13 +62,15 @@ class Walk:
         begun = self._begin(number, phase) if phase_hop == 1 else ()
         token = self.progress.token
         memory = {} if phase_hop == 1 else token.memory
-        nbytes = state.token(hop=token.hop, at=token.at, memory=memory).nbytes
+        nbytes = state.nbytes
         if move is None:
-            rng = plan.seeds.numpy(phase.name, "route", phase_hop)
+            rng = plan.seeds.restart(self.rng, phase.name, "route", phase_hop)
             move = phase.route.next(plan.graph, token.at, memory, rng)
         peer = move.receiver
         self._keep_arrival(hop, peer)
-        local = self.progress.locals.setdefault(peer, Local())
+        local = self.progress.locals.get(peer)
+        if local is None:
+            local = self.progress.locals[peer] = Local()
         if local.phase != phase.name:
             local.phase, local.in_phase = phase.name, 0
         shard = self._shard(peer)
@@ -77,7 +81,7 @@ class Walk:
             at_unlearner=peer == plan.unlearner,
             earlier_visits=local.visits,
             records=shard.records,
-            rng=plan.seeds.numpy(phase.name, "batches", phase_hop),
+            rng=plan.seeds.restart(self.rng, phase.name, "batches", phase_hop),
             earlier_in_phase=local.in_phase,
         )
         bench = Bench(
@@ -107,11 +111,22 @@ class Walk:
         if self.state.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def depart(self, arrival: Arrival, events: tuple[ev.Event, ...], gradients: int) -> None:
-        """Write the visit down and hand the token on."""
+    def to_check(self, hop: int) -> bool:
+        """Whether a visit's parameters are to be checked before they are handed on."""
+        return self.state.device.type == "cpu" or hop == self.end or hop % CHECKED_EVERY == 0
+
+    def depart(
+        self,
+        arrival: Arrival,
+        events: tuple[ev.Event, ...],
+        gradients: int,
+        *,
+        checked: bool = False,
+    ) -> None:
+        """Check the parameters (unless that was done), write the visit down, hand the token on."""
         hop, peer, state = arrival.hop, arrival.bench.peer, self.state
-        end = hop == self.plan.hops
-        if state.device.type == "cpu" or end or hop % CHECKED_EVERY == 0:
+        end = hop == self.end
+        if not checked and self.to_check(hop):
             check_finite(arrival.bench)
         arrival.bench.local.visits += 1
         arrival.bench.local.in_phase += 1

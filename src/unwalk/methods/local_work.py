@@ -71,7 +71,8 @@ class LocalWork:
         if self.kind == "epochs":
             steps = rows.size // size
             passes = [rng.permutation(rows)[: steps * size] for _ in range(self.epochs)]
-            return np.concatenate(passes).reshape(self.epochs * steps, 1, size), None
+            drawn = passes[0] if self.epochs == 1 else np.concatenate(passes)
+            return drawn.reshape(self.epochs * steps, 1, size), None
         if self.kind == "averaged":
             draws = [rng.choice(rows, size, replace=False) for _ in range(self.minibatches)]
             return np.stack(draws)[None], None

@@ -1,0 +1,243 @@
+"""A fleet of walks: what a step of one model takes, and what everything round it adds.
+
+    python benchmarks/fleet.py [--device cpu|cuda] [--quick] [NAME ...]
+
+Whole walks on drawn records are timed hop by hop, and the median hop counts: route, batches,
+gathering, transcript, all that is there.  On a CPU (the default where no CUDA device is) the time
+inside the batched steps is taken out of the same hops: the rest is bookkeeping, and the whole over
+the steps has a limit.  There only the MLP is walked unless others are named: batched convolutions
+are slow, and hide all else.  Times are those that the process itself was given, so that others may
+use the same cores.  On a CUDA device the step is timed by itself, as a captured graph.  Lines of a
+transcript are hashed when somebody reads them, which nobody does here.
+
+Exits with 1 when a number misses its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from unwalk import walks
+from unwalk.core.data import Shard
+from unwalk.core.noise import SimulatedNoise
+from unwalk.core.plan import Performance, Phase, Plan, Progress
+from unwalk.core.program import Records, StepRule
+from unwalk.core.seeds import PublicSeeds
+from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines import team
+from unwalk.engines.batched import BatchedGradient
+from unwalk.engines.fleet import Fleet
+from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.tasks.models import flnet, mlp, small_cnn
+
+BATCH = 64
+WARM = 3
+RULE = StepRule("momentum", learning_rate=0.01)
+
+
+@dataclass(frozen=True)
+class Net:
+    """A model, its inputs, how many walks, the most microseconds a step, and a peer's records.
+
+    ``walks`` is how many go together on a CUDA device and on a CPU, ``ratio`` the most that a
+    whole hop on a CPU may take of its steps.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    walks: tuple[int, int]
+    limit: float
+    records: int
+    ratio: float
+
+    @property
+    def steps(self) -> int:
+        """Steps of a hop."""
+        return self.records // BATCH
+
+
+FLEETS = {
+    "digits CNN": Net(lambda: small_cnn((1, 8, 8), 10), (1, 8, 8), (1024, 16), 3.0, 144, 1.1),
+    "FLNet": Net(lambda: flnet((1, 28, 28), 10), (1, 28, 28), (64, 2), 60.0, 192, 1.1),
+    "MLP 64-64-10": Net(lambda: mlp((64,), 10), (64,), (1024, 256), 0.30, 144, 1.4),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Random pictures for peers that hold equally many."""
+
+    net: Net
+    peers: int = 4
+    name: str = "drawn"
+    loss: None = None
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        return self.net.make()
+
+    def records(self, peer: int) -> Records:
+        return Records(self.net.records)
+
+    def shard(self, peer: int) -> Shard:
+        if peer not in self.shards:
+            generator = torch.Generator().manual_seed(peer)
+            x = torch.randn(self.net.records, *self.net.shape, generator=generator)
+            y = torch.randint(10, (self.net.records,), generator=generator)
+            self.shards[peer] = Shard(x, y, self.records(peer))
+        return self.shards[peer]
+
+
+def captured_step(net: Net, precision: str, repeats: int = 20) -> float:
+    """Microseconds for one captured momentum step of one model, on a CUDA device."""
+    models = net.walks[0]
+    work = Workspace(build_model(net.make, 0), "cuda")
+    gradient = BatchedGradient(work.model, work.layout, None, precision)
+    parameters = work.parameters.repeat(models, 1)
+    buffers = {k: v.expand(models, *v.shape).clone() for k, v in work.buffers.items()}
+    knobs = torch.tensor([[0.01, 1.0, float("inf"), 1.0, 0.9, 0.0]], device="cuda")
+    moments = {"momentum": torch.zeros_like(parameters)}
+    counters = parameters.new_zeros(models, 1)
+    together = team.Team(parameters, buffers, moments, counters, knobs.repeat(models, 1))
+    batch = team.Batch(
+        x=torch.randn(models, BATCH, *net.shape, device="cuda"),
+        y=torch.randint(10, (models, BATCH), device="cuda"),
+        weights=torch.full((models, BATCH), 1.0 / BATCH, device="cuda"),
+        active=torch.ones(models, 1, dtype=torch.bool, device="cuda"),
+        noise=None,
+    )
+    kind = team.Kind(RULE, None, clipped=False, noisy=False)
+    graph = team.StepGraph(gradient, together, kind, batch, torch.cuda.graph_pool_handle())
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats / models * 1e6
+
+
+class Clock:
+    """Watches the last walk of a fleet: the time after each of its hops, and within its steps."""
+
+    def __init__(self, last: int, device: str) -> None:
+        self.last, self.device = last, device
+        self.inside = 0.0
+        self.read: list[tuple[float, float]] = []
+
+    def now(self) -> float:
+        if self.device == "cpu":
+            return time.thread_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
+        if index == self.last:
+            self.read.append((self.now(), self.inside))
+
+    @contextmanager
+    def watching_steps(self) -> Iterator[None]:
+        """Add up what steps take, on a CPU."""
+        take = team.take_step
+
+        def timed(*given: Any) -> None:
+            start = time.thread_time()
+            take(*given)
+            self.inside += time.thread_time() - start
+
+        with patch.object(team, "take_step", timed if self.device == "cpu" else take):
+            yield
+
+
+def walk(net: Net, device: str, models: int, hops: int, precision: str) -> tuple[float, float]:
+    """Microseconds of a walk's median hop, in all and within the steps (0 on a CUDA device)."""
+    task = Drawn(net)
+    method = NetworkSGD(Descent(RULE, LocalWork(batch=BATCH)))
+    phase = Phase("train", method, walks.Uniform(), WARM + hops)
+    plans = [
+        Plan(
+            run="benchmark",
+            task=task,
+            graph=walks.complete(task.peers),
+            phases=(phase,),
+            seeds=PublicSeeds(seed),
+            noise=SimulatedNoise(seed),
+            performance=Performance(device=device, precision=precision),
+        )
+        for seed in range(models)
+    ]
+    clock = Clock(models - 1, device)
+    with clock.watching_steps():
+        collections.deque(Fleet().run(plans, clock), maxlen=0)
+    # The first hops set up and capture; the last one checks and hashes every walk's end.
+    taken = [
+        (b[0] - a[0], b[1] - a[1]) for a, b in pairwise(clock.read[WARM - 1 : WARM + hops - 1])
+    ]
+    return median(t[0] for t in taken) / models * 1e6, median(t[1] for t in taken) / models * 1e6
+
+
+Row = tuple[str, float, float]
+
+
+def on_a_cpu(net: Net, name: str, quick: bool) -> Iterator[Row]:
+    """The whole and its steps, per walk and hop."""
+    models = net.walks[1] // (4 if quick else 1)
+    whole, steps = walk(net, "cpu", max(models, 2), 4 if quick else 12, "float32")
+    yield f"{name}, K = {models}, us a walk and hop", whole, math.inf
+    yield "  of which round the steps", whole - steps, math.inf
+    yield "  whole over steps", whole / steps, net.ratio
+
+
+def on_a_device(net: Net, name: str, quick: bool) -> Iterator[Row]:
+    """Steps as graphs, and steps of whole walks."""
+    models = net.walks[0]
+    label = f"{name}, K = {models}, us a model-step"
+    yield label, captured_step(net, "float32"), net.limit
+    yield f"{label}, bfloat16", captured_step(net, "bfloat16"), math.inf
+    whole, _ = walk(net, "cuda", models, 4 if quick else 12, "float32")
+    yield f"{label}, whole walks", whole / net.steps, math.inf
+    torch.cuda.empty_cache()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    tf32 = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    measure = on_a_cpu if asked.device == "cpu" else on_a_device
+    usual = list(FLEETS) if asked.device == "cuda" else ["MLP 64-64-10"]
+    rows = [
+        row for name in asked.names or usual for row in measure(FLEETS[name], name, asked.quick)
+    ]
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
+    for name, took, limit in rows:
+        verdict = "ok" if took <= limit else "missed"
+        print(f"{name:50s} {took:9.3f}" + ("" if limit == math.inf else f"  {limit:g}  {verdict}"))
+    print(json.dumps(rows))
+    return int(any(took > limit for _, took, limit in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
