@@ -79,7 +79,7 @@ class Village:
         await asyncio.gather(self.tasks[peer], return_exceptions=True)
         self.services[peer].store.close()
 
-    async def until(self, done: Callable[[], bool], timeout: float = 30.0) -> None:
+    async def until(self, done: Callable[[], bool], timeout: float = 60.0) -> None:
         end = time.monotonic() + timeout
         while not done():
             for task in self.tasks.values():

@@ -16,6 +16,7 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers import desk as d
+from unwalk.peers.evidence import packed
 from unwalk.peers.http import HttpDesk, HttpLimits
 
 QUICK = HttpLimits(rate=1e6, anonymous=1e6)
@@ -133,6 +134,10 @@ class MemoryDesk:
 
     def certificate(self, name: str) -> bytes | None:
         return json.dumps(CERTIFICATE).encode() + b"\n" if name in self.files else None
+
+    async def evidence(self, name: str) -> bytes | None:
+        data = self.certificate(name)
+        return None if data is None else packed({"certificate.json": data})
 
     async def verify(self, name: str) -> Mapping[str, Any] | None:
         if name not in self.files:

@@ -2,8 +2,8 @@
 
 The network may deliver a message at any later time or never, in any order; each message at most
 once (TLS sees to that), but a sender may send again.  A peer may crash between any two steps and
-come back with what it had written.  A lease may run out at any time.  The explored code is the
-code that the daemon runs.
+come back with what it had written.  A lease may run out at any time, and a walk be given up by
+anybody at any time.  The explored code is the code that the daemon runs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Bounds:
     edges: frozenset[tuple[int, int]] | None = None
     slow_commit: bool = False
     private: bool = False
+    voids: int = 0
 
     def near(self, peer: int) -> list[int]:
         others = [p for p in range(self.peers) if p != peer]
@@ -51,6 +52,7 @@ class World:
     recoveries: int
     refusals: int
     chosen: frozenset[pr.Value] = frozenset()
+    voids: int = 0
 
 
 def start(bounds: Bounds) -> World:
@@ -66,6 +68,7 @@ def start(bounds: Bounds) -> World:
         bounds.crashes,
         bounds.recoveries,
         bounds.refusals,
+        voids=bounds.voids,
     )
 
 
@@ -122,6 +125,7 @@ def steps(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
             yield f"restart {peer}", up
             continue
         yield from _proposing(world, peer, bounds)
+        yield from _giving_up(world, peer, bounds)
         if not bounds.slow_commit:
             yield from _own_steps(world, peer, bounds)
             yield from _asking(world, peer, bounds)
@@ -220,6 +224,28 @@ def decide(world: World, peer: int, answers: dict[int, Sighting]) -> World:
     return world
 
 
+def void_of(world: World, peer: int, seen: int) -> pr.Value:
+    """The end without a visit, as one peer would propose it."""
+    return cm.void_value(world.states[peer], seen, "", "t")
+
+
+def _giving_up(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
+    """The daemon does so when nobody has the token; here anybody may, whatever is going on."""
+    state = world.states[peer]
+    if not world.voids or state.committed is not None:
+        return
+    less = replace(world, voids=world.voids - 1)
+    if bounds.slow_commit:
+        ballot = cm.next_ballot(state)
+        if world.proposing[peer] is None and ballot[0] < bounds.ballots:
+            trial = (ballot, None, 0, (), void_of(world, peer, 0))
+            yield f"{peer} gives up", replace(less, proposing=put(world.proposing, peer, trial))
+        return
+    for seen in {state.fence[0], max(s.fence[0] for s in world.states)}:
+        for name, after in _quick_commit(less, peer, void_of(world, peer, seen), bounds):
+            yield f"give up: {name}", after
+
+
 def _proposing(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
     state, trial = world.states[peer], world.proposing[peer]
     own = cm.final_value(state)
@@ -227,9 +253,9 @@ def _proposing(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, W
         if own is not None:
             yield from _quick_commit(world, peer, own, bounds)
         return
-    if own is None:
+    if own is None and (trial is None or trial[4].chain):
         if trial is not None:
-            yield f"give up {peer}", replace(world, proposing=put(world.proposing, peer, None))
+            yield f"lose heart {peer}", replace(world, proposing=put(world.proposing, peer, None))
         return
     if trial is None:
         ballot = cm.next_ballot(state)

@@ -192,12 +192,30 @@ def test_a_chapter_comes_back_as_it_went(position, hops, method):
         {"epsilon": 1.0},
         {"records": -1},
         {"records": True},
+        {"after": 1},
+        {"after": -1},
+        {"left": [3]},
+        {"left": [1, 1]},
+        {"left": [2, 1]},
+        {"left": [0, 1, 2]},
+        {"left": 1},
+        {"left": [0], "peer": 1, "records": 0},
+        {"void": True},
         {"more": 1},
     ],
 )
 def test_a_chapter_out_of_range_is_refused(wrong):
     with pytest.raises(Corrupt):
         Spec.from_json({**spec().to_json(), **wrong}, 3)
+
+
+def test_chapters_that_were_given_up_are_no_part_of_the_line():
+    specs = [spec(), spec(number=2, after=1), spec(number=3, after=1), spec(number=4, after=3)]
+    found = ag.marked(specs, [4])
+    assert [s.void for s in found] == [False, True, False, True]
+    assert (ag.present(found), ag.present([]), ag.present(found[1:2])) == (3, 0, 0)
+    assert ag.line(10, found) == ag.line(10, [found[0], found[2]])
+    assert [ag.run_of("x", s) for s in found] == [ag.run_of("x", s) for s in specs]
 
 
 def test_a_budget_belongs_to_certified_chapters():

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,14 @@ def shell(tmp_path):
     here.close()
 
 
-def init(shell: Shell, peers: int = 3, hops: int = 12, **settings: Any) -> Path:
+def init(
+    shell: Shell, peers: int = 3, hops: int = 12, limits: Sequence[str] = (), **settings: Any
+) -> Path:
     folder = shell.folder / "net"
+    more = [f"--limit={text}" for text in limits]
     words = [f"--address={a}" for a in free_addresses(peers)]
     words += [f"--set={k}={v}" for k, v in {**SETTINGS, "train.hops": hops, **settings}.items()]
-    code, text = shell.run("net", "init", folder, "--lease=2", "--noise=simulation", *words)
+    code, text = shell.run("net", "init", folder, "--lease=2", "--noise=simulation", *words, *more)
     assert code == 0, text
     assert "peer-2" in text
     return folder
@@ -184,6 +188,17 @@ def test_a_stopped_peer_hands_the_token_over_first(shell):
     assert after.index("handed") < after.index("stopped")
     hop = status(paths[0])["hop"]
     until(lambda: status(paths[0])["hop"] > hop + 5)
+
+
+def test_a_peer_that_finds_no_taker_keeps_its_token_and_says_so(shell):
+    folder = init(shell, hops=2000, limits=["stop=0.5"])
+    path = folder / "peer-0"
+    shell.begin("peer", "start", path, "--http=none")
+    until(lambda: status(path).get("stage") == "visited")
+    code, text = shell.run("peer", "stop", path)
+    assert code == 0
+    assert "no neighbour took the token, which stays safe here" in " ".join(text.split())
+    assert status(path)["holding"] is True
 
 
 def no_mode(folder: Path) -> None:
@@ -296,9 +311,20 @@ def test_a_running_peer_learns_of_a_revocation(shell):
     assert shell.run("net", "revoke", folder, "peer-7")[0] == 2
 
 
+def test_a_peer_that_runs_is_not_started_in_the_background_as_well(shell):
+    folder = init(shell)
+    path = folder / "peer-0"
+    process, _ = shell.begin("peer", "start", path, "--http=none")
+    until(lambda: status(path)["running"])
+    code, text = shell.run("peer", "start", path, "--detach", "--http=none")
+    assert code == 2, text
+    assert f"peer-0 runs already, as process {process.pid}" in " ".join(text.split())
+    assert not (path / "store" / "errors.txt").exists(), "nothing was begun"
+
+
 @pytest.mark.soak
 def test_a_peer_in_the_background(shell):
-    folder = init(shell, hops=2000)
+    folder = init(shell, hops=200_000, limits=["stop=2"])
     for n in range(3):
         code, text = shell.run("peer", "start", folder / f"peer-{n}", "--detach", "--http=none")
         assert code == 0, text
@@ -307,7 +333,10 @@ def test_a_peer_in_the_background(shell):
         until(lambda: status(folder / "peer-0").get("hop", 0) > 5)
         code, text = shell.run("peer", "start", folder / "peer-0", "--detach", "--http=none")
         assert code == 2
-        assert "is in use by a peer that runs" in " ".join(text.split())
+        assert "peer-0 runs already" in " ".join(text.split())
     finally:
         stopped = [shell.run("peer", "stop", folder / f"peer-{n}") for n in range(3)]
-    assert stopped == [(0, "stopped\n")] * 3
+    assert [code for code, _ in stopped] == [0, 0, 0]
+    assert [text for _, text in stopped[:2]] == ["stopped\n"] * 2
+    assert "no neighbour took the token" in " ".join(stopped[2][1].split()), "it is the last one"
+    assert [status(folder / f"peer-{n}")["holding"] for n in range(3)] == [False, False, True]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import zipfile
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.peers.browser import chromium
 from tests.peers.deletions import network
 from tests.peers.harness import town
+from unwalk.cli import app
 from unwalk.peers.ask import Asker
 
 
@@ -65,5 +69,36 @@ def test_records_are_forgotten_through_the_page_while_a_peer_is_down(browser, tm
         browser.until("document.querySelector('#verdict').textContent.includes('intact')", 20)
         assert "intact, signer trusted" in browser.text("#verdict")
         assert "= exact" in browser.text("#certificates")
+        browser.script("document.querySelector(\"[aria-label='Download chapter-1']\").click()")
+        file = browser.downloads / "chapter-1.zip"
+        peers.until(file.exists)
         (view,) = Asker.of_bundle(tmp_path / "peer-0").requests()
         assert (view.id, view.stage, view.records) == ("through-the-page", "done", len(chosen))
+    verify_as_a_stranger(file, tmp_path / "ca.pem", tmp_path / "stranger")
+
+
+def verify_as_a_stranger(file: Path, authority: Path, folder: Path) -> None:
+    """What was downloaded is all that is needed, besides the network's CA."""
+
+    def verified(place: Path) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["verify", str(place), "--trust", str(authority)])
+        return result.exit_code, " ".join(result.output.split())
+
+    code, text = verified(file)
+    assert (code, text[:22]) == (0, "intact, signer trusted")
+    assert "erasure is signed by peer-0, peer-1, peer-2, peer-3" in text
+    with zipfile.ZipFile(file) as packed:
+        packed.extractall(folder)
+    assert verified(folder)[0] == 0
+    (folder / "visits.jsonl").unlink()
+    assert verified(folder)[0] == 1
+    (folder / "transcript.jsonl").unlink()
+    code, text = verified(folder)
+    assert code == 3
+    assert "not checked: transcript.jsonl is not beside it" in text
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "changed.zip").write_bytes(data)
+    assert verified(folder / "changed.zip")[0] == 1
+    (folder / "other.zip").write_bytes(b"no archive")
+    assert verified(folder / "other.zip")[0] == 1

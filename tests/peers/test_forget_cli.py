@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.peers.deletions import network
+from tests.peers.memory_desk import MemoryDesk, serving
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers.aftermath import LEAVING, VANISHED
@@ -53,14 +54,14 @@ def test_a_request_is_durable_and_the_same_when_asked_again(folder):
     with pytest.raises(InvalidInput, match="made before with other records"):
         run(*asked)
     text = run(*where, "--request-id", "r-2").splitlines()[0]
-    assert text == "request r-2: received, 1 records, exact"
+    assert text == "request r-2: received, 1 record, exact"
 
 
 @pytest.mark.parametrize(
     ("names", "more", "why"),
     [
         (["person-1-001", "nobody"], ["--grade", "exact"], "no record 'nobody'"),
-        (["person-1-001"], ["--grade", "certified"], "momentum"),
+        (["person-1-001"], ["--grade", "certified"], "momentum.*ask for grade 'exact'"),
         (["person-1-001"], ["--grade", "exact", "--method", "seal"], "rewind or restart"),
         (["person-1-001"], ["--grade", "exact", "--epsilon", "1"], "spends none"),
         (["person-1-001"], ["--grade", "best"], "grade is 'best'"),
@@ -85,6 +86,64 @@ def test_an_address_needs_the_token_and_ids_or_a_vanished_peer_are_needed(folder
         )
     with pytest.raises(InvalidInput, match="--ids, or --vanished"):
         run("forget", "--peer", folder / "peer-1")
+    token = folder.parent / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o600)
+    far = ("--peer", "http://10.0.0.1:8440/", "--token", token, "--ids", ids(folder, "a"))
+    with pytest.raises(InvalidInput, match="for all to read"):
+        run("forget", *far, "--grade", "exact")
+
+
+@pytest.mark.parametrize("place", ["{host}", "http://{host}/"])
+def test_an_address_may_be_said_in_short(tmp_path, place):
+    asked = ("--ids", ids(tmp_path / "net", "r-1"), "--grade", "exact", "--request-id", "a")
+    with serving(MemoryDesk(), tmp_path) as served:
+        where = place.format(host=f"127.0.0.1:{served.place[1]}")
+        text = run("forget", "--peer", where, "--token", tmp_path / "http.token", *asked)
+        assert text.splitlines()[0] == "request a: waiting, 1 record, exact"
+
+
+def test_an_address_that_others_can_reach_needs_to_know_whom_it_asks(folder, tmp_path):
+    bundle = folder / "peer-0"
+    asked = ("--ids", ids(tmp_path / "net", "r-1"), "--grade", "exact")
+    with serving(MemoryDesk(), tmp_path, address="0.0.0.0:0", bundle=bundle) as served:
+        where = ("forget", "--peer", f"https://127.0.0.1:{served.place[1]}/", *asked)
+        known = (*where, "--token", tmp_path / "http.token")
+        for lacking in ((), ("--authority", bundle / "ca.pem"), ("--name", "peer-0.test")):
+            with pytest.raises(InvalidInput, match=r"needs --authority.* and --name"):
+                run(*known, *lacking)
+        told = (*known, "--authority", bundle / "ca.pem", "--name")
+        assert "waiting, 1 record, exact" in run(*told, "peer-0.test")
+        assert len(served.desk.views) == 1
+        with pytest.raises(InvalidInput, match="does not answer"):
+            run(*told, "peer-1.test")
+        assert len(served.desk.views) == 1, "nothing was told to somebody else"
+
+
+def test_what_is_no_folder_and_no_address_is_said(folder):
+    with pytest.raises(InvalidInput, match="'nowhere'; allowed: a peer's folder, or"):
+        run("forget", "--peer", "nowhere", "--ids", ids(folder, "a"), "--grade", "exact")
+
+
+def test_waiting_says_how_far_it_is(folder, monkeypatch):
+    stages = iter([("walking", None), ("erasing", "chapter-1"), ("done", "chapter-1")])
+
+    def step(_seconds: float) -> None:
+        stage, name = next(stages)
+        with closing(sqlite3.connect(folder / "peer-0" / "store" / "records.sqlite")) as db, db:
+            db.execute(
+                "UPDATE requests SET stage = ?, certificate = ? WHERE id = 'w'", (stage, name)
+            )
+
+    monkeypatch.setattr("unwalk.cli.forgetting.time.sleep", step)
+    asked = ("--ids", ids(folder, "person-0-007"), "--grade", "exact", "--request-id", "w")
+    result = CliRunner().invoke(
+        app, [str(a) for a in ("forget", "--peer", folder / "peer-0", *asked, "--wait")]
+    )
+    assert result.exit_code == 0, result.output
+    said = result.stderr.splitlines()
+    assert said == ["request w: received", "request w: walking", "request w: erasing"]
+    assert result.stdout.splitlines()[0] == "request w: done, 1 record, exact"
 
 
 def test_a_vanished_peer_is_noted_at_another(folder):

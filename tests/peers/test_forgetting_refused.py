@@ -122,7 +122,7 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         mine = here.peers[1].council
         spec = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
         value = mine.write(spec)
-        good = {"number": 1, "ballot": [0, 1], "value": value, "after": 0}
+        good = {"number": 1, "ballot": [0, 1], "value": value, "after": 0, "receipt": {}}
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
         tried = 0
         for kind, names in BODY.items():
@@ -156,7 +156,7 @@ def test_a_peer_that_leaves_is_forgotten_and_ends(tmp_path):
         with records.transaction(touches=False):
             records.put_fact(LEAVING, "leave-peer-1")
         here.peers[1].wake.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await here.tasks[1]
         await here.until(lambda: all(1 in here.peers[p].left for p in (0, 2, 3)))
         ask(here, 0, "r", *trained_on(here, 0)[:1])

@@ -145,6 +145,9 @@ KINDS = [
     "empty",
     "nan",
     "shape",
+    "dtype",
+    "other signer",
+    "other stamp",
     "other peer's",
     "stranger",
     "stale",
@@ -189,8 +192,10 @@ def bad_message(rng: random.Random, scene: Scene) -> tuple[str, Message]:
         return kind, replace(whole, chunks=[data, bytes(rng.randint(1, 5000))])
     if kind == "empty":
         return kind, replace(whole, chunks=[b"", data])
-    if kind in ("nan", "shape"):
+    if kind in ("nan", "shape", "dtype"):
         return kind, restamped(scene, kind, rng)
+    if kind in ("other signer", "other stamp"):
+        return kind, replace(whole, stamp=dump(signed_anew(scene, kind, rng)))
     if kind == "other peer's":
         others = [p for p in range(PEERS) if p != scene.target.me]
         forged = changed(good, ("path",), [rng.choice(others)])
@@ -226,6 +231,9 @@ def restamped(scene: Scene, kind: str, rng: random.Random) -> Message:
         token.parameters[rng.randrange(token.parameters.numel())] = rng.choice(
             [float("nan"), float("inf"), float("-inf")]
         )
+    elif kind == "dtype":
+        other = rng.choice([torch.float64, torch.float16, torch.int32])
+        token = replace(token, parameters=token.parameters.to(other))
     else:
         extra = rng.choice([{"moments": {"other": torch.zeros(3)}}, {"parameters": torch.zeros(2)}])
         token = replace(token, **extra)
@@ -236,6 +244,21 @@ def restamped(scene: Scene, kind: str, rng: random.Random) -> Message:
     previous = scene.stamp["body"]["previous"]
     entry = sign_entry(previous, body, signer.sign, signer.certificate_pem.decode())
     return Message(dump({**scene.envelope, "size": len(data)}), [data], stamp=dump(entry))
+
+
+def signed_anew(scene: Scene, kind: str, rng: random.Random) -> Any:
+    """A stamp that a member really signed: for a visit of another's, or at another place."""
+    body = {k: v for k, v in scene.stamp["body"].items() if k != "previous"}
+    signer = scene.sender
+    if kind == "other signer":
+        signer = rng.choice([p for p in range(PEERS) if p != signer])
+    else:
+        name = rng.choice(["run", "hop", "generation", "lineage", "token", "peer", "kind"])
+        values = [1 + rng.randrange(1, 99), [7, 7], [[0, 0, 1]], "f" * 64, "recovery"]
+        body[name] = rng.choice([v for v in values if v != body[name]])
+    bundle = scene.village.services[signer].bundle
+    previous = scene.stamp["body"]["previous"]
+    return sign_entry(previous, body, bundle.sign, bundle.certificate_pem.decode())
 
 
 def fuzz(tmp_path, count: int, seed: int) -> dict[str, int]:

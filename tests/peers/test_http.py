@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+import zipfile
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,12 @@ def test_a_request_is_taken_in_followed_and_certified(fresh):
     code, found, headers = ask(fresh, "GET", "/v1/certificates/chapter-1.json")
     assert (code, found["certificate"]) == (200, 1)
     assert headers["content-disposition"] == 'attachment; filename="chapter-1.json"'
+    code, packed, headers = ask(fresh, "GET", "/v1/certificates/chapter-1.json/files")
+    assert (code, headers["content-type"]) == (200, "application/zip")
+    assert 'filename="chapter-1.zip"' in headers["content-disposition"]
+    with zipfile.ZipFile(io.BytesIO(packed)) as inside:
+        assert json.loads(inside.read("certificate.json")) == found
+    assert ask(fresh, "GET", "/v1/certificates/chapter-9/files")[0] == 404
     code, said, _ = ask(fresh, "GET", "/v1/certificates/chapter-1.json/verify")
     assert (code, said["problems"]) == (200, [])
     code, listed, _ = ask(fresh, "GET", "/v1/certificates")

@@ -102,6 +102,63 @@ def test_rotated_keys_work_and_the_old_ones_do_not(made):
         trust.signer(entry)
 
 
+def test_what_was_signed_before_a_certificate_ended_stays_good(made, monkeypatch):
+    provision.make_bundle(made, "peer-1", days=1)
+    old = Bundle.read(made / "peer-1")
+    trust = Bundle.read(made / "peer-0").trust()
+    pem = old.certificate_pem.decode()
+    entry = sign_entry("0" * 64, {"kind": "x"}, old.sign, pem)
+    for days, words in ((2, "not valid now"), (-2, "not valid now")):
+        moved = identity.now() + dt.timedelta(days=days)
+        monkeypatch.setattr("unwalk.peers.trust.now", lambda moved=moved: moved)
+        with pytest.raises(Refused, match=words):
+            trust.identity(pem)
+        if days > 0:
+            assert trust.signer(entry) == 1
+        else:
+            with pytest.raises(Refused, match=words):
+                trust.signer(entry)
+
+
+def test_keys_are_rotated_across_organisations_too(made, tmp_path):
+    """A new request with new keys is signed, then all certificates but that one are revoked."""
+    run = CliRunner()
+    old = Bundle.read(made / "peer-1")
+    fresh = tmp_path / "fresh"
+    provision.make_request(fresh, "peer-1", "test")
+    provision.sign_request(made, fresh / "request.csr", fresh)
+    done = run.invoke(app, ["net", "revoke", str(made), "peer-1", "--keep-latest"])
+    assert done.exit_code == 0, done.output
+    (fresh / "network.json").write_bytes((made / "network.json").read_bytes())
+    new = Bundle.read(fresh)
+    trust = Bundle.read(made / "peer-0").trust()
+    assert trust.identity(new.certificate_pem.decode()).peer == "peer-1"
+    with pytest.raises(Refused, match="certificate of peer-1 was revoked"):
+        trust.identity(old.certificate_pem.decode())
+    again = run.invoke(app, ["net", "revoke", str(made), "peer-2", "--keep-latest"])
+    assert "has no certificate but its newest" in str(again.exception)
+
+
+def test_limits_stand_in_the_network_file(tmp_path):
+    run = CliRunner()
+    words = ["net", "init", "--no-bundles", *(f"--address=h{n}:7000" for n in range(2))]
+    words += [f"--set={k}={v}" for k, v in SETTINGS.items()]
+    given = ["--lease=5", "--limit=messages=50", "--limit=token_bytes=2048"]
+    made = run.invoke(app, [*words, str(tmp_path / "net"), *given])
+    assert made.exit_code == 0, made.output
+    limits = provision.network_of(tmp_path / "net")[0].limits
+    assert (limits.lease, limits.messages, limits.token_bytes) == (5.0, 50.0, 2048)
+    shown = run.invoke(app, ["net", "show", str(tmp_path / "net")]).output
+    assert "limits.messages = 50.0" in shown
+    large = run.invoke(app, [*words, str(tmp_path / "n"), "--set=data.features=400", *given])
+    assert "limits.token_bytes is 2048; allowed: " in str(large.exception)
+    assert not (tmp_path / "n").exists()
+    for wrong in ("speed=3", "messages", "messages=fast", "token_bytes=1.5", "stop=0"):
+        refused = run.invoke(app, [*words, str(tmp_path / wrong), f"--limit={wrong}"])
+        assert isinstance(refused.exception, InvalidInput), wrong
+        assert "allowed" in str(refused.exception), wrong
+
+
 def test_a_revoked_peer_does_not_start(made):
     provision.revoke(made, "peer-2")
     with pytest.raises(InvalidInput, match="certificate of peer-2 was revoked"):
@@ -148,6 +205,8 @@ def test_a_request_must_be_for_a_peer_and_prove_its_signing_key(made):
         authority.issue(request(keys, "stranger", "test"), names, "test")
     with pytest.raises(InvalidInput, match="no certificate request"):
         authority.issue(b"hello", names, "test")
+    with pytest.raises(InvalidInput, match="request is not for network test"):
+        authority.issue(request(keys, "peer-0", "other"), names, "test")
 
     class Liar:
         """Claims another's signing key."""

@@ -13,6 +13,7 @@ from tests.peers.trials import FAULTS, HOPS, fault_of, furthest, run_trial
 
 QUICK = (0, 1, 5)
 POINTS = [
+    "token left#1",
     "token written#2",
     "token synced#2",
     "token renamed#2",

@@ -42,7 +42,8 @@ def check(world: World, name: str) -> None:
                 check_chain(parcel)
                 assert parcel.generation <= state.fence
     for value in world.chosen:
-        assert hops_of(value.chain) == list(range(1, world.states[0].hops + 1))
+        given_up = not value.chain
+        assert given_up or hops_of(value.chain) == list(range(1, world.states[0].hops + 1))
     assert furthest_is_there(world), f"the furthest token is nowhere after: {name}"
 
 
@@ -129,7 +130,17 @@ def fair_round(world: World, bounds: Bounds) -> World:
         if pr.basis(state) is not None:
             heard = {p: pr.sighting(world.states[p]) for p in alive if p != peer}
             world = replace(decide(world, peer, heard), recoveries=1)
+        elif bounds.voids:
+            heard = {p: pr.sighting(world.states[p]) for p in alive if p != peer}
+            if pr.deserted(world.states[peer], heard):
+                world = give_up(replace(world, voids=1), bounds, peer, alive)
     return world
+
+
+def give_up(world: World, bounds: Bounds, peer: int, alive: list[int]) -> World:
+    """All that are there say that the walk came to nothing."""
+    name = f"give up: commit {peer} {tuple(alive)}"
+    return next(w for found, w in steps(world, bounds) if found == name)
 
 
 NORMAL = [
@@ -194,6 +205,28 @@ def test_a_walk_that_only_one_peer_can_begin(crashes):
     assert not settle(waiting, bounds, 0, set())
 
 
+@pytest.mark.parametrize(
+    ("crashes", "recoveries", "voids"),
+    [
+        (0, 0, 1),
+        pytest.param(1, 0, 1, marks=pytest.mark.soak),
+        pytest.param(0, 0, 2, marks=pytest.mark.soak),
+        pytest.param(0, 1, 1, marks=pytest.mark.soak),
+    ],
+)
+def test_a_walk_that_nobody_can_begin_is_given_up(crashes, recoveries, voids):
+    """It ends whoever stays away, in one way, and not even its own peer can go on with it."""
+    bounds = Bounds(
+        hops=2, crashes=crashes, recoveries=recoveries, refusals=1, private=True, voids=voids
+    )
+    worlds = explore(start(bounds), bounds)
+    ends = {bool(v.chain) for w in worlds for v in w.chosen}
+    assert ends == {True, False}, "it may be carried out or given up"
+    for dead in (None, 0, 1, 2):
+        good: set[World] = set()
+        assert all(settle(world, bounds, dead, good) for world in worlds), dead
+
+
 def two_ends(bounds: Bounds) -> World:
     """A partition has left two tokens, of two generations, and both made the last hop."""
     world = start(bounds)
@@ -214,6 +247,22 @@ def test_only_one_of_two_ends_is_ever_committed():
     worlds = explore(two_ends(bounds), bounds)
     ends = {v.generation for w in worlds for v in w.chosen}
     assert ends == {(0, 0), (1, 1)}, "either may win, never both"
+
+
+@pytest.mark.parametrize("ballots", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_an_end_is_committed_or_the_walk_is_given_up_and_never_both(ballots):
+    bounds = Bounds(crashes=0, recoveries=0, refusals=0, ballots=ballots, slow_commit=True, voids=1)
+    first = start(replace(bounds, private=True))
+    at_the_end = replace(first, states=(two_ends(bounds).states[0], *first.states[1:]))
+    worlds = explore(at_the_end, bounds)
+    assert {v.chain == "" for w in worlds for v in w.chosen} == {True, False}
+
+
+def test_the_model_notices_a_walk_that_is_given_up_without_a_vote(monkeypatch):
+    monkeypatch.setattr(cm, "chosen", lambda own, votes: own)
+    bounds = Bounds(hops=2, crashes=0, recoveries=0, refusals=0, private=True, voids=1)
+    with pytest.raises(AssertionError, match=r"two lineages|different ends"):
+        explore(start(bounds), bounds)
 
 
 @pytest.mark.soak

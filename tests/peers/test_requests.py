@@ -216,9 +216,12 @@ def test_a_batch_is_alike_in_grade_budget_and_method(requests):
         requests.advance(batch.ids, "walking", chapter=len(found))
         assert requests.of_chapter(len(found)).records == batch.records
     assert found == [("a", "c", "f"), ("b",), ("d",), ("e",)]
-    requests.put_back(["a", "c"])
+    requests.advance(["f"], "committed")
+    assert requests.put_back(1) == ("a", "c")
+    assert requests.put_back(1) == (), "once"
     assert requests.batch().ids == ("a", "c")
-    assert requests.get("f").stage == "walking"
+    assert (requests.get("a").chapter, requests.get("f").chapter) == (None, 1)
+    assert requests.get("b").stage == "walking"
 
 
 def test_a_batch_is_bounded(requests):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from time import monotonic
 
 import pytest
 
@@ -214,3 +216,41 @@ def test_recovery_needs_a_majority(tmp_path):
         assert keeper.state.fence[0] == 0
 
     walk(tmp_path, script)
+
+
+@pytest.mark.parametrize("what", ["visit", "hand-over"])
+def test_a_peer_that_is_asked_to_stop_ends_when_its_time_is_over(tmp_path, what):
+    """``limits.stop`` is kept, with the token safe, whatever takes longer than that."""
+    go_on = threading.Event()
+
+    async def hang(peer, envelope, chunks, timeout):
+        await asyncio.sleep(3600)
+
+    def long(*given, **named):
+        go_on.wait(10)
+        raise AssertionError("nobody waits for this")
+
+    async def script(village):
+        services = [village.start(peer) for peer in range(4)]
+        for service in services:
+            if what == "visit":
+                service.work.visit = long
+            else:
+                service.transport.hand = hang
+        stage = "arrived" if what == "visit" else "offered"
+        await village.until(lambda: any(s.state.stage == stage for s in services))
+        holder = next(s for s in services if s.state.stage == stage)
+        holder.stop()
+        begun = monotonic()
+        async with asyncio.timeout(8):
+            await village.tasks[holder.me]
+        assert monotonic() - begun == pytest.approx(holder.limits.stop, abs=1.0)
+        assert holder.state.stage == stage
+        assert holder.store.file(holder.state.held.token).exists()
+        holder.store.close()
+        go_on.set()
+
+    try:
+        walk(tmp_path, script, lease=600.0)
+    finally:
+        go_on.set()

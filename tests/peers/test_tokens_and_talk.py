@@ -35,6 +35,8 @@ def test_a_token_file_gives_the_token_back(tmp_path):
     file = open_token(path, peers=3)
     assert file.token().digest() == token().digest()
     assert Token.from_bytes(path.read_bytes()).digest() == token().digest()
+    file.give_back()
+    assert file.token().digest() == token().digest(), "it is read from the file again"
     shapes = shapes_of(token())
     check_token(file, shapes, {})
     with pytest.raises(Corrupt, match="no tensor 'kept/average'"):
@@ -124,6 +126,15 @@ def test_the_command_line_says_what_is_wrong(tmp_path):
     assert stop_peer(bundle) is False
     assert "not running" in run.invoke(app, ["peer", "stop", str(bundle)]).output
     log = run.invoke(app, ["peer", "log", str(bundle)])
-    assert "never started" in str(log.exception)
+    assert "no peer was ever started" in str(log.exception)
+    nowhere = run.invoke(app, ["peer", "stop", str(bundle / "nowhere")])
+    assert "is no folder" in str(nowhere.exception)
     revoked = run.invoke(app, ["net", "revoke", str(tmp_path / "net"), "peer-1"])
     assert "revoked certificates" in revoked.output
+    other = tmp_path / "net" / "peer-1"
+    (other / "store").mkdir()
+    journal = Journal(other / "store" / "log.jsonl", "peer-1")
+    journal.write("certificate", reason="it was revoked")
+    journal.close()
+    told = run.invoke(app, ["peer", "log", str(other)])
+    assert "it was revoked" in told.output, "a log can be read when the peer cannot start"

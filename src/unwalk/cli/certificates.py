@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +23,8 @@ KEY = Path("~/.config/unwalk/signing.pem")
 
 def verify(
     certificate: Annotated[
-        Path | None, typer.Argument(help="certificate.json, or the folder of a run.")
+        Path | None,
+        typer.Argument(help="certificate.json, its folder, or the zip archive that a peer gives."),
     ] = None,
     transcript: Annotated[
         Path | None, typer.Option(help="Its transcript; without, transcript.jsonl beside it.")
@@ -44,14 +46,24 @@ def verify(
     place = certificate or replay
     if place is None:
         raise InvalidInput("name a certificate, or give --replay RUN_DIR.")
-    if place.is_dir():
-        place = place / "certificate.json"
     try:
-        code = _verify(place, transcript, trust, replay, json_)
+        with TemporaryDirectory() as folder:
+            code = _verify(_laid_out(place, Path(folder)), transcript, trust, replay, json_)
     except Corrupt as error:
         _tell(json_, {"verdict": "changed", "problems": [str(error)]}, [f"changed: {error}"])
         code = 1
     raise typer.Exit(code)
+
+
+def _laid_out(place: Path, folder: Path) -> Path:
+    """Where the certificate's file is; that of an archive is laid into ``folder``."""
+    if place.is_dir():
+        return place / "certificate.json"
+    if place.suffix.lower() != ".zip":
+        return place
+    from unwalk.peers.evidence import unpack
+
+    return unpack(place, folder)
 
 
 def _verify(
@@ -81,7 +93,10 @@ def _with_peers(
 ) -> Verdict:
     """Check what the certificate says of peers as well: that needs the network's CA."""
     if recorded is None or trust is None or not Path(trust).is_file():
-        note = "signatures of peers were not checked: that needs --trust with the network's CA"
+        why = "that needs --trust with the network's CA"
+        if recorded is None:
+            why = "transcript.jsonl is not beside it, as in the archive that a peer gives"
+        note = f"signatures of peers were not checked: {why}"
         return replace(verdict, known=False, notes=(*verdict.notes, note))
     from unwalk.peers.attest import check
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unwalk.cli.terminal import JsonOption, show
+from unwalk.cli.terminal import JsonOption, say, show
 from unwalk.core.errors import InvalidInput, Refused
 
 if TYPE_CHECKING:
+    from unwalk.peers.ask import Asker
     from unwalk.peers.desk import RequestForm, RequestView
 
 Grade = Annotated[str, typer.Option(help="exact or certified.")]
@@ -29,7 +31,7 @@ PAUSE = 0.2
 
 def forget(
     peer: Annotated[
-        str, typer.Option(help="The peer's folder, or the address of its endpoint (http...).")
+        str, typer.Option(help="The peer's folder, or HOST:PORT or http(s)://... of its endpoint.")
     ],
     ids: Annotated[Path | None, typer.Option(help="File with the record ids, one a line.")] = None,
     vanished: Annotated[
@@ -47,6 +49,9 @@ def forget(
     authority: Annotated[
         Path | None, typer.Option(help="The network's ca.pem, needed with an https address.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The same: who it is, PEER.NETWORK as in peer-2.clinics.")
+    ] = None,
     wait: Wait = False,
     json_: JsonOption = False,
 ) -> None:
@@ -57,24 +62,19 @@ def forget(
     from unwalk.peers.desk import RequestForm, new_request_id
     from unwalk.peers.requests import read_ids
 
-    if (ids is None) == (vanished is None) or (vanished is not None and "://" in peer):
+    address = _address(peer)
+    if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
         raise InvalidInput("name --ids, or --vanished with the folder of another peer.")
     if vanished is not None:
         _give_up(Path(peer), vanished, request_id or f"vanished-{vanished}")
         return
     assert ids is not None
     form = RequestForm(request_id or new_request_id(), read_ids(ids), grade, epsilon, delta, method)
-    if "://" in peer:
-        from unwalk.peers.ask import Asker
-        from unwalk.peers.identity import read_private
-
-        if token is None:
-            raise InvalidInput("an address needs --token, the peer's http.token.")
-        asker = Asker(peer, read_private(token).decode("ascii").strip(), authority=authority)
+    if address is not None:
+        asker = _asker(address, token, authority, name)
         found = asker.submit(form)
-        while wait and found.stage not in ("done", "refused"):
-            time.sleep(PAUSE)
-            found = asker.request(form.id)
+        if wait:
+            found = _followed(found, lambda: asker.request(form.id))
         _tell(found, None, json_)
         return
     bundle = Path(peer)
@@ -84,11 +84,64 @@ def forget(
     _tell(found, bundle, json_)
 
 
+def _address(peer: str) -> str | None:
+    """Where the endpoint is that ``--peer`` names; None where it names a folder.
+
+    >>> _address("127.0.0.1:8440"), _address("b.example:8440")
+    ('http://127.0.0.1:8440/', 'https://b.example:8440/')
+    """
+    from unwalk.peers.ask import is_loopback
+    from unwalk.peers.network import ADDRESS
+
+    if "://" in peer:
+        return peer
+    found = None if Path(peer).exists() else ADDRESS.fullmatch(peer)
+    if found is None:
+        if not Path(peer).is_dir():
+            raise InvalidInput(
+                f"--peer is {peer!r}; allowed: a peer's folder, or the address of its endpoint."
+            )
+        return None
+    return f"{'http' if is_loopback(found[1]) else 'https'}://{peer}/"
+
+
+def _asker(address: str, token: Path | None, authority: Path | None, name: str | None) -> Asker:
+    from unwalk.peers.ask import Asker
+    from unwalk.peers.identity import host_name, read_private
+
+    if token is None:
+        raise InvalidInput("an address needs --token, the peer's http.token.")
+    who = None
+    if address.startswith("https:"):
+        if authority is None or name is None:
+            raise InvalidInput(
+                f"{address} needs --authority, the network's ca.pem, and --name, PEER.NETWORK."
+            )
+        if not authority.is_file():
+            raise InvalidInput(f"{authority} is no file; allowed: the network's ca.pem.")
+        peer, _, network = name.partition(".")
+        who = host_name(peer, network)
+    said = read_private(token).decode("ascii", "replace").strip()
+    return Asker(address, said, authority=authority, name=who)
+
+
+def _followed(found: RequestView, look: Callable[[], RequestView]) -> RequestView:
+    """Look again until a request has ended; each stage that it comes to is said."""
+    before = ""
+    while found.stage not in ("done", "refused"):
+        if found.stage != before:
+            say(f"request {found.id}: {found.stage}")
+            before = found.stage
+        time.sleep(PAUSE)
+        found = look()
+    return found
+
+
 def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
     """Put a request into a peer's own store: it is durable whether the peer runs or not."""
     from unwalk.peers.forgetting import Book
     from unwalk.peers.own_task import open_records
-    from unwalk.peers.reception import NO_RECORDS
+    from unwalk.peers.reception import NO_RECORDS, check_reachable
     from unwalk.peers.requests import Requests
     from unwalk.peers.sources import SourceRefused
     from unwalk.peers.trust import Bundle
@@ -101,7 +154,8 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
     try:
         requests = Requests(records)
         if requests.get(form.id) is None:
-            book.check(checked.index, form.grade, form.method, len(form.records))
+            count = len(form.records)
+            check_reachable(book, checked.index, form.grade, form.method, count)
             with suppress(SourceRefused):
                 records.refresh()
         return requests.submit(form).view()
@@ -144,12 +198,13 @@ def _until_done(bundle: Path, id: str) -> RequestView:
     assert records is not None
     try:
         requests = Requests(records)
-        while True:
+
+        def look() -> RequestView:
             found = requests.get(id)
             assert found is not None
-            if found.stage in ("done", "refused"):
-                return found.view()
-            time.sleep(PAUSE)
+            return found.view()
+
+        return _followed(look(), look)
     finally:
         records.close()
 
@@ -163,7 +218,8 @@ def _tell(found: RequestView, bundle: Path | None, json_: bool) -> None:
     if json_:
         print(json.dumps({**asdict(found), "path": None if place is None else str(place)}))
         return
-    show(f"request {found.id}: {found.stage}, {found.records} records, {found.grade}")
+    count = f"{found.records} record{'' if found.records == 1 else 's'}"
+    show(f"request {found.id}: {found.stage}, {count}, {found.grade}")
     if found.reason:
         show(f"reason: {found.reason}", soft_wrap=True)
     if place is not None:
@@ -192,7 +248,7 @@ def leave(
     from unwalk.peers.aftermath import LEAVING
     from unwalk.peers.forgetting import Book
     from unwalk.peers.own_task import open_records
-    from unwalk.peers.reception import NO_RECORDS
+    from unwalk.peers.reception import NO_RECORDS, check_reachable
     from unwalk.peers.requests import Requests
     from unwalk.peers.sources import SourceRefused
     from unwalk.peers.trust import Bundle
@@ -206,7 +262,7 @@ def leave(
     try:
         with suppress(SourceRefused):
             records.refresh()
-        book.check(checked.index, grade, None, max(1, records.counts().train))
+        check_reachable(book, checked.index, grade, records=max(1, records.counts().train))
         found = Requests(records).submit_all(name, grade=grade).view()
         with records.transaction(touches=False):
             records.put_fact(LEAVING, name)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +16,11 @@ import typer
 
 from unwalk.cli import forgetting, peer_data
 from unwalk.cli.terminal import JsonOption, Set, changes_of, show
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.validation import check_choice
 
 if TYPE_CHECKING:
-    from unwalk.peers.network import Network
+    from unwalk.peers.network import Limits, Network
 
 peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
 net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
@@ -48,6 +51,10 @@ def init(
     ],
     name: Annotated[str, typer.Option(help="Name of the network.")] = "network",
     lease: Annotated[float, typer.Option(help="Seconds until a silent holder is given up.")] = 30.0,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="Another limit, NAME=VALUE: messages, token_bytes, connect, stop."),
+    ] = None,
     noise: Annotated[str, typer.Option(help="secret (each peer's own) or simulation.")] = "secret",
     bundles: Annotated[
         bool, typer.Option(help="Make every peer's keys here; without: each makes its own.")
@@ -57,7 +64,6 @@ def init(
 ) -> None:
     """Make a network file, its CA and, on one machine, a bundle for every peer."""
     _there()
-    from unwalk.peers.network import Limits
     from unwalk.peers.provision import make_network
 
     made = make_network(
@@ -65,7 +71,7 @@ def init(
         name=name,
         addresses=address,
         settings=changes_of(set_),
-        limits=Limits(lease=lease),
+        limits=_limits(lease, limit or []),
         noise=noise,
         bundles=bundles,
         days=days,
@@ -77,12 +83,27 @@ def init(
         show(f"each peer now runs: unwalk peer csr BUNDLE --peer NAME --network {name}")
 
 
+def _limits(lease: float, pairs: list[str]) -> Limits:
+    from unwalk.peers.network import Limits
+
+    given: dict[str, Any] = {"lease": lease}
+    for text in pairs:
+        name, _, value = text.partition("=")
+        check_choice("--limit", name, [f.name for f in fields(Limits)])
+        try:
+            given[name] = int(value) if name == "token_bytes" else float(value)
+        except ValueError as error:
+            wanted = "a whole number" if name == "token_bytes" else "a number"
+            raise InvalidInput(f"--limit {name} is {value!r}; allowed: {wanted}.") from error
+    return Limits(**given)
+
+
 def _told(network: Network) -> None:
     show(f"network {network.name}, version {network.version}, run {network.run_id}")
     for member in network.peers:
         show(f"  {member.name}  {member.address}")
     if network.revoked:
-        show(f"  revoked certificates: {', '.join(network.revoked)}")
+        show(f"  revoked certificates: {', '.join(network.revoked)}", soft_wrap=True)
 
 
 @net.command("show")
@@ -93,6 +114,8 @@ def show_network(folder: Folder) -> None:
 
     network, _ = network_of(folder)
     _told(network)
+    for key, value in asdict(network.limits).items():
+        show(f"  limits.{key} = {value}")
     for key, value in sorted(network.settings.items()):
         show(f"  {key} = {value}")
 
@@ -122,12 +145,19 @@ def rotate(folder: Folder, name: PeerName, days: Days = 365.0) -> None:
 
 
 @net.command()
-def revoke(folder: Folder, name: PeerName) -> None:
+def revoke(
+    folder: Folder,
+    name: PeerName,
+    keep_latest: Annotated[
+        bool, typer.Option("--keep-latest", help="All but the newest: its keys were rotated.")
+    ] = False,
+) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
     _there()
     from unwalk.peers import provision
 
-    _told(provision.revoke(folder, name))
+    _told(provision.revoke(folder, name, keep_latest=keep_latest))
+    show("give the new network.json to every peer (SIGHUP makes a running peer read it)")
 
 
 @peer.command()
@@ -168,6 +198,8 @@ def start(
     if not detach:
         run_peer(bundle, listen=listen, metrics=metrics, http=None if http == "none" else http)
         return
+    if (pid := running(checked.store)) is not None:
+        raise InvalidInput(f"{checked.name} runs already, as process {pid}.")
     given = {"listen": listen, "metrics": metrics, "http": http}
     options = [f"--{k}={v}" for k, v in given.items() if v]
     checked.store.mkdir(exist_ok=True, mode=0o700)
@@ -179,7 +211,7 @@ def start(
             stderr=errors,
             start_new_session=True,
         )
-    while running(checked.store) is None:
+    while running(checked.store) != child.pid:
         if child.poll() is not None:
             text = (checked.store / "errors.txt").read_text().strip()
             raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
@@ -191,9 +223,17 @@ def start(
 def stop(bundle: Bundle) -> None:
     """Ask a peer to hand the token over and end."""
     _there()
+    from unwalk.peers.daemon import status as status_of
     from unwalk.peers.daemon import stop_peer
 
-    show("stopped" if stop_peer(bundle) else "it was not running")
+    if not stop_peer(bundle):
+        show("it was not running")
+        return
+    holding = False
+    with suppress(UnwalkError):  # it may have been stopped because its bundle is no longer good
+        holding = bool(status_of(bundle).get("holding"))
+    words = "; no neighbour took the token, which stays safe here" if holding else ""
+    show(f"stopped{words}")
 
 
 @peer.command()
@@ -237,14 +277,12 @@ def log(
     """Show what a peer wrote down."""
     _there()
     from unwalk.peers.daemon import LOG, committed_log
-    from unwalk.peers.trust import Bundle as Checked
 
-    checked = Checked.read(bundle)
     if whole:
         for entry in committed_log(bundle):
             print(json.dumps(entry))
         return
-    for record in _lines(checked.store / LOG, follow=follow):
+    for record in _lines(bundle / "store" / LOG, follow=follow):
         facts = {k: v for k, v in record.items() if k not in ("time", "peer", "event")}
         words = " ".join(f"{k}={json.dumps(v)}" for k, v in facts.items())
         show(f"{record['time']} {record['event']} {words}".rstrip(), soft_wrap=True)
@@ -252,7 +290,7 @@ def log(
 
 def _lines(path: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
     if not path.exists():
-        raise InvalidInput(f"{path} does not exist; the peer was never started.")
+        raise InvalidInput(f"{path} does not exist; no peer was ever started there.")
     with path.open(encoding="utf-8") as file:
         while True:
             line = file.readline()

@@ -12,14 +12,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.certificates.document import FILE, read_certificate
-from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest, history
 from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
 from unwalk.peers.erasure import Kept, Receipt, erase_since, receipt_of
 from unwalk.peers.forgetting import first_visit, walked
 from unwalk.peers.identity import now
+from unwalk.peers.leaving import LEAVING as LEAVING
+from unwalk.peers.leaving import Leaving
 from unwalk.peers.quiet import Quiet
+from unwalk.peers.register import release_of, was_released
 from unwalk.peers.requests import Batch, Request
 
 if TYPE_CHECKING:
@@ -30,9 +33,16 @@ AGAIN = 2.0
 """Seconds before peers whose receipt is missing are asked again, at most."""
 VANISHED = "vanished/"
 """Facts that name the request with which a peer is given up, by that peer's number."""
-LEAVING = "leaving"
-"""The fact that names the request with which a peer leaves."""
 GONE = "the token from before the records were used is gone"
+
+
+class NotYet(Exception):
+    """The model that a chapter goes on from is on its way to this peer."""
+
+
+def exactly(request: Request, method: str | None = None) -> Request:
+    """The same request, answered by more than was asked for."""
+    return replace(request, grade="exact", epsilon=None, delta=None, method=method)
 
 
 class Aftermath:
@@ -43,18 +53,24 @@ class Aftermath:
         self.receipted: set[int] = set()
         self.complete: set[int] = set()
         self.again: dict[int, float] = {}
-        self.quiet = Quiet(self)
+        self.quiet, self.leaving = Quiet(self), Leaving(self)
         for spec in chapters.specs:
             self.begun(spec)
 
     def begun(self, spec: Spec) -> None:
         """A chapter was decided: if it is this peer's, its requests are under way."""
         requests = self.chapters.requests
-        if requests is None or spec.peer != self.chapters.me or spec.vanished:
+        if requests is None or spec.peer != self.chapters.me or spec.vanished or spec.void:
             return
         known = [r for name in spec.requests if (r := requests.get(name)) is not None]
         waiting = [r.id for r in known if r.stage in ("received", "waiting", "walking")]
         requests.advance(waiting, "walking", chapter=spec.number)
+
+    def given_up(self, spec: Spec) -> None:
+        """A chapter came to nothing: if it was this peer's, its requests wait for another."""
+        requests = self.chapters.requests
+        if requests is not None and spec.peer == self.chapters.me:
+            requests.put_back(spec.number)
 
     async def step(self) -> None:
         """Do what can be done now."""
@@ -72,14 +88,14 @@ class Aftermath:
             if number not in self.complete and self._spec(number).holder == self.chapters.me:
                 await self._conclude(number)
         await self.quiet.step()
-        if not await self._leave():
+        if not await self.leaving.step():
             await self._next()
 
     def _over(self) -> list[int]:
         """Chapters of forgetting that are committed."""
         chapters = self.chapters
-        last = len(chapters.specs) - (0 if chapters.service.over.is_set() else 1)
-        return list(range(1, last + 1))
+        last = len(chapters.specs) - (0 if chapters.over else 1)
+        return [number for number in range(1, last + 1) if not self._spec(number).void]
 
     def _spec(self, number: int) -> Spec:
         return self.chapters.specs[number - 1]
@@ -206,6 +222,7 @@ class Aftermath:
         own = receipt_of(chapters.store, chapters.runs[number], number)
         if own is not None:
             known[chapters.bundle.name] = own.to_json()
+        known = {**history.receipts_of(chapters.store, history.LEAVERS), **known}
         if monotonic() < self.again.get(number, 0.0):
             return known
         missing = [n for n, p in enumerate(chapters.network.peers) if p.name not in known]
@@ -240,6 +257,9 @@ class Aftermath:
         first = visits[number][0]["visit"]["receiver"]
         if spec.method == "rewind" and not spec.vanished and first != spec.peer:
             header["recovered"] = True
+        release = release_of(chapters.bundle, chapters.runs[number])
+        if release is not None:
+            header["release"] = release
         return walked(header, places, visits), signed
 
     # The next chapter
@@ -250,7 +270,7 @@ class Aftermath:
         received = [r.id for r in requests.at("received")]
         if received:
             requests.advance(received, "waiting")
-        if not chapters.service.over.is_set():
+        if not chapters.over:
             return
         batch = requests.batch(MOST_REQUESTS)
         gone = None if batch is not None else self._vanished()
@@ -265,7 +285,9 @@ class Aftermath:
             return
         try:
             spec = self.plan(batch)
-        except (Refused, InvalidInput) as error:
+        except NotYet:
+            return
+        except (Refused, InvalidInput, Corrupt) as error:
             requests.advance(batch.ids, "refused", reason=str(error))
             chapters.journal.write(
                 "request refused", requests=list(batch.ids), why=str(error)[:300]
@@ -278,8 +300,9 @@ class Aftermath:
         await self._propose(spec)
 
     async def _propose(self, spec: Spec) -> None:
-        chapters = self.chapters
-        if not await chapters.council.propose(spec):
+        council, chapters = self.chapters.council, self.chapters
+        safe = spec.method == "restart" or await council.secured(spec.number)
+        if not safe or not await council.propose(spec):
             await asyncio.sleep(PAUSE * (1 + chapters.me % 5))
         chapters.wake.set()
 
@@ -287,7 +310,7 @@ class Aftermath:
         """A peer that this one was told has vanished, and under which name that was asked."""
         chapters = self.chapters
         assert chapters.records is not None
-        answered = {spec.peer for spec in chapters.specs if spec.vanished}
+        answered = {spec.peer for spec in chapters.specs if spec.vanished and not spec.void}
         for peer in range(len(chapters.network.peers)):
             name = chapters.records.fact(f"{VANISHED}{peer}")
             if name and peer not in answered:
@@ -317,6 +340,8 @@ class Aftermath:
             position=position,
             hops=chapters.book.hops_of(method, len(places), position),
             holder=chapters.me,
+            after=chapters.present,
+            left=tuple(sorted({*chapters.counted_out, peer} - {chapters.me})),
         )
 
     def plan(self, batch: Batch) -> Spec | None:
@@ -328,13 +353,17 @@ class Aftermath:
         first = first_visit(me, places, visits)
         oldest: Request = batch.requests[0]
         records, used = chapters.records, batch.records
+        leaver = {me} if self.leaving.request in batch.ids else set()
         if records.first_use(used, places) is None:
-            if chapters.specs or records.first_use(used) is None:
+            erased = chapters.present and chapters.present == len(chapters.specs)
+            if erased or records.first_use(used) is None:
                 return None
             # A walk that was dropped used them: only a new beginning is sure to be without.
-            oldest, first = replace(oldest, grade="exact", epsilon=None, delta=None), 0
-            oldest = replace(oldest, method="restart")
+            oldest, first = exactly(oldest, "restart"), 0
         assert first is not None
+        if oldest.grade == "certified" and was_released(chapters.bundle, used):
+            # A chapter that was given up may have shown noise for them: none is drawn again.
+            oldest = exactly(oldest)
         for method in chapters.book.ways(oldest.grade, oldest.method):
             position = 0 if method == "restart" else first
             spec = Spec(
@@ -350,9 +379,13 @@ class Aftermath:
                 position=position,
                 hops=chapters.book.hops_of(method, len(places), position),
                 holder=me,
+                after=chapters.present,
+                left=tuple(sorted(chapters.counted_out - {me} | leaver)),
             )
             if method == "rewind" and not self._has_token(position, me):
                 continue
+            if method == "seal" and chapters.model(spec.number) is None:
+                raise NotYet
             if method == "seal":
                 run = run_of(chapters.network.run_id, spec)
                 header = chapters.book.forgetting(spec, run, chapters.specs).header()
@@ -365,22 +398,3 @@ class Aftermath:
         chapters = self.chapters
         found = history.find_arrival(chapters.store, chapters.runs, chapters.specs, peer, position)
         return found is not None
-
-    async def _leave(self) -> bool:
-        """A peer that leaves ends once everything that it had is forgotten, and says so."""
-        chapters, requests, records = self.chapters, self.chapters.requests, self.chapters.records
-        assert requests is not None
-        assert records is not None
-        name = records.fact(LEAVING)
-        asked = requests.get(name) if name else None
-        if asked is None or asked.stage != "done":
-            return False
-        last = len(chapters.specs)
-        words = chapters.council.words
-        ready = await chapters.council.ask_all(words("agenda-ready", number=last), "ready")
-        if not ready or not all(answer is True for answer in ready.values()):
-            return False  # somebody may still need what only this peer has
-        heard = await chapters.council.ask_all(words("agenda-left", number=0), "left")
-        chapters.journal.write("leaving", heard=sorted(heard))
-        chapters.stop()
-        return True

@@ -6,6 +6,11 @@ number decides (Lamport, *Paxos Made Simple*, 2001, section 2.2), so that two pe
 once get two chapters, one after the other, in the same order everywhere.  Whoever was not chosen
 proposes again for the next number.
 
+A chapter that nobody who is there can begin is given up (*void*): that is decided by the commit of
+its own walk, so that it ends in one way, and the chapter after it says so (``Spec.after``).  Peers
+that have left are not asked any more: who counts is settled by the chapter before (``Spec.left``),
+so that all who decide a number count the same peers.
+
 The functions are pure.  A value is the canonical text of a signed :class:`Spec`; here it is only
 compared, never read.
 """
@@ -94,6 +99,11 @@ class Spec:
     (a seal goes back nowhere, and ``position`` says from where on tokens are erased), and makes
     ``hops`` visits.  ``holder`` has the token that the walk goes on from: u, or the peer that
     handed it to u if u has vanished; then all records of u are meant, and their number is 0.
+
+    The chapter goes on from the model of chapter ``after``; those in between were given up.
+    ``left`` are the peers that no longer count, for the commit of this chapter and the choice of
+    the next; u itself if it leaves.  ``void`` is no part of what is signed: it marks a chapter
+    that was given up.
     """
 
     number: int
@@ -108,6 +118,9 @@ class Spec:
     position: int
     hops: int
     holder: int
+    after: int = 0
+    left: tuple[int, ...] = ()
+    void: bool = False
 
     @property
     def phase(self) -> str:
@@ -125,16 +138,18 @@ class Spec:
         return self.hops + {"rewind": self.position, "restart": 0, "seal": self.before}[self.method]
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "requests": list(self.requests)}
+        said = {**asdict(self), "requests": list(self.requests), "left": list(self.left)}
+        del said["void"]
+        return said
 
     @staticmethod
     def from_json(record: Any, peers: int) -> Spec:
         """Check everything that does not need the walk so far."""
-        names = tuple(Spec.__dataclass_fields__)
+        names = tuple(name for name in Spec.__dataclass_fields__ if name != "void")
         found = codec.fields_of(record, "a chapter", *names)
         numbers = {
             name: codec.whole(found[name], name)
-            for name in ("number", "records", "before", "position", "hops")
+            for name in ("number", "records", "before", "position", "hops", "after")
         }
         who = {name: codec.whole(found[name], name, high=peers - 1) for name in ("peer", "holder")}
         requests = codec.listed(found["requests"], "requests", most=MOST_REQUESTS)
@@ -149,14 +164,28 @@ class Spec:
             epsilon=_budget(found["epsilon"], "epsilon", grade),
             delta=_budget(found["delta"], "delta", grade),
             requests=tuple(requests),
+            left=_left(found["left"], peers),
+            void=False,
             **numbers,
             **who,
         )
         if spec.number < 1 or spec.hops < 1 or spec.position > spec.before:
             raise Corrupt("a chapter's number, hops or position are out of range.")
+        if spec.holder in spec.left and spec.holder != spec.peer:
+            raise Corrupt("a peer that has left speaks for another.")
+        if spec.after >= spec.number:
+            raise Corrupt("a chapter goes on from one that comes later.")
         if spec.vanished != (spec.records == 0) or (spec.vanished and grade != "exact"):
             raise Corrupt("a chapter speaks for another peer, but not for all of its records.")
         return spec
+
+
+def _left(value: Any, peers: int) -> tuple[int, ...]:
+    items = codec.listed(value, "left", most=peers - 1)
+    left = tuple(codec.whole(p, "left", high=peers - 1) for p in items)
+    if list(left) != sorted(set(left)):
+        raise Corrupt("the peers that have left are not each named once, in order.")
+    return left
 
 
 def _budget(value: Any, name: str, grade: str) -> float | None:
@@ -178,7 +207,8 @@ def run_of(network_run: str, spec: Spec) -> str:
 def line(hops: int, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     """The visits that lead to the present model, as (chapter, visit in it), in order.
 
-    ``hops`` are those of training, ``specs`` the chapters after it that are committed.
+    ``hops`` are those of training, ``specs`` the chapters after it; those that are void count
+    for nothing.
 
     >>> back = Spec(1, 0, "rewind", "exact", None, None, ("a",), 1, 4, 2, 2, 0)
     >>> line(4, [back])
@@ -186,9 +216,34 @@ def line(hops: int, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     """
     found = [(0, k) for k in range(1, hops + 1)]
     for spec in specs:
+        if spec.void:
+            continue
         kept = {"rewind": spec.position, "restart": 0, "seal": len(found)}[spec.method]
         found = found[:kept] + [(spec.number, k) for k in range(1, spec.hops + 1)]
     return found
+
+
+def marked(specs: Sequence[Spec], given_up: Iterable[int] = ()) -> list[Spec]:
+    """The chapters, with those that were given up marked as void.
+
+    That is known from the chapters after them and, of the last one, from its own walk.
+
+    >>> first = Spec(1, 0, "rewind", "exact", None, None, ("a",), 1, 4, 2, 2, 0)
+    >>> [s.void for s in marked([first, replace(first, number=2, after=0)])]
+    [True, False]
+    """
+    void = {n for spec in specs for n in range(spec.after + 1, spec.number)} | set(given_up)
+    return [replace(spec, void=spec.number in void) for spec in specs]
+
+
+def present(specs: Sequence[Spec]) -> int:
+    """The chapter that the present model comes from: the last one that was not given up."""
+    return max((spec.number for spec in specs if not spec.void), default=0)
+
+
+def members(peers: int, specs: Sequence[Spec]) -> frozenset[int]:
+    """Who decides what follows ``specs``: all peers but those that have left."""
+    return frozenset(range(peers)) - frozenset(specs[-1].left if specs else ())
 
 
 def seat_to(seat: Seat) -> dict[str, Any]:

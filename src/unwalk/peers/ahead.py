@@ -16,6 +16,7 @@ from unwalk.peers.gate import Offer
 from unwalk.peers.protocol import Parcel
 from unwalk.peers.store import Incoming, KeptLocal
 from unwalk.peers.tokens import TokenFile, open_token
+from unwalk.peers.wire import MemoryPieces
 from unwalk.peers.work import Visited
 
 if TYPE_CHECKING:
@@ -36,19 +37,25 @@ class Begun:
 class Ahead:
     """Visits of one service, begun ahead or when it is time.
 
-    ``reading`` is true while the workspace shows a token that is still being written: until then
-    nothing may be begun ahead.
+    ``reading`` is true while the workspace shows a token that is still being written, ``leaving``
+    is the way on which one leaves it: until both are over no other visit may use the workspace.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.begun: Begun | None = None
         self.reading = False
+        self.leaving: MemoryPieces | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody reads the workspace."""
+        return not self.reading and (self.leaving is None or self.leaving.gone.is_set())
 
     def begin(self, incoming: Incoming, offer: Offer, file: TokenFile) -> None:
         """Begin the visit of a token that has arrived, if it ends here and nothing else is done."""
         service = self.service
-        if len(offer.path) > 1 or service.state.held is not None or self.reading or self.begun:
+        if len(offer.path) > 1 or service.state.held is not None or not self.free or self.begun:
             return
         kept = service.store.local(service.run_id, offer.parcel.lineage)
         result = self._start(file, offer.move, kept, first=False)
@@ -74,9 +81,12 @@ class Ahead:
             if begun.file is file and (begun.move, begun.kept) == (move, kept):
                 return await begun.result
             begun.result.add_done_callback(_forget)
+        if self.leaving is not None:
+            await self.leaving.gone.wait()
         if file is None:
-            path = self.service.store.file(parcel.token)
-            file = open_token(path, len(self.service.network.peers))
+            service, loop = self.service, asyncio.get_running_loop()
+            await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
+            file = open_token(service.store.file(parcel.token), len(service.network.peers))
         return await self._start(file, move, kept, first=parcel.hop == 0)
 
     def _start(
@@ -87,7 +97,8 @@ class Ahead:
 
     def _work(self, file: TokenFile, move: Move, kept: KeptLocal | None, first: bool) -> Visited:
         service = self.service
-        return service.work.visit(file.token(), move, service.store.read_local(kept), first=first)
+        local = service.store.read_local(kept)
+        return service.work.visit(file.token(), move, local, first=first, loaded=file.give_back)
 
 
 def _forget(result: asyncio.Future[Visited]) -> None:

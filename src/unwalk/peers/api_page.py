@@ -49,7 +49,7 @@ def api_page() -> str:
 def _operation(path: str, verb: str, what: dict[str, Any]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{code}</th><td>{escape(answer["description"])}</td>'
-        f"<td>{_shape(answer['content']['application/json']['schema'])}</td></tr>"
+        f"<td>{_body(answer['content'])}</td></tr>"
         for code, answer in what["responses"].items()
     )
     given = "".join(
@@ -69,6 +69,12 @@ def _operation(path: str, verb: str, what: dict[str, Any]) -> str:
         '<table><thead><tr><th scope="col">Code</th><th scope="col">Meaning</th>'
         f'<th scope="col">Body</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
+
+
+def _body(content: dict[str, Any]) -> str:
+    """What an answer is made of: JSON of some shape, or a file of some kind."""
+    ((kind, said),) = content.items()
+    return _shape(said["schema"]) if "schema" in said else f"<code>{escape(kind)}</code>"
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import socket
 import ssl
@@ -34,6 +35,11 @@ class Asker:
             raise InvalidInput(f"the peer's address is {url!r}; allowed: http(s)://HOST:PORT/.")
         self.url, self._token, self._name = url, token, name
         self._host = ANYWHERE.get(parts.hostname, parts.hostname)
+        if parts.scheme == "http" and not is_loopback(self._host):
+            raise InvalidInput(
+                f"the peer's address is {url!r}, over which the token and the ids would travel "
+                "for all to read; allowed: https, or http on the loopback interface."
+            )
         self._port = parts.port or (80 if parts.scheme == "http" else 443)
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
@@ -115,6 +121,20 @@ class Asker:
         except BaseException:
             plain.close()
             raise
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to a host stays on this machine.
+
+    >>> is_loopback("localhost"), is_loopback("[::1]"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _problem(status: int, data: bytes) -> UnwalkError:

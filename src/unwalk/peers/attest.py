@@ -21,10 +21,10 @@ from typing import Any
 
 from unwalk.certificates import certificate_of, verify
 from unwalk.certificates.document import FILE, read_certificate, text_of
-from unwalk.certificates.signing import sign
+from unwalk.certificates.signing import check_signature, sign
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
 from unwalk.core.transcript import Transcript, canonical
-from unwalk.peers.erasure import Receipt
+from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import as_walked
 from unwalk.peers.history import check_visit
 from unwalk.peers.identity import now
@@ -80,20 +80,38 @@ def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def earlier(folder: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
-    """The certificates of a peer that were issued before the one called ``name``, oldest first."""
-    found = []
-    for place in folder.glob(f"*/{FILE}") if folder.is_dir() else ():
-        if place.parent.name != name:
-            document = _known(place, place.stat().st_mtime_ns)
+def read_all(folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """The certificates of a peer, oldest first, and the names of those changed since."""
+    found, changed = [], []
+    for place in sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else ():
+        seen = place.stat()
+        document = _known(place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+        if document is None:
+            changed.append(place.parent.name)
+        else:
             found.append((document["peers"]["issued"], place.parent.name, document))
-    return [(other, document) for _, other, document in sorted(found, key=lambda f: f[:2])]
+    return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
 
 
 @lru_cache(maxsize=256)
-def _known(place: Path, changed: int) -> dict[str, Any]:
-    """A certificate that is looked at often; not to be changed."""
-    return read_certificate(place)
+def _known(place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
+    """A certificate that is looked at often, as the file was seen; None where it was changed."""
+    return intact(place)
+
+
+def intact(place: Path) -> dict[str, Any] | None:
+    """The certificate in a file, if there is one and nobody changed it since it was signed."""
+    try:
+        document = read_certificate(place)
+        check_signature(document)
+    except UnwalkError:
+        return None
+    return document
+
+
+def rule_without(changed: Sequence[str]) -> str:
+    """How certificates were composed, and which were not because nobody knows what they said."""
+    return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
 
 
 def issue(
@@ -109,13 +127,15 @@ def issue(
     place = folder / name
     text = visits_text(visits)
     version = 1
-    if (place / FILE).exists():
-        before = read_certificate(place / FILE)["peers"]
-        version, issued = before["version"] + 1, before["issued"]
+    if (before := intact(place / FILE)) is not None:
+        version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
     document = certificate_of(transcript)
     claim = proved(document)
+    issued_before, changed = read_all(folder)
     others = [
-        c for _, d in earlier(folder, name) if (c := proved(d)) and d["peers"]["issued"] <= issued
+        c
+        for other, d in issued_before
+        if other != name and (c := proved(d)) and d["peers"]["issued"] <= issued
     ]
     known = [(c["epsilon"], c["delta"]) for c in (*others, claim) if c is not None]
     epsilon, delta = compose(known)
@@ -137,7 +157,7 @@ def issue(
             "certificates": len(known),
             "epsilon": epsilon,
             "delta": delta,
-            "rule": RULE,
+            "rule": rule_without([other for other in changed if other != name]),
         },
     }
     signed = sign(document, bundle.keys.signing, bundle.certificate_pem.decode())
@@ -199,6 +219,9 @@ def check(
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
     if signers:
         notes.append(f"erasure is signed by {', '.join(signers)}")
+    gone = sorted(r["peer"] for r in said["receipts"] if r["run"] == LEFT)
+    if gone:
+        notes.append(f"left, with everything erased: {', '.join(gone)}")
     if said["pending"]:
         notes.append(f"still pending: {', '.join(said['pending'])}")
     return [], notes
@@ -218,7 +241,10 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
     names = set()
     for record in said["receipts"]:
         receipt = Receipt.from_json(record)
-        receipt.check(trust, run=said["run"], chapter=said["chapter"])
+        if receipt.run == LEFT:  # it kept nothing at all
+            receipt.check(trust, chapter=0)
+        else:
+            receipt.check(trust, run=said["run"], chapter=said["chapter"])
         names.add(receipt.peer)
     if names & set(said["pending"]) or (
         names and names | set(said["pending"]) != set(said["members"])

@@ -16,7 +16,8 @@ class Chapter:
 
     ``token`` is the digest of the file that the walk goes on from, at peers that have it; a
     ``public`` chapter begins with the initial model, which everybody can make.  ``contacted``
-    says that this peer was visited before, on the line that leads to that token.
+    says that this peer was visited before, on the line that leads to that token.  ``model`` is
+    the digest of the model that stays if the chapter is given up, at peers that have it.
     """
 
     number: int
@@ -25,3 +26,9 @@ class Chapter:
     token: str = ""
     contacted: bool = False
     spec: Spec | None = None
+    model: str = ""
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Peers that no longer count."""
+        return frozenset() if self.spec is None else frozenset(self.spec.left)

@@ -3,7 +3,8 @@
 Each chapter is a :class:`~unwalk.peers.service.Service` of its own, so that what is proved of one
 walk holds for every one of them.  Here what arrives is brought to the chapter it belongs to, the
 next chapter is opened once it is decided, and what follows a chapter's end is carried out
-(:mod:`unwalk.peers.aftermath`).
+(:mod:`unwalk.peers.aftermath`).  A chapter that was given up leaves nothing behind: the next one
+goes on from the model before it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unwalk.core.data import Shard
 from unwalk.core.transcript import Transcript
 from unwalk.peers import codec, history
 from unwalk.peers.aftermath import Aftermath
-from unwalk.peers.agenda import Spec, line, run_of
+from unwalk.peers.agenda import Spec, line, marked, present, run_of
 from unwalk.peers.chapter import Chapter
 from unwalk.peers.council import MARK, Council
 from unwalk.peers.forgetting import Book, started, walked
@@ -25,6 +26,7 @@ from unwalk.peers.gauge import Gauge
 from unwalk.peers.own_task import open_records
 from unwalk.peers.protocol import Reply
 from unwalk.peers.records import Records
+from unwalk.peers.register import enter_release
 from unwalk.peers.requests import Requests
 from unwalk.peers.service import Service, end_all
 from unwalk.peers.sources import DataSettings, SourceRefused
@@ -66,16 +68,17 @@ class Chapters:
         self.asked = monotonic()
         self.tasks: set[asyncio.Task[None]] = set()
         self.heard: dict[int, float] = {}
-        self.left = history.left(store)
+        self.left: set[int] = set()
         self.metrics = Metrics(self.network.run_id, bundle.name)
         self.runs = [self.network.run_id]
         self.council = Council(self)
-        self.specs: list[Spec] = self.council.decided()
+        self.specs: list[Spec] = marked(self.council.decided())
         self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
-        self.left |= {spec.peer for spec in self.specs if spec.vanished}
+        self._count_out()
         self.service = self._open(len(self.specs))
         self.walking: asyncio.Task[None] | None = None
         self.aftermath, self.gauge = Aftermath(self), Gauge(self)
+        self._settle()
 
     # Chapters
 
@@ -108,10 +111,11 @@ class Chapters:
                 self.store, self.runs[:number], self.specs, spec.peer, spec.position
             )
             token = "" if arrival is None else arrival.token
-        elif spec.method == "seal" and spec.holder == self.me:
-            token = self._final(number - 1) or ""
+        model = self.model(number) or ""
+        if spec.method == "seal" and spec.holder == self.me:
+            token = model
         contacted = not public and self._was_visited(number)
-        chapter = Chapter(number, run, public, token, contacted, spec)
+        chapter = Chapter(number, run, public, token, contacted, spec, model)
         return chapter, Work(plan, self.me, self._data(number))
 
     def _final(self, number: int) -> str | None:
@@ -122,12 +126,73 @@ class Chapters:
             return None
         return value.token
 
+    def model(self, number: int) -> str | None:
+        """The digest of the model from before chapter ``number``, if it is here.
+
+        A chapter that was given up ended with the model that it began with.
+        """
+        after = self.specs[number - 1].after if number <= len(self.specs) else self.present
+        found = (self._final(n) for n in range(number - 1, after - 1, -1))
+        return next((token for token in found if token is not None), None)
+
+    @property
+    def present(self) -> int:
+        """The last chapter that was not given up."""
+        return present(self.specs)
+
+    def hops_of(self, number: int) -> int:
+        """How many visits a chapter makes."""
+        return self.specs[number - 1].hops if number else self.book.hops
+
+    @property
+    def over(self) -> bool:
+        """Whether the last chapter has ended here, and how it ended is taken account of."""
+        marked_void = bool(self.specs) and self.specs[-1].void
+        return self.service.over.is_set() and self.service.void == marked_void
+
     def ready(self, number: int) -> bool:
         """Whether chapter ``number`` is over here, and its model and visits do not need others."""
-        if number != len(self.specs) or not self.service.over.is_set():
+        if number != len(self.specs) or not self.over:
             return False
-        whole = history.count_visits(self.store, self.runs[number]) == self.service.work.hops
-        return whole and self._final(number) is not None
+        last = self.present
+        whole = history.count_visits(self.store, self.runs[last]) == self.hops_of(last)
+        return whole and self.model(number + 1) is not None
+
+    def holds(self, number: int) -> bool:
+        """Whether chapter ``number`` is the last one, over here, and the model after it is here."""
+        return number == len(self.specs) and self.over and self.model(number + 1) is not None
+
+    def _settle(self) -> None:
+        """Mark the chapters that were given up, and let go of what belongs to them."""
+        given_up = [self.service.chapter.number] if self.service.void else []
+        before = [spec.number for spec in self.specs if spec.void]
+        self.specs = marked(self.specs, given_up)
+        for spec in self.specs:
+            if spec.void:
+                history.forget_arrivals(self.store, self.runs[spec.number])
+                self.aftermath.given_up(spec)
+                if spec.number not in before:
+                    self.journal.write("chapter given up", chapter=spec.number)
+        self._count_out()
+
+    @property
+    def vanished(self) -> set[int]:
+        """Peers that others were told to do without."""
+        return {spec.peer for spec in self.specs if spec.vanished and not spec.void}
+
+    @property
+    def counted_out(self) -> set[int]:
+        """Peers that have left or vanished, by their own word or by a chapter."""
+        said = {p for spec in self.specs if not spec.void for p in spec.left}
+        return history.left(self.store) | self.vanished | said
+
+    def _count_out(self) -> None:
+        """Put down to whom no token is sent any more; a peer that leaves walks its own chapter."""
+        out = self.counted_out
+        if self.specs and not self.specs[-1].vanished:
+            out.discard(self.specs[-1].peer)
+        self.left.clear()
+        self.left |= out | history.left(self.store)
 
     def _was_visited(self, number: int) -> bool:
         """Whether this peer was visited before the token that a chapter goes on from."""
@@ -149,12 +214,20 @@ class Chapters:
             forgetting: tuple[str, ...] = ()
             if number and self.specs[number - 1].peer == self.me:
                 forgetting = requests.of_chapter(number).records
+                self._enter(number, hop, forgetting)
             shard, refused = records.begin_visit(number, hop, forgetting)
             if refused is not None:
                 self.journal.write("records", reason=refused.for_log)
             return shard
 
         return data
+
+    def _enter(self, number: int, hop: int, forgetting: tuple[str, ...]) -> None:
+        """Before noise is drawn to hide records it is written down, so that it is drawn once."""
+        secret = self.network.noise == "secret"
+        if secret and hop == 1 and self.specs[number - 1].method == "seal":
+            enter_release(self.bundle, self.runs[number], forgetting)
+            self.store.fault("release entered")
 
     def walked_before(self, number: int) -> Transcript:
         """What was walked on the line before a chapter, as its certificate will have it."""
@@ -177,7 +250,7 @@ class Chapters:
     async def run(self) -> None:
         """Serve until :meth:`stop`."""
         await self.transport.start(self)
-        self.walking = asyncio.create_task(self.service.walk())
+        self.walking = asyncio.create_task(self._walk(self.service))
         self._later(self.council.catch_up())
         self._later(self._take_in())
         try:
@@ -223,6 +296,8 @@ class Chapters:
             return
         while len(decided := self.council.decided()) > len(self.specs):
             await self._go_on(decided)
+        if self.service.over.is_set() and not self.over:
+            self._settle()
         lease = self.network.limits.lease
         if monotonic() - self.asked > lease:
             self.asked = monotonic()
@@ -234,15 +309,29 @@ class Chapters:
         """Open the last chapter that was decided; the ones before it are over."""
         walking = self.walking
         assert walking is not None
-        self.specs = decided
-        self.left |= {spec.peer for spec in decided if spec.vanished}
+        self.specs = marked(decided)
         self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
         await end_all([walking])
+        self._settle()
         self.aftermath.begun(decided[-1])
         self.service = self._open(len(decided))
         self.store.fault("chapter opened")
         self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
-        self.walking = asyncio.create_task(self.service.walk())
+        self.walking = asyncio.create_task(self._walk(self.service))
+
+    async def _walk(self, service: Service) -> None:
+        """Do this peer's part in a chapter; before noise is drawn, ask whether it is still wanted.
+
+        A peer that comes back may find that its chapter was given up meanwhile.
+        """
+        spec, held = service.chapter.spec, service.state.held
+        if spec is not None and spec.method == "seal" and held is not None and not held.hop:
+            await self.council.catch_up()
+            await service.talk.catch_up()
+            while len(self.council.decided()) > len(self.specs) and not self.stopping:
+                self.wake.set()
+                await asyncio.sleep(SOON)  # until the next chapter is opened instead
+        await service.walk()
 
     def _later(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]

@@ -5,6 +5,9 @@ last visit therefore asks all peers twice: may I propose (:func:`prepare`), and 
 (:func:`accept`)?  If a majority says yes both times the run is committed.  Two majorities share a
 peer, so two different values can never both be chosen: whoever proposes later must take over the
 value that a majority may have accepted before (Lamport, *Paxos Made Simple*, 2001, section 2.2).
+
+A walk that nobody who is there can begin ends by the same vote (:func:`void_value`): it is either
+committed to a token or given up, never both, and whoever comes back later learns which.
 """
 
 from __future__ import annotations
@@ -45,6 +48,15 @@ def final_value(state: PeerState) -> Value | None:
     if state.stage != "final" or state.held is None:
         return None
     return Value(state.held.generation, state.held.chain, state.held.token)
+
+
+def void_value(state: PeerState, seen: int, chain: str, token: str) -> Value:
+    """The end of a walk that nobody who is there can begin: no visit, and the model from before.
+
+    ``chain`` is the log's beginning, ``token`` that model.  The generation is above ``seen`` and
+    all that is known here, so that whoever votes does not find it stale.
+    """
+    return Value((max(seen, state.fence[0]) + 1, state.me), chain, token)
 
 
 def prepare(state: PeerState, ballot: Ballot, generation: Generation) -> tuple[PeerState, Vote]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.transcript import canonical
 from unwalk.peers import agenda as ag
-from unwalk.peers import codec, history
+from unwalk.peers import codec, history, leaving
 from unwalk.peers.agenda import Seat, Spec, Word
 from unwalk.peers.erasure import receipt_of
 from unwalk.peers.gate import HEAD, PROTOCOL, Rate
@@ -28,8 +28,9 @@ BODY = {
     "agenda-ask": ("number",),
     "agenda-visits": ("number", "after"),
     "agenda-receipt": ("number",),
-    "agenda-left": ("number",),
+    "agenda-left": ("number", "receipt"),
     "agenda-ready": ("number",),
+    "agenda-holds": ("number",),
 }
 AT_ONCE = 4
 """Decided chapters in one answer, at most."""
@@ -123,12 +124,12 @@ class Council:
         if "ballot" in record and codec.pair(record["ballot"], "ballot")[1] != sender:
             raise Refused("a ballot is proposed by the peer that it names.")
         if kind == "agenda-left":
-            history.put_left(chapters.store, sender)
-            chapters.left.add(sender)
-            chapters.journal.write("left", sender=sender)
+            leaving.heard(chapters, sender, record["receipt"])
             return {"left": True}
         if kind == "agenda-ready":
             return {"ready": chapters.ready(number)}
+        if kind == "agenda-holds":
+            return {"holds": chapters.holds(number)}
         if kind == "agenda-receipt":
             return {"receipt": self._receipt(number)}
         if kind == "agenda-visits":
@@ -168,13 +169,26 @@ class Council:
             seat, word = ag.prepare(seat, ballot)
         else:
             said = self.read(number, record["value"])
-            chapters = self.chapters
-            walked = len(ag.line(chapters.book.hops, chapters.specs))
-            if number == len(chapters.specs) + 1 and said.spec.before != walked:
-                raise Refused(f"{walked} visits led to the model here, not {said.spec.before}.")
+            self._check_next(said.spec)
             seat, word = ag.accept(seat, ballot, said.text)
         self._put(number, seat)
         return word
+
+    def _check_next(self, spec: Spec) -> None:
+        """Refuse a chapter that does not follow the ones that are known here."""
+        chapters = self.chapters
+        if spec.number != len(chapters.specs) + 1:
+            return
+        if chapters.over and spec.after != chapters.present:
+            raise Refused(f"the model here comes from chapter {chapters.present}.")
+        *before, _ = ag.marked([*chapters.specs, spec])
+        walked = len(ag.line(chapters.book.hops, before))
+        if spec.before != walked:
+            raise Refused(f"{walked} visits led to the model here, not {spec.before}.")
+
+    def members(self, number: int) -> frozenset[int]:
+        """Who decides chapter ``number``: those that the chapter before it counts."""
+        return ag.members(len(self.chapters.network.peers), self.decided()[: number - 1])
 
     def _put(self, number: int, seat: Seat) -> None:
         if seat != self.seats.get(number):
@@ -215,6 +229,17 @@ class Council:
         found = await asyncio.gather(*(self.ask(p, message, field) for p in others))
         return {p: a for p, a in zip(others, found, strict=True) if a is not None}
 
+    async def secured(self, number: int) -> bool:
+        """Whether a majority has the model that chapter ``number`` is to go on from.
+
+        Otherwise it could vanish with the peer that proposes, and nothing could go on without it.
+        """
+        members, chapters = self.members(number), self.chapters
+        answers = await self.ask_all(self.words("agenda-holds", number=number - 1), "holds")
+        answers[chapters.me] = chapters.holds(number - 1)
+        there = [p for p, answer in answers.items() if answer is True and p in members]
+        return len(there) >= majority(len(members))
+
     async def propose(self, spec: Spec) -> bool:
         """Try to have ``spec`` decided; whether something was decided for its number."""
         number, own = spec.number, self.write(spec)
@@ -243,19 +268,20 @@ class Council:
     ) -> list[Word] | None:
         """One question to all others; the yes answers, if with ``own`` they are a majority."""
         message = self.words(kind, number=number, ballot=list(ballot), **fields)
-        words = [own]
-        for record in (await self.ask_all(message, "word")).values():
+        words = {self.chapters.me: own}
+        for peer, record in (await self.ask_all(message, "word")).items():
             try:
-                words.append(ag.word_from(record))
+                words[peer] = ag.word_from(record)
             except Corrupt:
                 continue
-        for word in words:
+        for word in words.values():
             if word.kind == "decided":
                 self.learn(number, word.value)
                 return None
             self.refused = max(self.refused, word.ballot)
-        yes = [w for w in words if w.kind == "yes"]
-        return yes if len(yes) >= majority(len(self.chapters.network.peers)) else None
+        members = self.members(number)
+        yes = [w for peer, w in words.items() if w.kind == "yes" and peer in members]
+        return yes if len(yes) >= majority(len(members)) else None
 
     async def catch_up(self) -> None:
         """Which chapters were decided while this peer did not listen?"""

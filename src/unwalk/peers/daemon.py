@@ -22,6 +22,7 @@ from unwalk.peers.chapters import Chapters
 from unwalk.peers.hoplog import Entry, chain_start, check_chain
 from unwalk.peers.http import TOKEN_FILE, HttpDesk
 from unwalk.peers.identity import now, read_certificate
+from unwalk.peers.network import Limits
 from unwalk.peers.reception import Reception
 from unwalk.peers.records import DATABASE
 from unwalk.peers.store import Store, no_fault, running
@@ -50,7 +51,14 @@ def run_peer(
     ``http`` is where its organisation's own systems reach it; None: nowhere.
     """
     memory.settle()
-    asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
+    try:
+        asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UnwalkError(
+            f"the store of {folder.name} cannot be written or read: {why or error}; what this peer "
+            "has acknowledged is on its disk."
+        ) from error
 
 
 async def _serve(
@@ -239,14 +247,24 @@ def committed_log(folder: Path) -> list[Entry]:
     return chain[::-1]
 
 
+def _stop_limit(folder: Path) -> float:
+    """How long a peer may take to hand the token over; also where its bundle is damaged."""
+    try:
+        return Bundle.read(folder).network.limits.stop
+    except UnwalkError:
+        return Limits().stop
+
+
 def stop_peer(folder: Path, timeout: float | None = None) -> bool:
     """Ask a peer to hand the token over and end; whether one was running."""
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is no folder; a peer runs from its bundle.")
     bundle_store = folder / "store"
     pid = running(bundle_store)
     if pid is None:
         return False
     os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + (timeout if timeout is not None else 120.0)
+    end = time.monotonic() + (timeout if timeout is not None else 60.0 + _stop_limit(folder))
     while running(bundle_store) is not None:
         if time.monotonic() > end:
             raise InvalidInput(f"the peer in {folder} (process {pid}) does not end.")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from unwalk.core.errors import InvalidInput
@@ -39,3 +43,40 @@ def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True) -> None
             return
         time.sleep(PAUSE)
     raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
+
+
+class Glance:
+    """Looks at what is committed in a database, and never waits for whoever writes to it."""
+
+    def __init__(self, path: Path) -> None:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        self._db = sqlite3.connect(
+            address, uri=True, isolation_level=None, check_same_thread=False, timeout=30.0
+        )
+        self._one = threading.Lock()
+
+    @contextmanager
+    def __call__(self) -> Iterator[sqlite3.Connection]:
+        """All questions of one look see the same state."""
+        with self._one:
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                self._db.execute("COMMIT")
+
+    def close(self) -> None:
+        """No more looks."""
+        with self._one:
+            self._db.close()
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other thread or process does what is done under the lock of this file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

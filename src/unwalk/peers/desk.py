@@ -275,7 +275,7 @@ class Overview:
 class Desk(Protocol):
     """What the endpoint asks of a peer; called in the event loop's thread only.
 
-    The plain methods answer at once.  The two that may take longer are coroutines and leave the
+    The plain methods answer at once.  Those that may take longer are coroutines and leave the
     loop free, each in its own way.
     """
 
@@ -304,6 +304,9 @@ class Desk(Protocol):
 
     def certificate(self, name: str) -> bytes | None:
         """The bytes of a certificate's file."""
+
+    async def evidence(self, name: str) -> bytes | None:
+        """The certificate with what is needed to check it, as a zip archive."""
 
     async def verify(self, name: str) -> Mapping[str, Any] | None:
         """What ``unwalk verify --json`` says of it, with the network's CA trusted."""

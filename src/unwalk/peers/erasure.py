@@ -34,6 +34,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 MOST_DIGESTS = 100_000
 LONGEST_CERTIFICATE = 1 << 16
+LEFT = "left"
+"""Stands for the run in the receipt of a peer that has left: it kept nothing of any chapter."""
 
 
 @dataclass(frozen=True)

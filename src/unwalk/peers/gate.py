@@ -187,6 +187,8 @@ class Gate:
         }
         if any(body.get(k) != v for k, v in same.items()):
             raise Refused("the log entry says something else than the parcel.")
+        if body["kind"] == "hop" and body["visit"]["hop"] != self.work.base + parcel.hop:
+            raise Refused("the log entry is about another visit.")
         signer = self.trust.signer(entry)
         expected = parcel.generation[1] if body.get("kind") == "recovery" else body.get("peer")
         if signer != expected or body.get("peer") != signer:

@@ -40,7 +40,7 @@ class Gauge:
         chapters = self.chapters
         state, records = chapters.service.state, chapters.records
         place = (len(chapters.specs), state.hops if state.committed else state.reached[1][0])
-        if records is None or place[1] < 1 or place == self.last:
+        if records is None or place[1] < 1 or place == self.last or chapters.service.void:
             return
         if monotonic() < self.then and state.committed is None:
             return

@@ -28,6 +28,8 @@ CREATE TABLE IF NOT EXISTS receipts (
     PRIMARY KEY (chapter, peer));
 CREATE TABLE IF NOT EXISTS left_peers (peer INTEGER PRIMARY KEY);
 """
+LEAVERS = -1
+"""Under this number stand the receipts of peers that have left: good for every chapter."""
 
 
 def seats(store: Store) -> dict[int, Seat]:
@@ -95,6 +97,20 @@ def forget_runs(store: Store, runs: Sequence[str]) -> None:
         for run in runs:
             for table in ("runs", "entries", "locals"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+
+
+def forget_logs(store: Store, run: str) -> None:
+    """Delete the log of a walk and what was kept between visits; its state stays."""
+    with store.transaction() as db:
+        for table in ("entries", "locals"):
+            db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+
+
+def forget_arrivals(store: Store, run: str) -> None:
+    """Let go of the tokens that were kept in a walk that was given up."""
+    if store.arrivals(run):
+        with store.transaction() as db:
+            db.execute("DELETE FROM arrivals WHERE run = ?", (run,))
 
 
 def valid_arrivals(
@@ -171,7 +187,9 @@ def left(store: Store) -> set[int]:
     return {row[0] for row in store.db.execute("SELECT peer FROM left_peers")}
 
 
-def put_left(store: Store, peer: int) -> None:
-    """A peer said that it has left."""
+def put_left(store: Store, peer: int, name: str, receipt: dict[str, Any]) -> None:
+    """A peer said that it has left, and signed that it kept nothing."""
     with store.transaction() as db:
         db.execute("INSERT OR IGNORE INTO left_peers VALUES (?)", (peer,))
+        row = (LEAVERS, name, json.dumps(receipt))
+        db.execute("INSERT OR REPLACE INTO receipts VALUES (?, ?, ?)", row)

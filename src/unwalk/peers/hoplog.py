@@ -123,6 +123,36 @@ def lineage_json(lineage: Lineage) -> list[list[int]]:
     return [[number, peer, start] for (number, peer), start in lineage]
 
 
+COMMON = frozenset({"kind", "run", "generation", "lineage", "peer", "hop", "token", "previous"})
+BODIES = {
+    "hop": COMMON | {"token_in", "passed_over", "visit", "bare"},
+    "recovery": COMMON | {"lost"},
+}
+
+
+def _check_body(body: dict[str, Any]) -> None:
+    """Refuse a body that a log could not be read with later, whoever signed it."""
+    kind, generation = body.get("kind"), body.get("generation")
+    if not isinstance(kind, str) or frozenset(body) != BODIES.get(kind):
+        raise Corrupt("a log entry is neither a hop nor a recovery, or has other fields.")
+    numbers = [body["peer"], body["hop"]]
+    if not isinstance(generation, list) or len(generation) != 2:
+        raise Corrupt("a log entry names no generation.")
+    if any(type(value) is not int for value in (*numbers, *generation)):
+        raise Corrupt("a log entry has a number that is none.")
+    if kind == "hop":
+        try:
+            visit = Hop.from_json(body["visit"])
+        except (ValueError, AttributeError) as error:
+            raise Corrupt("a log entry tells of no visit.") from error
+        if visit.receiver != body["peer"]:
+            raise Corrupt("a log entry is about a visit at another peer.")
+        if type(visit.hop) is not int or type(visit.sender) is not int:
+            raise Corrupt("a log entry is about a visit that cannot be counted.")
+        if not isinstance(body["bare"], str):
+            raise Corrupt("a log entry lacks the signature that outlives it.")
+
+
 def parse_entry(record: Any) -> Entry:
     """Check the form and the chain value of an entry, not yet who signed it."""
     if not isinstance(record, dict) or set(record) != {"body", "chain", "signature", "certificate"}:
@@ -140,6 +170,7 @@ def parse_entry(record: Any) -> Entry:
         raise Corrupt("the body of a log entry cannot be written as JSON.") from error
     if chain != record["chain"]:
         raise Corrupt("a log entry does not match its chain value.")
+    _check_body(body)
     return record
 
 

@@ -3,7 +3,7 @@
 It reads one question a connection and closes it, so that there is nothing to confuse about where
 one ends and the next begins; it reads no body before the token was checked; every wait has an end.
 It listens on the loopback interface; on another address it speaks TLS with the peer's certificate.
-A web framework would bring more than what is needed here: nine paths, one of which takes a body.
+A web framework would bring more than what is needed here: ten paths, one of which takes a body.
 """
 
 from __future__ import annotations

@@ -221,6 +221,8 @@ def _check_request(
         raise InvalidInput(
             f"the request is for {peer!r}; the peers of network {network} are {', '.join(peers)}."
         )
+    if host_name(peer, network) not in _alternatives(csr, x509.DNSName):
+        raise InvalidInput(f"the request is not for network {network}.")
     uris = uris_of(csr)
     signing = hex_after(SIGNING_URI, uris)
     try:
@@ -233,11 +235,15 @@ def _check_request(
 
 def uris_of(holder: Any) -> list[str]:
     """The URIs that a certificate or request names."""
+    return _alternatives(holder, x509.UniformResourceIdentifier)
+
+
+def _alternatives(holder: Any, kind: type[x509.GeneralName]) -> list[str]:
     try:
         found = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    return list(found.value.get_values_for_type(x509.UniformResourceIdentifier))
+    return list(found.value.get_values_for_type(kind))
 
 
 def hex_after(prefix: str, uris: list[str]) -> bytes:

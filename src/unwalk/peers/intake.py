@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.plan import Move
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
-from unwalk.peers.gate import FinalOffer, Offer, Rate
+from unwalk.peers.gate import FinalOffer, Gate, Offer, Rate
 from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
 from unwalk.peers.store import Incoming
@@ -51,6 +52,9 @@ class Intake:
             return codec.dump(codec.reply_to(reply, first=first))
         except UnwalkError as error:
             return self._refusal(sender, error)
+        except OSError as error:  # nothing was accepted, so that somebody else can be asked
+            why = Refused(f"the token cannot be stored here: {error.strerror or error}.")
+            return self._refusal(sender, why)
 
     def _refusal(self, sender: int, error: UnwalkError) -> bytes:
         self.service.metrics.add("refusals_total")
@@ -111,12 +115,12 @@ class Intake:
             flushed = self.on_disk(_flush_and_hash, incoming, data)
         else:
             await self.receive_bytes(incoming, chunks)
-            flushed = self.on_disk(_flush, incoming)
+            flushed = self.on_disk(incoming.finish)
         try:
             if small:  # looked through sooner than a thread would start
                 file = gate.content(offer, incoming.path)
             else:
-                look = partial(gate.content, offer, incoming.path)
+                look = partial(_look, gate, offer, incoming.path)
                 file = await loop.run_in_executor(self.service.hashing, look)
             self.service.ahead.begin(incoming, offer, file)
             offer = gate.stamped(offer, await anext(chunks, b""))
@@ -167,9 +171,9 @@ async def pieces(chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes
         yield piece
 
 
-def _flush(incoming: Incoming) -> None:
+def _look(gate: Gate, offer: Offer, path: Path) -> TokenFile:
     give_back()  # what the pieces lay in; the token itself is about to be read
-    incoming.finish()
+    return gate.content(offer, path)
 
 
 def _flush_and_hash(incoming: Incoming, data: bytes) -> None:

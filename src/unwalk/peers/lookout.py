@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.plan import Move
+from unwalk.peers import commit as cm
 from unwalk.peers import protocol as pr
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.intake import move_to, words_of
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 SLOW = 6.0
 """A peer that was released asks around after so many leases without news."""
+PATIENCE = 10.0
+"""A chapter is given up after so many leases in which nobody had its token."""
 
 
 class Lookout:
@@ -24,6 +27,7 @@ class Lookout:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.since = monotonic()
 
     async def watch(self) -> None:
         """When the lease has run out without news, ask everybody where the token is."""
@@ -36,6 +40,7 @@ class Lookout:
             left = service.news + lease - monotonic()
             if pr.basis(state) is None:
                 left = service.limits.lease
+                await self._perhaps_give_up()
             if left > 0:
                 await asyncio.sleep(min(left, service.limits.lease / 4))
                 continue
@@ -47,7 +52,7 @@ class Lookout:
         """Ask all, decide, and go on from this peer's copy if the token is lost."""
         service = self.service
         before = pr.basis(service.state)
-        answers = await service.talk.ask_all()
+        answers = await self._ask()
         if pr.basis(service.state) != before:
             return  # the answers are about something that is over
         verdict = pr.consider(service.state, answers)
@@ -60,6 +65,31 @@ class Lookout:
             service.put(pr.released(service.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not service.stopping:
             self._recover(max((s.fence[0] for s in answers.values()), default=0))
+
+    async def _ask(self) -> dict[int, pr.Sighting]:
+        """What those say who count."""
+        left = self.service.chapter.left
+        return {p: s for p, s in (await self.service.talk.ask_all()).items() if p not in left}
+
+    async def _perhaps_give_up(self) -> None:
+        """Have a chapter declared void that nobody who is there can begin."""
+        service, state = self.service, self.service.state
+        chapter = service.chapter
+        if chapter.spec is None or service.me in chapter.left or not pr.outside(state):
+            self.since = monotonic()
+            return
+        if monotonic() - self.since < PATIENCE * service.limits.lease * (1.0 + 0.1 * service.me):
+            return
+        self.since = monotonic()
+        answers = await self._ask()
+        for sighting in answers.values():
+            service.talk.learn(sighting)
+        if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
+            return
+        seen = max((s.fence[0] for s in answers.values()), default=0)
+        value = cm.void_value(service.state, seen, service.start_chain, chapter.model)
+        service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))
+        await service.talk.propose(value)
 
     def _recover(self, seen: int) -> None:
         service, before = self.service, self.service.state

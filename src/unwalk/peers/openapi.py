@@ -315,6 +315,18 @@ def api_description() -> dict[str, Any]:
                 ),
             }
         },
+        "/v1/certificates/{name}/files": {
+            "get": {
+                "operationId": "getEvidence",
+                "summary": "A certificate with all that 'unwalk verify' needs, as one archive",
+                "parameters": [name],
+                "responses": _answers(
+                    {"200": {"description": "The archive.", "content": {"application/zip": {}}}},
+                    *usual,
+                    "404",
+                ),
+            }
+        },
         "/v1/certificates/{name}/verify": {
             "get": {
                 "operationId": "verifyCertificate",

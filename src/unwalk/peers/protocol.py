@@ -356,6 +356,23 @@ def consider(state: PeerState, answers: Mapping[int, Sighting]) -> Verdict:
     return Verdict("recover")
 
 
+def outside(state: PeerState) -> bool:
+    """Whether this peer has nothing of the token, never had, and does not know of the end."""
+    nothing = state.held is None and basis(state) is None and state.committed is None
+    return nothing and state.reached[1] == NOWHERE
+
+
+def deserted(state: PeerState, answers: Mapping[int, Sighting]) -> bool:
+    """Whether a walk has not begun, as far as a majority knows, and this peer cannot begin it.
+
+    Whoever could is away, and may have begun it alone: so this settles nothing by itself, but is
+    when :func:`unwalk.peers.commit.void_value` is proposed.
+    """
+    if not outside(state) or len(answers) + 1 < majority(state.peers):
+        return False
+    return all(other.reached[1] == NOWHERE for other in answers.values())
+
+
 def recover(state: PeerState, seen: int, chain: str) -> PeerState:
     """Go on from the copy under a new generation, above the number ``seen`` and the fence.
 

@@ -34,13 +34,18 @@ def make_network(
     days: float = PEER_DAYS,
 ) -> Network:
     """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
-    from unwalk.peers.work import plan_of
+    from unwalk.peers.work import plan_of, token_size
 
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     network = Network(name, members, dict(settings), limits or Limits(), noise)
-    plan_of(network)
+    size, most = token_size(plan_of(network)), network.limits.token_bytes
+    if size > most:
+        raise InvalidInput(
+            f"limits.token_bytes is {most}; allowed: {size} or more, the size of this network's "
+            "tokens."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority = Authority.new(name)
@@ -134,8 +139,9 @@ def revoke(folder: Path, peer: str, *, keep_latest: bool = False) -> Network:
     )
     if keep_latest:
         issued = issued[:-1]
-    if not issued and not keep_latest:
-        raise InvalidInput(f"no certificate was issued to {peer} from {folder}.")
+    if not issued:
+        other = " but its newest" if keep_latest else ""
+        raise InvalidInput(f"{peer} has no certificate{other} from {folder}.")
     serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
     return publish(folder, network.without(serials), authority)
 

@@ -66,8 +66,9 @@ class Quiet:
             position=0,
             hops=1,
             holder=chapters.me,
+            after=chapters.present,
         )
-        last = len(chapters.specs)
+        last = chapters.present
         run = chapters.runs[last]
         header = chapters.book.quiet(spec, run, chapters.specs).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]

@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 
 from unwalk.certificates.document import FILE
-from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers import attest
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.peers import attest, evidence
 from unwalk.peers.chapters import Chapters
 from unwalk.peers.desk import (
     CertificateView,
@@ -23,6 +23,7 @@ from unwalk.peers.desk import (
     Spent,
     TokenView,
 )
+from unwalk.peers.forgetting import Book
 from unwalk.peers.requests import Requests
 from unwalk.peers.sources import SourceRefused
 
@@ -30,6 +31,22 @@ NO_RECORDS = (
     "this network's records are the simulator's own; only with task 'records' can a peer be asked "
     "to forget some."
 )
+
+
+def check_reachable(
+    book: Book, peer: int, grade: str, method: str | None = None, records: int = 1
+) -> None:
+    """Refuse what no chapter of this network could answer, and say what could be asked instead."""
+    try:
+        book.check(peer, grade, method, records)
+    except Refused as error:
+        if grade != "certified" or method not in (None, "seal"):
+            raise
+        raise Refused(
+            f"grade 'certified' cannot be proved for the way this network trains "
+            f"({str(error).rstrip('.')}); ask for grade 'exact', or make a network with preset "
+            "'certified'."
+        ) from error
 
 
 class Reception:
@@ -69,9 +86,10 @@ class Reception:
     def _chapter(self) -> ChapterView:
         chapters = self.chapters
         stage = "committed" if chapters.service.over.is_set() else "walking"
-        if not chapters.specs:
+        number = chapters.present if chapters.over else len(chapters.specs)
+        if not number:
             return ChapterView(0, "train", stage)
-        spec = chapters.specs[-1]
+        spec = chapters.specs[number - 1]
         name = chapters.network.peers[spec.peer].name
         return ChapterView(
             spec.number, "forget", stage, name, spec.requests, spec.method, spec.grade
@@ -80,15 +98,17 @@ class Reception:
     def _token(self) -> TokenView:
         chapters, state = self.chapters, self.chapters.service.state
         names = [p.name for p in chapters.network.peers]
-        hop = max(0, state.reached[1][0])
+        hop, hops = max(0, state.reached[1][0]), state.hops
         where, certain = None, False
         if state.committed is not None:
-            hop, certain = state.hops, True
+            if chapters.service.void:  # the model is that of the chapter before
+                hops = chapters.hops_of(chapters.present)
+            hop, certain = hops, True
         elif state.held is not None:
             where, certain = names[chapters.me], True
         elif state.kept is not None and state.kept_for >= 0:
             where = names[state.kept_for]
-        return TokenView(where, certain, hop, state.hops, state.fence[0])
+        return TokenView(where, certain, hop, hops, state.fence[0])
 
     def _peer(self, number: int) -> PeerView:
         chapters = self.chapters
@@ -106,7 +126,8 @@ class Reception:
 
     def _privacy(self) -> Privacy:
         parts = []
-        for name, document in attest.earlier(self._folder, ""):
+        known, changed = attest.read_all(self._folder)
+        for name, document in known:
             claim = attest.proved(document)
             if claim is not None:
                 allowed = document["parameters"]
@@ -122,7 +143,7 @@ class Reception:
                     )
                 )
         epsilon, delta = attest.compose((p.epsilon, p.delta) for p in parts)
-        return Privacy(epsilon, delta, attest.RULE, tuple(parts))
+        return Privacy(epsilon, delta, attest.rule_without(changed), tuple(parts))
 
     @property
     def _folder(self) -> Any:
@@ -139,10 +160,10 @@ class Reception:
         records = chapters.records
         assert records is not None
         if requests.get(form.id) is None:
-            chapters.book.check(chapters.me, form.grade, form.method, len(form.records))
+            check_reachable(chapters.book, chapters.me, form.grade, form.method, len(form.records))
             with suppress(SourceRefused):
                 await asyncio.to_thread(records.refresh)
-        found = requests.submit(form)
+        found = await asyncio.to_thread(requests.submit, form)
         chapters.store.fault("request durable")
         chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
         chapters.wake.set()
@@ -160,9 +181,10 @@ class Reception:
         return None if found is None else found.view()
 
     def certificates(self) -> Sequence[CertificateView]:
-        """The latest version of each certificate, newest first."""
-        found = []
-        for name, document in reversed(attest.earlier(self._folder, "")):
+        """The latest version of each certificate, newest first; changed ones before them."""
+        known, changed = attest.read_all(self._folder)
+        found = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
+        for name, document in reversed(known):
             said, claim = document["peers"], attest.proved(document)
             claim = claim or document["claims"][-1]
             found.append(
@@ -186,6 +208,12 @@ class Reception:
         place = self._folder / name / FILE
         known = {p.parent.name for p in self._folder.glob(f"*/{FILE}")}
         return place.read_bytes() if name in known else None
+
+    async def evidence(self, name: str) -> bytes | None:
+        """The certificate's file with its transcript and the signed visits, as a zip archive."""
+        if self.certificate(name) is None:
+            return None
+        return await asyncio.to_thread(evidence.pack, self._folder / name / FILE)
 
     async def verify(self, name: str) -> Mapping[str, Any] | None:
         """What ``unwalk verify --json`` says of it, with the network's CA trusted."""

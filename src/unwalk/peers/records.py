@@ -29,7 +29,7 @@ from unwalk.core.data import Held, Shard
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.program import Records as Rows
 from unwalk.core.validation import check_count
-from unwalk.peers.database import compact, open_database
+from unwalk.peers.database import Glance, alone, compact, open_database
 from unwalk.peers.record_key import KEY, RecordKey
 from unwalk.peers.renewal import NEXT_VISIT, survey, take_over
 from unwalk.peers.rewriting import check_erasable, erase_from_source
@@ -114,6 +114,7 @@ class Records:
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = store / DATABASE
         self.db = open_database(self.path, SCHEMA)
+        self.glance = Glance(self.path)
         self.changes = 0
         self.trouble = ""
         self._cached: tuple[object, Shard] | None = None
@@ -137,6 +138,7 @@ class Records:
         """Leave everything as it is on disk."""
         with self.guard:
             self._cached = None
+            self.glance.close()
             self.db.close()
 
     def hash(self, text: str, use: str = "id") -> str:
@@ -216,9 +218,9 @@ class Records:
         query = """SELECT COALESCE(SUM(split = 'train' AND state = 'active'), 0),
             COALESCE(SUM(split = 'hold-out' AND state = 'active'), 0),
             COALESCE(SUM(state = 'excluded'), 0) FROM records"""
-        with self.guard:
-            train, held, excluded = self.one(query) or (0, 0, 0)
-            (gone,) = self.one("SELECT COUNT(*) FROM tombstones") or (0,)
+        with self.glance() as db:
+            train, held, excluded = db.execute(query).fetchone()
+            (gone,) = db.execute("SELECT COUNT(*) FROM tombstones").fetchone()
             return Counts(train, held, excluded, gone)
 
     def first_use(
@@ -339,17 +341,16 @@ class Records:
         Rows are overwritten, the database is written anew and its log truncated.  What was begun
         is finished when the records are opened again after a crash.
         """
-        with self.guard:
-            with self.transaction() as db:
-                before = db.total_changes
-                rows = [(h,) for h in hashes]
-                db.executemany("DELETE FROM records WHERE hash = ?", rows)
-                erased = db.total_changes - before
-                db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?)", rows)
-                self.put_fact("unclean", "1")
-            self.fault("records erased")
-            self.clean()
-            return erased
+        with self.transaction() as db:
+            before = db.total_changes
+            rows = [(h,) for h in hashes]
+            db.executemany("DELETE FROM records WHERE hash = ?", rows)
+            erased = db.total_changes - before
+            db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?)", rows)
+            self.put_fact("unclean", "1")
+        self.fault("records erased")
+        self.clean()
+        return erased
 
     def try_erase(self, hashes: Iterable[str]) -> bool:
         """Erase records; False where that has to be tried again, and ``trouble`` says why."""
@@ -372,13 +373,22 @@ class Records:
         return bool(self.fact("unclean"))
 
     def clean(self) -> None:
-        """Finish an erasure: the source, then everything that the database still holds of it."""
+        """Finish an erasure, unless somebody else does it meanwhile."""
+        with alone(self.folder / KEY):
+            if self.unclean:
+                self._finish()
+
+    def _finish(self) -> None:
+        """The source, then everything that the database still holds of what was erased."""
+        if (self.folder / SETTINGS).exists():
+            settings = DataSettings.read(self.folder)
+            if settings.erase_source:
+                with self.guard:
+                    gone = set(self.tombstones())
+                columns = self._columns(settings)
+                erase_from_source(settings, columns, lambda name: self.hash(name) in gone)
+                self.fault("source rewritten")
         with self.guard:
-            if (self.folder / SETTINGS).exists():
-                settings = DataSettings.read(self.folder)
-                if settings.erase_source:
-                    erase_from_source(settings, self._columns(settings), self._forgotten)
-                    self.fault("source rewritten")
             compact(self.db, self.path)
             self.fault("records compacted")
             with self.transaction():
@@ -387,9 +397,6 @@ class Records:
 
     def _columns(self, settings: DataSettings) -> Columns:
         return self.declared.at_peer(settings.id_column, settings.label_column)
-
-    def _forgotten(self, name: str) -> bool:
-        return self.one("SELECT 1 FROM tombstones WHERE hash = ?", self.hash(name)) is not None
 
     # The database
 
@@ -403,7 +410,12 @@ class Records:
             if self.db.in_transaction:
                 yield self.db
                 return
-            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                raise InvalidInput(
+                    f"another process writes to {self.path} for long; try again later."
+                ) from error
             try:
                 yield self.db
                 self.fault("records before commit")
@@ -422,7 +434,8 @@ class Records:
 
     def fact(self, name: str) -> str:
         """A fact that was put down; empty if none."""
-        row = self.one("SELECT value FROM facts WHERE name = ?", name)
+        with self.glance() as db:
+            row = db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return "" if row is None else str(row[0])
 
     def put_fact(self, name: str, value: str) -> None:

@@ -5,12 +5,14 @@ one transaction.  A request knows hashes of records, never ids.
 
 Stages go one way: *received* (durable), *waiting* (for the chapter under way to end), *walking* (a
 chapter forgets the records), *committed* (the forgotten model is final), *erasing* (peers erase),
-*done*; or *refused* before it is committed, and then the records are trained on again.
+*done*; or *refused* before it is committed, and then the records are trained on again.  Only a
+chapter that was given up takes its requests back, from *walking* to *waiting*.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +104,9 @@ class Requests:
 
     def __init__(self, records: Records) -> None:
         self.records = records
-        with records.guard:
-            records.db.executescript(SCHEMA)
+        with records.transaction(touches=False) as db:
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
 
     def submit(self, form: RequestForm) -> Request:
         """Take a request in and exclude its records, in one step.
@@ -166,12 +169,12 @@ class Requests:
 
     def get(self, id: str) -> Request | None:
         """The request with this id."""
-        with self.records.guard:
-            row = self.records.one(f"SELECT {COLUMNS} FROM requests WHERE id = ?", id)
-        return None if row is None else Request(*row)
+        with self.records.glance() as db:
+            return _find(db, id)
 
     def _known(self, id: str) -> Request:
-        found = self.get(id)
+        """The same within a change, which sees what it changed itself."""
+        found = _find(self.records.db, id)
         if found is None:
             raise InvalidInput(f"there is no request {id!r} at this peer.")
         return found
@@ -179,30 +182,33 @@ class Requests:
     def page(self, after: str | None = None, limit: int = 50) -> tuple[Request, ...]:
         """Newest first, at most ``limit``, older than the request ``after`` if one is named."""
         check_count("limit", limit, low=1)
-        with self.records.guard:
-            before = self._known(after).number if after is not None else 1 << 62
-            query = f"SELECT {COLUMNS} FROM requests WHERE number < ? ORDER BY number DESC LIMIT ?"
-            return tuple(Request(*row) for row in self.records.db.execute(query, (before, limit)))
+        query = f"SELECT {COLUMNS} FROM requests WHERE number < ? ORDER BY number DESC LIMIT ?"
+        with self.records.glance() as db:
+            named = None if after is None else _find(db, after)
+            if after is not None and named is None:
+                raise InvalidInput(f"there is no request {after!r} at this peer.")
+            before = 1 << 62 if named is None else named.number
+            return tuple(Request(*row) for row in db.execute(query, (before, limit)))
 
     def queue(self) -> dict[str, int]:
         """How many requests are at each stage."""
-        with self.records.guard:
-            rows = self.records.db.execute("SELECT stage, COUNT(*) FROM requests GROUP BY stage")
+        with self.records.glance() as db:
+            rows = db.execute("SELECT stage, COUNT(*) FROM requests GROUP BY stage")
             return dict(rows.fetchall())
 
     def at(self, stage: str, limit: int = 1000) -> tuple[Request, ...]:
         """The oldest requests at a stage."""
         check_choice("stage", stage, STAGES)
         query = f"SELECT {COLUMNS} FROM requests WHERE stage = ? ORDER BY number LIMIT ?"
-        with self.records.guard:
-            return tuple(Request(*row) for row in self.records.db.execute(query, (stage, limit)))
+        with self.records.glance() as db:
+            return tuple(Request(*row) for row in db.execute(query, (stage, limit)))
 
     def of_chapter(self, chapter: int) -> Batch:
         """The requests that a chapter answers, in order."""
         query = f"SELECT {COLUMNS} FROM requests WHERE chapter = ? ORDER BY number"
-        with self.records.guard:
-            rows = self.records.db.execute(query, (chapter,)).fetchall()
-            return self._batch(tuple(Request(*row) for row in rows))
+        with self.records.glance() as db:
+            rows = db.execute(query, (chapter,)).fetchall()
+            return _batch(db, tuple(Request(*row) for row in rows))
 
     def batch(self, limit: int = 1000, most_records: int = MOST_RECORDS) -> Batch | None:
         """What the next chapter of this peer should forget; None if nobody waits.
@@ -214,32 +220,25 @@ class Requests:
         query = f"""SELECT {COLUMNS} FROM requests r WHERE stage IN ('received', 'waiting')
             AND (SELECT (f.grade, f.epsilon, f.delta, f.method) IS (r.grade, r.epsilon, r.delta,
             r.method) FROM requests f WHERE f.number = ?) ORDER BY number LIMIT ?"""
-        with self.records.guard:
-            oldest = self.records.one(
+        with self.records.glance() as db:
+            (oldest,) = db.execute(
                 "SELECT MIN(number) FROM requests WHERE stage IN ('received', 'waiting')"
-            )
-            if oldest is None or oldest[0] is None:
+            ).fetchone()
+            if oldest is None:
                 return None
             chosen: list[Request] = []
             total = 0
-            for row in self.records.db.execute(query, (oldest[0], limit)).fetchall():
+            for row in db.execute(query, (oldest, limit)).fetchall():
                 total += row[2]
                 if chosen and total > most_records:
                     break
                 chosen.append(Request(*row))
-            return self._batch(tuple(chosen))
+            return _batch(db, tuple(chosen))
 
     def batch_of(self, requests: Iterable[Request]) -> Batch:
         """These requests with the records that they name."""
-        with self.records.guard:
-            return self._batch(tuple(requests))
-
-    def _batch(self, requests: tuple[Request, ...]) -> Batch:
-        hashes: list[str] = []
-        for request in requests:
-            query = "SELECT hash FROM asked WHERE request = ?"
-            hashes += (row[0] for row in self.records.db.execute(query, (request.number,)))
-        return Batch(requests, tuple(sorted(set(hashes))))
+        with self.records.glance() as db:
+            return _batch(db, tuple(requests))
 
     # Moving on
 
@@ -281,14 +280,29 @@ class Requests:
                     if stage == "refused":
                         self.records.include(mine)
 
-    def put_back(self, ids: Iterable[str]) -> None:
-        """A chapter was not decided for these after all: they wait for the next one."""
+    def put_back(self, chapter: int) -> tuple[str, ...]:
+        """A chapter was given up: its requests wait for another; which they are."""
         with self.records.transaction(touches=False) as db:
-            db.executemany(
-                "UPDATE requests SET stage = 'waiting', chapter = NULL "
-                "WHERE id = ? AND stage = 'walking'",
-                [(id,) for id in ids],
-            )
+            where = "WHERE chapter = ? AND stage = 'walking'"
+            rows = db.execute(f"SELECT id FROM requests {where} ORDER BY number", (chapter,))
+            ids = tuple(row[0] for row in rows.fetchall())
+            if ids:
+                change = "UPDATE requests SET stage = 'waiting', chapter = NULL "
+                db.execute(change + where, (chapter,))
+            return ids
+
+
+def _find(db: sqlite3.Connection, id: str) -> Request | None:
+    row = db.execute(f"SELECT {COLUMNS} FROM requests WHERE id = ?", (id,)).fetchone()
+    return None if row is None else Request(*row)
+
+
+def _batch(db: sqlite3.Connection, requests: tuple[Request, ...]) -> Batch:
+    hashes: list[str] = []
+    for request in requests:
+        query = "SELECT hash FROM asked WHERE request = ?"
+        hashes += (row[0] for row in db.execute(query, (request.number,)))
+    return Batch(requests, tuple(sorted(set(hashes))))
 
 
 def _may_follow(before: str, after: str) -> bool:

@@ -116,6 +116,7 @@ class Routes:
                 ("/v1/requests/([^/]+)", {"GET": self._request}),
                 ("/v1/certificates", {"GET": self._certificates}),
                 ("/v1/certificates/([^/]+)", {"GET": self._certificate}),
+                ("/v1/certificates/([^/]+)/files", {"GET": self._files}),
                 ("/v1/certificates/([^/]+)/verify", {"GET": self._verify}),
                 ("(/|/app[.]js|/draw[.]js|/style[.]css|/icon[.]svg)", {"GET": self._page}),
                 ("/openapi[.]json", {"GET": self._description}),
@@ -216,9 +217,19 @@ class Routes:
         headers = {"Content-Disposition": f'attachment; filename="{file}"'}
         return Answer(200, data, headers=headers)
 
+    async def _files(self, question: Question, name: str, _body: bytes) -> Answer:
+        _query(question, ())
+        async with self._verifying:
+            data = await self.desk.evidence(name) if NAME.fullmatch(name) else None
+        if data is None:
+            raise _no_certificate(name)
+        file = f"{name.removesuffix('.json')}.zip"
+        headers = {"Content-Disposition": f'attachment; filename="{file}"'}
+        return Answer(200, data, "application/zip", headers)
+
     async def _verify(self, question: Question, name: str, _body: bytes) -> Answer:
         _query(question, ())
-        async with self._verifying:  # it is the one answer that costs something
+        async with self._verifying:  # these answers cost something
             said = await self.desk.verify(name) if NAME.fullmatch(name) else None
         if said is None:
             raise _no_certificate(name)

@@ -65,7 +65,7 @@ class Service:
         self.notify: Callable[[], None] = lambda: None
         self.avoid: set[int] = set()
         self.collecting = False
-        self.deadline = float("inf")
+        self.late = asyncio.Event()
         self.ended: str | None = None
         self.news = monotonic()
         self.changed, self.over = asyncio.Event(), asyncio.Event()
@@ -91,7 +91,7 @@ class Service:
         first = self.work.move(1, NOBODY, {}, 0)
         state = pr.begin(
             self.me,
-            len(self.network.peers),
+            len(self.network.peers) - len(chapter.left),
             self.work.hops,
             first.receiver,
             self.start_chain,
@@ -103,6 +103,12 @@ class Service:
         self.store.pinned.discard(digest)
         self.store.collect(self.run_id, state)
         return state, move
+
+    @property
+    def void(self) -> bool:
+        """Whether this walk was given up: it ended without a visit."""
+        committed = self.state.committed
+        return committed is not None and committed.chain == self.start_chain
 
     def to_keep(self, state: PeerState) -> Arrival | None:
         """The token that has just come to stay, if it is the first one of its lineage."""
@@ -192,15 +198,18 @@ class Service:
             asyncio.create_task(c)
             for c in (self._drive(), self.lookout.watch(), self.talk.spread(), self.talk.catch_up())
         ]
+        late = asyncio.create_task(self.late.wait())
         try:
-            done, _ = await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
+            ends = [*tasks[:2], late]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            await end_all([*tasks, *self.talk.tasks])
+            ending = end_all([*tasks, late, *self.talk.tasks])
+            await in_full(asyncio.ensure_future(ending))
             self.closed = True
             self.journal.write("stopped", holding=self.state.held is not None)
-            self.visits.shutdown(wait=True, cancel_futures=True)
+            self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)
             self.hashing.shutdown(wait=True)
             self.disk.shutdown(wait=True)
 
@@ -209,8 +218,7 @@ class Service:
         if not self.stopping:
             self.stopping = True
             self.journal.write("stopping", holding=self.state.held is not None)
-            asyncio.get_running_loop().call_later(self.limits.stop, self.changed.set)
-            self.deadline = monotonic() + self.limits.stop
+            asyncio.get_running_loop().call_later(self.limits.stop, self.late.set)
             self.changed.set()
 
     async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
@@ -227,8 +235,7 @@ class Service:
         while True:
             self.changed.clear()
             stage = self.state.stage
-            idle = not stage and not self.intake.receiving
-            if self.stopping and (idle or monotonic() >= self.deadline):
+            if self.stopping and not stage and not self.intake.receiving:
                 return
             if stage == "arrived":
                 await self._visit()
@@ -257,42 +264,30 @@ class Service:
         try:
             visited = await self.ahead.visit(parcel, opened, move_from(self.open_move), kept)
             del opened
-            parts = list(token_pieces(visited.token))
-            written = self.intake.on_disk(self._write, parts, visited.local)
-            try:
-                if self.state.held == parcel and self.state.stage == "arrived":
-                    await self._conclude(parcel, visited, parts, written)
-            finally:
-                digest, local = await written
-                self.store.pinned -= {digest, local.file}
+            if self.state.held == parcel and self.state.stage == "arrived":
+                await self._conclude(parcel, visited)
         finally:
             self.ahead.reading = False
 
-    def _write(self, parts: list[memoryview], local: Local) -> tuple[str, KeptLocal]:
-        return self.store.write(parts), self.store.write_local(local)
+    async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
+        """Send the token on its way, then write it down, sign the visit, and send its stamp.
 
-    async def _conclude(
-        self,
-        parcel: Parcel,
-        visited: Visited,
-        parts: list[memoryview],
-        written: asyncio.Future[tuple[str, KeptLocal]],
-    ) -> None:
-        """Sign the visit and write it down; the token is on its way meanwhile.
-
-        Its stamp, without which nobody takes it, is held back until the change of state is on disk.
-        The first token of a chapter does not leave before: it carries noise that nobody may see
-        twice.
+        Nobody takes a token without its stamp, which is held back until the change of state is on
+        disk.  The first token of a chapter, and one that carries noise, does not leave before: if
+        this peer died, the visit might be done again on other records with the same noise.
         """
         after, move = pr.visited(self.state, "", ""), dict[str, Any]()
         if after.stage == "visited":
             after, move = self._next_move(after, visited.token.memory) or (after, move)
         stamp: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        begun = None
-        if after.stage == "offered" and parcel.hop:
-            begun = self.delivery.send(after, move, MemoryPieces(parts, stamp))
+        parts, begun = list(token_pieces(visited.token)), None
         try:
-            digest, local = await asyncio.shield(written)
+            if after.stage == "offered" and parcel.hop and not visited.noisy:
+                pieces = self.ahead.leaving = MemoryPieces(parts, stamp)
+                begun = self.delivery.send(after, move, pieces)
+                await pieces.left()
+                self.store.fault("token left")
+            digest, local = await self._written(parts, visited.local)
             body = hop_body(
                 run=self.run_id,
                 generation=parcel.generation,
@@ -314,9 +309,12 @@ class Service:
                 stamp.set_result(codec.dump(entry))
                 if begun is not None and state.held is not None:
                     self.delivery.early = state.held, begun
+            self.store.pinned -= {digest, local.file}
         finally:
             if not stamp.done():
                 stamp.set_result(None)
+                if begun is not None:
+                    begun.cancel()  # or it would go on sending what is dropped
         self.metrics.add("visits_total")
         self.journal.write(
             "visited",
@@ -325,6 +323,23 @@ class Service:
             generation=parcel.generation,
             hop=parcel.hop + 1,
         )
+
+    async def _written(self, parts: list[memoryview], local: Local) -> tuple[str, KeptLocal]:
+        """Token and local state on disk; the workspace is not given free before."""
+
+        def write() -> tuple[str, KeptLocal]:
+            return self.store.write(parts), self.store.write_local(local)
+
+        writing = self.intake.on_disk(write)
+        try:
+            found: tuple[str, KeptLocal] = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await in_full(writing)
+            if not writing.exception():
+                digest, kept = writing.result()
+                self.store.pinned -= {digest, kept.file}
+            raise
+        return found
 
     def sign(self, previous: str, body: dict[str, Any]) -> Entry:
         """A log entry of this peer's own."""
@@ -356,6 +371,13 @@ class Service:
             self.put(pr.waited(self.state))
             return
         self.put(found[0], move=found[1])
+
+
+async def in_full(work: asyncio.Future[Any]) -> None:
+    """Wait for the end of ``work``, however often the one who waits is cancelled."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
 
 
 async def end_all(tasks: list[asyncio.Task[Any]]) -> None:

@@ -206,6 +206,12 @@ class Store:
         """Where the token with this digest lies."""
         return self.tokens / f"{digest}.safetensors"
 
+    def check_file(self, digest: str) -> None:
+        """Refuse a file that is no longer what its name says."""
+        with self.file(digest).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise Corrupt(f"token {digest[:16]} is damaged: its bytes have another digest.")
+
     def claim(self, size: int) -> Path:
         """A temporary file for ``size`` bytes: a spare one of that size, or a new one."""
         with self._guard:

@@ -144,9 +144,10 @@ class Talk:
         message = self.words("release", generation=generation, place=place)
         record = await self._ask(before, message, "sighting")
         if record is not None:
-            self._learn(codec.sighting_from(record))
+            self.learn(codec.sighting_from(record))
 
-    def _learn(self, sighting: Sighting) -> None:
+    def learn(self, sighting: Sighting) -> None:
+        """Take over what somebody knows of the end or of a generation."""
         service = self.service
         if sighting.committed is not None:
             service.put(pr.commit(service.state, sighting.committed))
@@ -156,14 +157,14 @@ class Talk:
     async def catch_up(self) -> None:
         """After a start: what happened meanwhile?"""
         for sighting in (await self.ask_all()).values():
-            self._learn(sighting)
+            self.learn(sighting)
 
     # The end
 
-    async def propose(self) -> bool:
-        """Try to have the last token committed; whether this run is over now."""
+    async def propose(self, own: pr.Value | None = None) -> bool:
+        """Try to have the last token committed, or ``own``; whether this run is over now."""
         service = self.service
-        own = cm.final_value(service.state)
+        own = cm.final_value(service.state) if own is None else own
         if own is None:
             return True
         ballot = cm.next_ballot(service.state, [self.refused])
@@ -189,13 +190,13 @@ class Talk:
         """One question to all others; the yes votes, if with ``own`` they are a majority."""
         service = self.service
         message = self.words(kind, ballot=list(ballot), **fields)
-        votes = [own]
-        for record in (await self._ask_all(message, "vote")).values():
+        votes = {service.me: own}
+        for peer, record in (await self._ask_all(message, "vote")).items():
             try:
-                votes.append(codec.vote_from(record))
+                votes[peer] = codec.vote_from(record)
             except Corrupt:
                 continue
-        for vote in votes:
+        for vote in votes.values():
             if vote.kind == "committed" and vote.value is not None:
                 service.put(pr.commit(service.state, vote.value))
                 return None
@@ -203,8 +204,9 @@ class Talk:
                 service.put(pr.fenced(service.state, vote.fence, vote.lineage))
                 return None
             self.refused = max(self.refused, vote.ballot)
-        yes = [v for v in votes if v.kind == "yes"]
-        return yes if len(yes) >= pr.majority(len(service.network.peers)) else None
+        left = service.chapter.left
+        yes = [v for peer, v in votes.items() if v.kind == "yes" and peer not in left]
+        return yes if len(yes) >= pr.majority(service.state.peers) else None
 
     async def take_final(self, offer: FinalOffer, chunks: AsyncIterator[bytes]) -> Reply:
         """A neighbour brings the committed token."""

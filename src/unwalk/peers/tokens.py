@@ -103,13 +103,19 @@ class TokenFile:
 
     header: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+    mapped: mmap.mmap
 
     def token(self) -> Token:
         """The token; its tensors are read from the file when they are used."""
         return Token.of(self.header, self.tensors)
 
+    def give_back(self) -> None:
+        """Let the system have the memory: what is read once more comes from the file again."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
-def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+
+def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor], mmap.mmap]:
     """Metadata and tensors of a safetensors file, over a private memory map."""
     size = path.stat().st_size
     if size < 8:
@@ -140,7 +146,7 @@ def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
             raise ValueError(f"{size - start - end} bytes belong to no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path.name} is no safetensors file ({error}).") from error
-    return words, tensors
+    return words, tensors, mapped
 
 
 def _whole(value: Any) -> int:
@@ -151,7 +157,7 @@ def _whole(value: Any) -> int:
 
 def open_token(path: Path, peers: int) -> TokenFile:
     """Open a token file and check its own header."""
-    words, tensors = open_tensors(path)
+    words, tensors, mapped = open_tensors(path)
     try:
         header = json.loads(words[METADATA])
         for name in ("optimizer_steps", "hop"):
@@ -167,7 +173,7 @@ def open_token(path: Path, peers: int) -> TokenFile:
             raise ValueError(f"the header has fields {sorted(header)}")
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path.name} is no token ({error}).") from error
-    return TokenFile(header, tensors)
+    return TokenFile(header, tensors, mapped)
 
 
 def check_token(file: TokenFile, expected: Shapes, optional: Shapes) -> None:

@@ -51,13 +51,17 @@ class Trust:
     _known: dict[str, tuple[x509.Certificate, Identity]] = field(default_factory=dict)
 
     def identity(self, pem: str, *, revoked_too: bool = False) -> Identity:
-        """Whose certificate this is; :class:`Refused` unless it is good now."""
+        """Whose certificate this is; :class:`Refused` unless it is good now.
+
+        With ``revoked_too`` one that was good once will do, for what was signed in the past.
+        """
         if pem not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
             self._known[pem] = self._examine(pem)
         certificate, identity = self._known[pem]
-        if not certificate.not_valid_before_utc <= now() <= certificate.not_valid_after_utc:
+        ended = certificate.not_valid_after_utc < now() and not revoked_too
+        if ended or now() < certificate.not_valid_before_utc:
             raise Refused(
                 f"the certificate of {identity.peer} is not valid now: it runs from "
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
@@ -100,7 +104,8 @@ class Trust:
     def signer(self, entry: Entry) -> int:
         """The number of the peer that signed a log entry.
 
-        An entry made before its certificate was revoked stays good: the chain says when it was.
+        An entry made before its certificate was revoked, or ended, stays good: a log outlives the
+        certificates of those who wrote it.
         """
         data = PREFIX + entry["chain"].encode()
         name = self.check(entry["certificate"], entry["signature"], data, revoked_too=True)

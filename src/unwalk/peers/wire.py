@@ -13,6 +13,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +28,13 @@ from unwalk.peers.trust import Bundle, Trust
 
 CHUNK = 1 << 20
 MESSAGE = 256 << 10
+HEAD_START = 0.25
+"""Seconds for which a token's way to the next peer comes before its way to this peer's disk."""
 SERVICE = "unwalk.Peer"
 HELLO = b"unwalk-hello-1:"
+NONCE = 32
+WINDOW = 4 * CHUNK
+"""So much may have arrived that nobody has asked for; a guess of the line's speed could be all."""
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + MESSAGE),
     ("grpc.max_send_message_length", CHUNK + MESSAGE),
@@ -37,6 +43,8 @@ OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -47,13 +55,15 @@ Chunks = Callable[[], AsyncIterator[bytes]]
 class MemoryPieces:
     """Bytes from memory in pieces of 1 MiB, then a stamp.
 
-    A token can so be on its way while it is still being written down here.  Without its stamp it
-    is worth nothing; ``stamp`` gives None if the token was dropped meanwhile.
+    A token can so be on its way before it is written down here.  Without its stamp it is worth
+    nothing; ``stamp`` gives None if the token was dropped meanwhile.  Until ``gone`` is set the
+    memory is still read from; afterwards it is not, whoever asks for more.
     """
 
     def __init__(self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None]) -> None:
         self.parts, self.stamp = parts, stamp
         self.size = sum(len(part) for part in parts)
+        self.gone = asyncio.Event()
 
     async def __call__(self) -> AsyncIterator[bytes]:
         held: list[memoryview] = []
@@ -61,20 +71,32 @@ class MemoryPieces:
         for part in self.parts:
             rest = part
             while rest:
+                if self.gone.is_set():  # the call has ended
+                    return
                 held.append(rest[:left])
                 rest, left = rest[left:], left - len(held[-1])
                 if left == 0:
                     yield b"".join(held)
                     held, left = [], CHUNK
-        if held:
-            yield b"".join(held)
+        last = b"".join(held)
+        self.gone.set()
+        if last:
+            yield last
         stamp = await self.stamp
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
         yield stamp
 
+    async def left(self) -> None:
+        """Wait until all pieces have left, or none will; not long if the far end is slow."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEAD_START):
+                await self.gone.wait()
+
     def close(self) -> None:
-        """Nothing is open."""
+        """The call has ended."""
+        self.gone.set()
+        self.parts = ()
 
 
 class FilePieces:
@@ -259,6 +281,9 @@ class Grpc:
             _, name = self._sender(context)
         except UnwalkError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        if len(nonce) != NONCE:
+            text = f"a greeting has {NONCE} bytes."
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         words = _hello_words(nonce, name, self.bundle.name)
         return codec.dump(
             {
@@ -313,7 +338,7 @@ class Grpc:
         return grpc.aio.secure_channel(member.address, credentials, options=options)
 
     async def _greet(self, peer: int, channel: grpc.aio.Channel, timeout: float) -> None:
-        nonce = secrets.token_bytes(32)
+        nonce = secrets.token_bytes(NONCE)
         try:
             data = await channel.unary_unary(f"/{SERVICE}/Hello")(nonce, timeout=timeout)
             record = codec.fields_of(

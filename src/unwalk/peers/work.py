@@ -57,6 +57,14 @@ def plan_of(network: Network, secret: bytes | None = None) -> Plan:
     return carried_out(assembled_of(network).training(), network, network.run_id, secret)
 
 
+def token_size(plan: Plan) -> int:
+    """Bytes of a token on a walk that learns, optimizer state that travels included."""
+    model = build_model(plan.task.model, plan.seeds.integer("model"))
+    token = Workspace(model, "cpu").token(hop=0, at=NOBODY, memory={})
+    moments = len(plan.phases[-1].method.travels)
+    return token.nbytes + moments * token.parameters.nbytes
+
+
 class PublicAnchors(dict[str, torch.Tensor]):
     """Anchors that are made when a projection asks for them: both are the public initial model.
 
@@ -84,6 +92,11 @@ class Visited:
     hop: Hop
     began: float
     ended: float
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was drawn for it, which nobody may see on two models."""
+        return any(getattr(event, "origin", None) for event in self.hop.events)
 
 
 class Work:
@@ -138,11 +151,24 @@ class Work:
                 return attempt, move
         return None
 
-    def visit(self, token: Token, move: Move, local: Local, *, first: bool = False) -> Visited:
-        """One visit, bit for bit what the in-process engine does; ``first`` of its chapter."""
+    def visit(
+        self,
+        token: Token,
+        move: Move,
+        local: Local,
+        *,
+        first: bool = False,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> Visited:
+        """One visit, bit for bit what the in-process engine does; ``first`` of its chapter.
+
+        Once the token is in the workspace, and its own tensors are not needed any more, ``loaded``
+        is called.
+        """
         space, walk = self.space, self.walk
         walk.shards[self.peer] = self.data(1 if first else token.hop - self.base + 1)
         space.load(token)
+        loaded()
         if first and self.base:
             token = replace(token, hop=self.base, at=self._from(), memory={})
         here = space.token(hop=token.hop, at=token.at, memory=token.memory)

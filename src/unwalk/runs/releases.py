@@ -5,7 +5,8 @@ accounted for.  A secret gives one noise for a run, but other settings make anot
 secret has a register in its folder.  Before noise is drawn to hide some records, an entry is
 written there: the run, and a mark of each record, which is an HMAC of its contents under the
 secret.  An earlier entry of another run that shares a mark is an earlier release; the transcript's
-header says how many there are, and a certificate is refused where there is any.
+header says how many there are, and a certificate is refused where there is any.  Real peers keep
+the same register beside their secret, with marks made from the keyed hashes of record ids.
 
 Entries are chained by HMACs under the secret, so that one that is changed or taken out is noticed.
 The header repeats number and chain value of its entry.  Not covered: another secret, a register
@@ -63,23 +64,60 @@ def marks_of(task: ShardedTask, peer: int, secret: bytes) -> frozenset[str]:
 
 def announce(task: ShardedTask, peer: int, noise: SecretNoise, secret_file: Path) -> dict[str, Any]:
     """Enter a release in the register, unless it is there, and say what the header repeats."""
-    path = register_of(secret_file, noise.secret)
     marks = marks_of(task, peer, noise.secret)
+    return enter(secret_file, noise.secret, noise.run, marks)
+
+
+def enter(
+    secret_file: Path, secret: bytes, run: str, marks: frozenset[str], *, mend: bool = False
+) -> dict[str, Any]:
+    """Enter the release of ``run``, which hides the records with these marks, unless it is there.
+
+    With ``mend`` a last line without its end, as a crash leaves it, is taken out first: no noise
+    was drawn for it.
+    """
+    path = register_of(secret_file, secret)
     with _held(path) as file:
-        entries = _read(path, file.read(), noise.secret)
-        mine = next((entry for entry in entries if entry.run == noise.run), None)
+        text = file.read()
+        if mend and not text.endswith("\n"):
+            text = text[: text.rfind("\n") + 1]
+            os.ftruncate(file.fileno(), len(text))
+            file.seek(0, os.SEEK_END)
+        entries = _read(path, text, secret)
+        mine = next((entry for entry in entries if entry.run == run), None)
         if mine is None:
-            mine = _next(entries, noise, marks)
+            mine = _next(entries, secret, run, marks)
             file.write(_line(mine))
             file.flush()
             os.fsync(file.fileno())
         elif mine.marks != marks:
             raise InvalidInput(
-                f"{path} has run {noise.run} for other records; the data changed since, and one "
-                "noise must not fall on two inputs: change a setting, such as the seed."
+                f"{path} has run {run} for other records; the data changed since, and one noise "
+                "must not fall on two inputs: change a setting, such as the seed."
             )
-    earlier = [entry for entry in entries if entry.number < mine.number and entry.marks & marks]
-    return {"entry": mine.number, "chain": mine.chain, "earlier": len(earlier)}
+    return _said(entries, mine)
+
+
+def entered(secret_file: Path, secret: bytes, run: str) -> dict[str, Any] | None:
+    """What :func:`enter` answered for ``run``, or None if there is no such entry."""
+    entries = known_releases(secret_file, secret)
+    mine = next((entry for entry in entries if entry.run == run), None)
+    return None if mine is None else _said(entries, mine)
+
+
+def known_releases(secret_file: Path, secret: bytes) -> list[Entry]:
+    """Every whole entry of a secret's register, checked."""
+    path = register_of(secret_file, secret)
+    if not path.exists():
+        return []
+    with _held(path) as file:
+        text = file.read()
+    return _read(path, text[: text.rfind("\n") + 1], secret)
+
+
+def _said(entries: list[Entry], mine: Entry) -> dict[str, Any]:
+    found = [entry for entry in entries if entry.number < mine.number and entry.marks & mine.marks]
+    return {"entry": mine.number, "chain": mine.chain, "earlier": len(found)}
 
 
 @contextmanager
@@ -110,10 +148,10 @@ def _chained(secret: bytes, before: str, body: dict[str, Any]) -> str:
     return hmac.new(secret, message, hashlib.sha256).hexdigest()
 
 
-def _next(entries: list[Entry], noise: SecretNoise, marks: frozenset[str]) -> Entry:
+def _next(entries: list[Entry], secret: bytes, run: str, marks: frozenset[str]) -> Entry:
     number, before = len(entries) + 1, entries[-1].chain if entries else ""
-    chain = _chained(noise.secret, before, _body(number, noise.run, marks))
-    return Entry(number, noise.run, marks, chain)
+    chain = _chained(secret, before, _body(number, run, marks))
+    return Entry(number, run, marks, chain)
 
 
 def _line(entry: Entry) -> str:

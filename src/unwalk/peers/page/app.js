@@ -155,7 +155,7 @@ function accuracySentence(points) {
   const acts = chapters(points).length;
   const also = acts > 1 ? ` over ${acts} chapters` : "";
   return `Share of this peer's own ${count(last.records, "hold-out record")} that the model gets right, `
-    + `at each visit: from ${share(first.accuracy)} to ${share(last.accuracy)}${also}.`;
+    + `at each visit since this peer was last started: from ${share(first.accuracy)} to ${share(last.accuracy)}${also}.`;
 }
 
 // Parts of the page
@@ -174,8 +174,8 @@ function showTiles(now) {
   const tiles = [
     ["Token", now.token.peer === now.peer ? "here" : now.token.peer || "unknown",
       now.token.certain ? "certain" : "as last heard of"],
-    ["Hop", `${now.token.hop.toLocaleString("en")} / ${now.token.hops.toLocaleString("en")}`,
-      now.chapter.kind === "train" ? "training" : `chapter ${now.chapter.number}, forgetting`],
+    ["Hop", now.token.hop.toLocaleString("en"), `of ${now.token.hops.toLocaleString("en")}, `
+      + (now.chapter.kind === "train" ? "training" : `forgetting in chapter ${now.chapter.number}`)],
     ["Accuracy here", last ? share(last.accuracy) : "–",
       last ? `on ${count(last.records, "hold-out record")}` : "not measured yet"],
     ["Open requests", open.toLocaleString("en"), `${(now.queue.done || 0).toLocaleString("en")} done`],
@@ -315,8 +315,8 @@ function action(word, name, does) {
 const pathOf = (name) => `/v1/certificates/${encodeURIComponent(name)}`;
 
 async function download(name) {
-  const address = URL.createObjectURL(await (await ask(pathOf(name))).blob());
-  const file = name.endsWith(".json") ? name : `${name}.json`;
+  const address = URL.createObjectURL(await (await ask(`${pathOf(name)}/files`)).blob());
+  const file = `${name.replace(/[.]json$/, "")}.zip`;
   const link = element("a", { href: address, download: file });
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 10000);
@@ -350,7 +350,7 @@ function formRecord() {
       record[name] = value;
     }
   }
-  if (by("method").value.trim()) record.method = by("method").value.trim();
+  if (by("method").value) record.method = by("method").value;
   const made = new Uint8Array(8);
   crypto.getRandomValues(made);
   record.id = by("request-id").value.trim()
@@ -394,7 +394,12 @@ async function submit(event) {
 }
 
 function showBudget() {
-  by("budget").hidden = document.querySelector("input[name=grade]:checked").value !== "certified";
+  const grade = document.querySelector("input[name=grade]:checked").value;
+  by("budget").hidden = grade !== "certified";
+  for (const way of by("method").options) {
+    way.hidden = way.disabled = Boolean(way.dataset.grade) && way.dataset.grade !== grade;
+    if (way.selected && way.disabled) by("method").value = "";
+  }
 }
 
 // Coming, staying, going
@@ -464,6 +469,7 @@ by("enter").addEventListener("submit", (event) => {
 by("leave").addEventListener("click", () => leave(""));
 by("form").addEventListener("submit", submit);
 by("form").addEventListener("change", showBudget);
+showBudget();
 by("file").addEventListener("change", async () => {
   const [file] = by("file").files;
   if (file) by("records").value = await file.text();

@@ -1,0 +1,56 @@
+"""The dashboard with much to show, and with names that somebody chose to do harm."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.peers.browser import chromium
+from tests.peers.memory_desk import MemoryDesk, serving
+from unwalk.peers import desk as d
+
+SIGNED_IN = "!document.querySelector('#dashboard').hidden"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("downloads")) as found:
+        yield found
+
+
+def test_a_thousand_requests_are_turned_over_page_by_page(browser, tmp_path):
+    desk = MemoryDesk(records=1000)
+    for i in range(1000):
+        asyncio.run(desk.submit(d.RequestForm(f"q-{i}", (f"r-{i}",), "exact")))
+    browser.look()
+    with serving(desk, tmp_path) as served:
+        browser.open(f"{served.url}#token={served.token}")
+        browser.until(SIGNED_IN)
+        rows = "[...document.querySelectorAll('#requests code')].map((c) => c.textContent)"
+        assert browser.script(f"return {rows}") == [f"q-{i}" for i in range(999, 974, -1)]
+        browser.script("document.querySelector('#older').click()")
+        browser.until(f"{rows}[0] === 'q-974'")
+        browser.script("document.querySelector('#newer').click()")
+        browser.until(f"{rows}[0] === 'q-999'")
+        assert browser.script("return document.querySelector('#newer').disabled")
+        assert "1,000" in browser.text("#tiles")
+
+
+def test_names_are_shown_and_never_run(browser, tmp_path):
+    desk = MemoryDesk()
+    asyncio.run(desk.submit(d.RequestForm("third", ("r-4",), "exact")))
+    desk.settle("third", "refused")
+    evil = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+    desk.views["third"] = replace(desk.views["third"], reason=evil)
+    desk.peers[1] = replace(desk.peers[1], name=evil)
+    browser.look()
+    with serving(desk, tmp_path) as served:
+        browser.open(f"{served.url}#token={served.token}")
+        browser.until(SIGNED_IN)
+        assert evil in browser.text("#requests")
+        assert browser.driver.title != "run"
+        assert (
+            browser.script("return document.querySelectorAll('main img, main script').length") == 0
+        )

@@ -1,0 +1,282 @@
+"""Tokens that leave before they are written down: nobody gets more than a stamped one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.peers.harness import Village, check_end, network
+from unwalk.core.events import GaussianNoise
+from unwalk.core.plan import Move
+from unwalk.peers import protocol as pr
+from unwalk.peers.tokens import open_token
+from unwalk.peers.wire import MemoryPieces
+
+PEERS = 3
+
+
+def village(tmp_path, script, lease=600.0, **settings) -> Village:
+    """Run ``script(village)`` and close."""
+    folder = tmp_path / "net"
+    here = Village(folder, network(folder, peers=PEERS, lease=lease, **settings))
+
+    async def main() -> None:
+        try:
+            await script(here)
+        finally:
+            await here.close()
+
+    asyncio.run(main())
+    return here
+
+
+class Died(Exception):
+    """What a test raises where a process would be killed."""
+
+
+def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_path):
+    died: list[int] = []
+    begun: list[int] = []
+
+    def dying(service):
+        def die(point: str) -> None:
+            if point == "token left" and not died and service.state.held.hop == 3:
+                died.append(service.me)
+                raise Died
+
+        return die
+
+    def noted(service):
+        begin = service.ahead.begin
+
+        def one(incoming, offer, file):
+            begin(incoming, offer, file)
+            if service.ahead.begun is not None and offer.parcel.hop == 4:
+                begun.append(service.me)
+
+        return one
+
+    async def script(here):
+        for peer in range(PEERS):
+            service = here.start(peer)
+            service.store.fault = dying(service)
+            service.ahead.begin = noted(service)
+        while not died:
+            await asyncio.sleep(0.005)
+        (holder,) = died
+        with pytest.raises(Died):
+            await here.tasks[holder]
+        here.services[holder].store.close()
+        (receiver,) = set(begun)
+        service = here.services[receiver]
+        assert receiver != holder, "the next peer had all bytes and had begun its visit"
+        assert not service.intake.receiving
+        assert service.ahead.begun is None
+        assert service.state.held is None
+        assert max(e["body"]["hop"] for e in service.store.entries(service.run_id)) < 4
+        assert not list(service.store.tokens.glob("*.new"))
+        files = {p.stem for p in service.store.tokens.glob("*.safetensors")}
+        here.start(holder)
+        await here.until(here.finished)
+        assert begun.count(receiver) == 2, "the same token came again, and to the same peer"
+        entries = service.store.entries(service.run_id)
+        (left,) = {e["body"]["token"] for e in entries if e["body"]["hop"] == 4}
+        assert left not in files
+
+    done = village(tmp_path, script)
+    check_end(done.folder, done.network, range(PEERS))
+
+
+class Slow:
+    """A way to the next peer that stops after two pieces until it is let go on."""
+
+    def __init__(self, service, hop: int) -> None:
+        self.service, self.hop = service, hop
+        self.go = asyncio.Event()
+        self.pieces: list[bytes] = []
+        self.ended = ""
+        self.hand, service.transport.hand = service.transport.hand, self
+
+    async def __call__(self, peer, envelope, chunks, timeout):
+        mine = isinstance(chunks, MemoryPieces) and self.service.state.held.hop == self.hop
+        if not mine:
+            return await self.hand(peer, envelope, chunks, timeout)
+        try:
+            async for piece in chunks():
+                self.pieces.append(piece)
+                if len(self.pieces) == 2:
+                    await self.go.wait()
+            self.ended = "sent"
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.ended = self.ended or "cancelled"
+            raise
+
+    @property
+    def digest(self) -> str:
+        """Of all that was sent but the stamp."""
+        return hashlib.sha256(b"".join(self.pieces[:-1])).hexdigest()
+
+
+async def slow_one(here, hop: int) -> Any:
+    """Start all; the peer that does the visit after ``hop`` others sends its token slowly."""
+    ways = []
+    for peer in range(PEERS):
+        ways.append(Slow(here.start(peer), hop))
+    await here.until(lambda: any(way.pieces for way in ways))
+    return next(way for way in ways if way.pieces)
+
+
+def held_up(written: threading.Event):
+    """A disk that is slow."""
+
+    def fault(point: str) -> None:
+        if point == "token written":
+            written.wait(10)
+
+    return fault
+
+
+def fence(service) -> None:
+    """Another peer opens a higher generation: what is here is dropped."""
+    opened = (5, (service.me + 1) % PEERS)
+    service.put(pr.fenced(service.state, opened, (*service.state.lineage, (opened, 0))))
+    assert service.state.held is None
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr("unwalk.peers.wire.CHUNK", 64)
+
+
+def test_a_slow_way_does_not_keep_a_token_from_the_disk(tmp_path, small_pieces):
+    async def script(here):
+        way = await slow_one(here, hop=2)
+        await here.until(lambda: way.service.state.stage == "offered", timeout=5.0)
+        assert len(way.pieces) == 2
+        held = way.service.state.held
+        assert way.service.store.file(held.token).exists()
+        way.go.set()
+        await here.until(lambda: way.ended == "sent")
+        assert way.digest == held.token
+
+    village(tmp_path, script)
+
+
+def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, small_pieces):
+    async def script(here):
+        way = await slow_one(here, hop=2)
+        service = way.service
+        await here.until(lambda: service.state.stage == "offered")
+        held = service.state.held
+        fence(service)
+        file = open_token(service.store.file(held.token), PEERS)
+        offer = SimpleNamespace(path=(service.me,), parcel=held, move=Move(service.me, (), {}))
+        service.ahead.begin(None, offer, file)
+        if service.ahead.begun is not None:
+            await service.ahead.begun.result
+        way.go.set()
+        await here.until(lambda: way.ended == "sent")
+        assert way.digest == held.token
+        service.ahead.begin(None, offer, file)
+        assert service.ahead.begun is not None, "now it may"
+        await service.ahead.begun.result
+
+    village(tmp_path, script)
+
+
+def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, small_pieces):
+    async def script(here):
+        way = await slow_one(here, hop=2)
+        service, written = way.service, threading.Event()
+        service.store.fault = held_up(written)
+        fence(service)
+        written.set()
+        await here.until(lambda: way.ended == "cancelled", timeout=5.0)
+        way.go.set()
+        await asyncio.sleep(0.05)
+        assert len(way.pieces) == 2
+        assert service.store.pinned == set()
+        assert service.ahead.free
+
+    village(tmp_path, script)
+
+
+def test_the_pieces_of_a_call_that_has_ended_are_not_taken_from_the_workspace(small_pieces):
+    async def main() -> None:
+        data = bytearray(200)
+        stamp = asyncio.get_running_loop().create_future()
+        pieces = MemoryPieces([memoryview(data)], stamp)
+        stream = pieces()
+        assert await anext(stream) == bytes(64)
+        pieces.close()
+        assert [piece async for piece in stream] == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(tmp_path, noisy):
+    early: list[int] = []
+    late: list[int] = []
+
+    def noted(service):
+        send = service.delivery.send
+
+        def one(state, move, pieces):
+            (early if isinstance(pieces, MemoryPieces) else late).append(state.held.hop)
+            return send(state, move, pieces)
+
+        return one
+
+    def with_noise(visit):
+        def one(*given, **named):
+            done = visit(*given, **named)
+            noise = GaussianNoise(0.1, 1.0, "secret")
+            return replace(done, hop=replace(done.hop, events=(*done.hop.events, noise)))
+
+        return one
+
+    async def script(here):
+        for peer in range(PEERS):
+            service = here.start(peer)
+            service.delivery.send = noted(service)
+            if noisy:
+                service.work.visit = with_noise(service.work.visit)
+        await here.until(here.finished)
+
+    village(tmp_path, script)
+    hops = list(range(1, 12))
+    assert (early, late) == (([], hops) if noisy else (hops[1:], hops[:1]))
+
+
+def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
+    """A chapter that ends while a token is written: nothing of it goes on behind the next one."""
+    written = threading.Event()
+
+    async def script(here):
+        service = here.start(0)
+        for peer in range(1, PEERS):
+            here.start(peer)
+        service.store.fault = held_up(written)
+        await here.until(lambda: service.ahead.reading or service.intake.receiving)
+        await asyncio.sleep(0.1)
+        task = here.tasks[0]
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.05)
+        assert not task.done(), "it waits for its disk"
+        written.set()
+        await asyncio.gather(task, return_exceptions=True)
+        assert service.closed
+        assert service.store.pinned == set()
+        last = [e["event"] for e in here.events if e["peer"] == "peer-0"][-1]
+        assert last == "stopped"
+
+    village(tmp_path, script)

@@ -1,0 +1,161 @@
+"""Peers that leave: nothing of theirs is needed any more, and the rest decides without them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.peers.deletions import ask, check, ended, hamlet, trained_on
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.peers import codec, history, leaving
+from unwalk.peers.aftermath import VANISHED
+from unwalk.peers.erasure import LEFT, Receipt
+from unwalk.peers.leaving import LEAVING
+
+
+def leave(here, peer: int) -> None:
+    """What ``unwalk peer leave --forget-all`` hands in."""
+    chapters = here.peers[peer]
+    chapters.requests.submit_all(f"leave-peer-{peer}")
+    with chapters.records.transaction(touches=False):
+        chapters.records.put_fact(LEAVING, f"leave-peer-{peer}")
+    chapters.wake.set()
+
+
+async def gone(here, peer: int) -> None:
+    async with asyncio.timeout(60):
+        await here.tasks[peer]
+    here.peers[peer].store.close()
+
+
+def test_peers_leave_one_after_the_other_and_the_rest_goes_on(tmp_path):
+    """Five peers, of which three leave: the two that stay are a majority of themselves."""
+    seen: dict[str, Any] = {}
+
+    async def script(here):
+        await here.until(here.trained)
+        for peer in (1, 3, 4):
+            leave(here, peer)
+            await gone(here, peer)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(ended(here, r=0))
+        assert here.stage(0, "r") == "done"
+        last = here.peers[0].specs[-1]
+        assert last.left == (1, 3, 4)
+        visits = here.peers[0].visits([(last.number, 1)])[last.number]
+        assert {v["visit"]["receiver"] for v in visits} == {0, 2}
+        seen.update(name=f"chapter-{last.number}")
+
+    here = hamlet(tmp_path, script, peers=5, train__hops=8)
+    document = check(here, 0, seen["name"])
+    assert document["peers"]["pending"] == []
+    runs = {r["peer"]: r["run"] for r in document["peers"]["receipts"]}
+    assert {p for p, run in runs.items() if run == LEFT} == {"peer-1", "peer-3", "peer-4"}
+    for peer in (1, 3, 4):
+        store = here.folder / f"peer-{peer}" / "store"
+        assert not list((store / "tokens").iterdir()), "it kept no model"
+        assert check(here, peer, f"chapter-{(1, 3, 4).index(peer) + 1}")
+
+
+def test_one_of_those_who_stay_may_die_as_well(tmp_path):
+    """Four peers: two of four decide nothing, two of the three that stayed do."""
+
+    async def script(here):
+        await here.until(here.trained)
+        leave(here, 1)
+        await gone(here, 1)
+        await here.crash(3)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "r") == "erasing")
+        here.start(3)
+        await here.until(ended(here, r=0))
+
+    here = hamlet(tmp_path, script, train__hops=8)
+    assert check(here, 0, "chapter-2")["peers"]["pending"] == []
+
+
+def test_a_peer_that_has_left_and_starts_again_says_so_again(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        leave(here, 1)
+        await gone(here, 1)
+        here.start(1)
+        await gone(here, 1)
+        assert all(history.left(here.peers[p].store) == {1} for p in (0, 2))
+
+    hamlet(tmp_path, script, peers=3, train__hops=6)
+
+
+def test_one_of_two_peers_leaves(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        leave(here, 1)
+        await gone(here, 1)
+        assert here.peers[0].council.members(2) == {0}
+
+    here = hamlet(tmp_path, script, peers=2, train__hops=6)
+    assert check(here, 1, "chapter-1")["peers"]["pending"] == []
+
+
+def test_a_peer_that_leaves_waits_for_those_who_need_it_or_read_its_database(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        chapters = here.peers[1]
+        ready, here.peers[2].ready = here.peers[2].ready, lambda number: False
+        leave(here, 1)
+        await here.until(lambda: here.stage(1, "leave-peer-1") == "done")
+        await asyncio.sleep(0.5)
+        assert not here.tasks[1].done()
+        assert chapters.model(2) is not None
+        erase, failed = chapters.aftermath.leaving.erase_all, []
+
+        def busy():
+            chapters.aftermath.leaving.erase_all = erase
+            failed.append(1)
+            raise InvalidInput("a program reads the database.")
+
+        chapters.aftermath.leaving.erase_all = busy
+        here.peers[2].ready = ready
+        await gone(here, 1)
+        assert failed
+
+    hamlet(tmp_path, script, peers=3, train__hops=6)
+
+
+def test_a_peer_may_leave_after_another_has_vanished(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        await here.crash(3)
+        records = here.peers[0].records
+        with records.transaction(touches=False):
+            records.put_fact(f"{VANISHED}3", "gone-for-good")
+        here.peers[0].wake.set()
+        await here.until(lambda: all(here.peers[p].left == {3} for p in range(3)))
+        leave(here, 1)
+        await gone(here, 1)
+        await here.until(lambda: all(here.peers[p].left == {1, 3} for p in (0, 2)))
+        ask(here, 2, "r", *trained_on(here, 2)[:1])
+        await here.until(lambda: here.stage(2, "r") == "erasing")
+
+    here = hamlet(tmp_path, script, train__hops=8)
+    assert [s.left for s in here.peers[2].specs[:2]] == [(3,), (1, 3)]
+
+
+def test_nobody_can_say_that_another_has_left(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        words = here.peers[1].council.words
+        time = "2026-01-01T00:00:00+00:00"
+        receipt = Receipt("test", LEFT, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
+        message = words("agenda-left", number=0, receipt=receipt.to_json())
+        answer = codec.parse(here.peers[0].council.answer(2, message), 1 << 20)
+        assert "says that peer-1 has left" in answer["reason"]
+        other = Receipt("test", "0" * 32, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
+        with pytest.raises(Refused, match="for run 0000"):
+            leaving.heard(here.peers[0], 1, other.to_json())
+        assert history.left(here.peers[0].store) == set()
+        assert here.peers[0].left == set()
+
+    hamlet(tmp_path, script, peers=3, train__hops=6)

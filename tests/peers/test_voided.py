@@ -1,0 +1,181 @@
+"""A chapter that nobody who is there can carry out is given up, by a majority, and life goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.peers.deletions import SEALED, ask, certificate, check, ended, hamlet, trained_on
+from tests.peers.test_agenda import spec
+from unwalk.peers import codec
+from unwalk.peers.aftermath import VANISHED
+from unwalk.peers.agenda import members
+from unwalk.peers.chapters import Chapters
+from unwalk.peers.reception import Reception
+from unwalk.peers.records import Counts
+
+BUDGET: dict[str, Any] = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
+QUICK = {**SEALED, "lease": 0.2, "train__hops": 8, "unlearn__hops": 3}
+U = 2
+OTHERS = (0, 1, 3)
+
+
+def dies_when_it_opens(here, chapter: int = 1) -> None:
+    """u is gone once its chapter is decided, before it has done anything for it."""
+    store = here.peers[U].store
+
+    def fault(point):
+        if point == "chapter opened" and len(here.peers[U].specs) == chapter:
+            here.memory.handlers.pop(U, None)
+            raise asyncio.CancelledError
+
+    store.fault = fault
+
+
+def is_cut_off_when_it_opens(here, chapter: int = 1) -> None:
+    """u goes on alone: it adds its noise, and nobody can be reached."""
+    chapters = here.peers[U]
+    opened = chapters._open
+
+    def gone(number):
+        if number == chapter:
+            here.memory.cut = {frozenset((U, p)) for p in OTHERS}
+        return opened(number)
+
+    chapters._open = gone
+
+
+def alike(here) -> bool:
+    """All peers know the same chapters, and which of them came to nothing."""
+    return len({tuple(p.specs) for p in here.peers.values()}) == 1
+
+
+def test_a_seal_whose_peer_dies_is_given_up_and_begun_anew_when_it_is_back(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        dies_when_it_opens(here)
+        ask(here, U, "a", *trained_on(here, U)[:1], **BUDGET)
+        await here.until(here.tasks[U].done)
+        here.peers[U].store.close()
+        before = here.peers[0].model(1)
+        await here.until(lambda: all(here.peers[p].specs[0].void for p in OTHERS))
+        assert all(here.peers[p]._final(1) == before for p in OTHERS), "the model stays"
+        await here.until(lambda: here.peers[0].over)
+        seen = Reception(here.peers[0]).overview()
+        assert (seen.chapter.number, seen.chapter.stage) == (0, "committed")
+        assert (seen.token.hop, seen.token.hops) == (8, 8)
+        ask(here, 0, "b", *trained_on(here, 0)[:1], **BUDGET)
+        await here.until(lambda: here.stage(0, "b") == "erasing")
+        here.start(U)
+        await here.until(ended(here, a=U, b=0))
+        await here.until(lambda: alike(here))
+        assert [s.void for s in here.peers[U].specs] == [True, False, False]
+        assert [s.after for s in here.peers[U].specs] == [0, 0, 2]
+
+    here = hamlet(tmp_path, script, **QUICK)
+    for peer, name, id in ((0, "chapter-2", "b"), (U, "chapter-3", "a")):
+        document = check(here, peer, name)
+        assert document["claims"][0]["grade"] == "certified"
+        assert document["peers"]["requests"] == [id]
+        assert document["peers"]["pending"] == []
+        redraws = document["redraws"]
+        assert (redraws["register"], redraws["entry"], redraws["earlier"]) == ("kept", 1, 0)
+    assert not certificate(here, U, "chapter-1").exists()
+
+
+def test_noise_that_may_have_been_seen_is_not_drawn_again(tmp_path):
+    """u had added its noise when its chapter was given up: the request is answered exactly."""
+
+    async def script(here):
+        await here.until(here.trained)
+        is_cut_off_when_it_opens(here)
+        ask(here, U, "a", *trained_on(here, U)[:1], method="seal", **BUDGET)
+        await here.until(lambda: all(here.peers[p].specs for p in OTHERS))
+        await here.until(lambda: here.peers[U].service.state.reached[1][0] == 1)
+        await here.until(lambda: all(here.peers[p].specs[0].void for p in OTHERS))
+        assert here.stage(U, "a") == "walking", "u does not know it yet"
+        token = here.peers[U].service.state.held.token
+        here.memory.cut = set()
+        await here.until(ended(here, a=U))
+        assert not list(here.folder.rglob(f"{token}*")), "what u did alone is gone"
+        assert [s.method for s in here.peers[U].specs] == ["seal", "rewind"]
+
+    here = hamlet(tmp_path, script, **QUICK)
+    document = check(here, U, "chapter-2")
+    assert document["peers"]["requests"] == ["a"]
+    assert [c["grade"] for c in document["claims"]] == ["exact"]
+
+
+def test_a_peer_that_vanished_in_its_own_chapter_is_forgotten_by_another(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        visits = here.peers[0].visits([(0, 1)])[0]
+        first = {v["visit"]["receiver"]: n for n, v in reversed(list(enumerate(visits)))}
+        w = visits[first[U]]["visit"]["sender"] if first[U] else OTHERS[0]
+        dies_when_it_opens(here)
+        ask(here, U, "a", *trained_on(here, U)[:1], **BUDGET)
+        await here.until(here.tasks[U].done)
+        here.peers[U].store.close()
+        records = here.peers[w].records
+        with records.transaction(touches=False):
+            records.put_fact(f"{VANISHED}{U}", "gone-for-good")
+        await here.until(certificate(here, w, "chapter-2").exists)
+        assert here.peers[w].specs[1].left == (U,)
+        here.start(U)
+        await here.until(ended(here, a=U))
+        assert here.stage(U, "a") == "done"
+        assert here.peers[U].records.counts() == Counts(0, 0, 0, 40)
+        seen.update(w=w)
+
+    seen: dict[str, int] = {}
+    here = hamlet(tmp_path, script, **QUICK)
+    assert check(here, seen["w"], "chapter-2")["public"]["forgotten"] == "all"
+    assert check(here, U, "quiet-1")["peers"]["requests"] == ["a"]
+
+
+def test_a_chapter_is_proposed_once_a_majority_has_the_model(tmp_path):
+    """Otherwise it could be lost with the one peer that has it, and nothing could be given up."""
+
+    async def script(here):
+        await here.until(here.trained)
+        for peer in OTHERS[:2]:
+            here.peers[peer].model = lambda number: None
+        ask(here, U, "a", *trained_on(here, U)[:1])
+        await asyncio.sleep(0.5)
+        assert here.stage(U, "a") == "waiting"
+        assert not await here.peers[U].council.secured(1)
+        del here.peers[0].model
+        await here.until(ended(here, a=U))
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+def test_a_chapter_must_follow_from_the_model_that_is_here(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, U, "a", *trained_on(here, U)[:1])
+        await here.until(ended(here, a=U))
+        await here.until(lambda: all(p.over and len(p.specs) == 1 for p in here.peers.values()))
+        mine: Chapters = here.peers[U]
+        rows = mine.requests
+        assert rows is not None
+        ask(here, U, "b", *trained_on(here, U)[:1], method="restart")
+        batch = rows.batch()
+        assert batch is not None
+        planned = mine.aftermath.plan(batch)
+        assert planned is not None
+        text = mine.council.write(replace(planned, after=0))
+        message = mine.council.words("agenda-accept", number=2, ballot=[0, U], value=text)
+        answer = codec.parse(here.peers[0].council.answer(U, message), 1 << 20)
+        assert "comes from chapter 1" in answer["reason"]
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+@pytest.mark.parametrize("left", [(), (1,)])
+def test_who_counts_is_said_by_the_chapter_before(left):
+    assert members(3, []) == {0, 1, 2}
+    assert members(3, [spec(left=(2,)), spec(number=2, left=left)]) == {0, 1, 2} - set(left)
