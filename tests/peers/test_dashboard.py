@@ -420,9 +420,12 @@ def test_an_empty_peer_has_a_page_too(browser, tmp_path):
         assert not browser.complaints()
         desk.chapter = replace(desk.chapter, stage="committed")
         desk.token = d.TokenView("peer-0", True, 60, 60)
+        desk.accuracy = [d.AccuracyPoint(0, 60, 0.875, 40)]
         browser.now()
         browser.until("document.querySelector('#story').textContent.startsWith('Training is over')")
         assert "at rest" in browser.text("#tiles")
+        assert "87.5\N{NO-BREAK SPACE}% of this peer's own 40" in browser.text("#accuracy-note")
+        assert browser.script("return document.querySelector('#accuracy').hidden"), "no curve yet"
         assert "the peers agree on the final model" in browser.text("#graph-note")
 
 

@@ -141,7 +141,8 @@ def test_waiting_says_how_far_it_is(folder, monkeypatch):
         app, [str(a) for a in ("forget", "--peer", folder / "peer-0", *asked, "--wait")]
     )
     assert result.exit_code == 0, result.output
-    said = result.stderr.splitlines()
+    idle, *said = result.stderr.splitlines()
+    assert idle == "peer-0 does not run; its requests are answered once it does"
     assert said == ["request w: received", "request w: walking", "request w: erasing"]
     assert result.stdout.splitlines()[0] == "request w: done, 1 record, exact"
 

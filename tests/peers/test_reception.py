@@ -14,6 +14,7 @@ from tests.peers.deletions import (
     Hamlet,
     ask,
     certificate,
+    check,
     ended,
     form,
     hamlet,
@@ -222,3 +223,18 @@ def test_a_damaged_certificate_is_shown_as_such_and_keeps_nothing_else_from_bein
         assert (said["verdict"], len(said["problems"]) > 0) == ("changed", True)
 
     hamlet(tmp_path, script, peers=3, hold_out=0.0)
+
+
+def test_a_peer_starts_with_a_damaged_certificate_and_issues_it_again(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 0, "a", trained_on(here, 0)[0])
+        await here.until(ended(here, a=0))
+        await here.crash(0)
+        certificate(here, 0, "chapter-1").write_text("{")
+        here.start(0)
+        desk = Reception(here.peers[0])
+        await here.until(lambda: [c.complete for c in desk.certificates()] == [True])
+
+    here = hamlet(tmp_path, script, peers=3, hold_out=0.0)
+    assert check(here, 0, "chapter-1")["peers"]["requests"] == ["a"]

@@ -192,10 +192,14 @@ def _until_done(bundle: Path, id: str) -> RequestView:
     from unwalk.peers.forgetting import Book
     from unwalk.peers.own_task import open_records
     from unwalk.peers.requests import Requests
+    from unwalk.peers.store import running
     from unwalk.peers.trust import Bundle
 
-    records = open_records(bundle, Book(Bundle.read(bundle).network).assembled.config)
+    checked = Bundle.read(bundle)
+    records = open_records(bundle, Book(checked.network).assembled.config)
     assert records is not None
+    if running(checked.store) is None:
+        say(f"{checked.name} does not run; its requests are answered once it does")
     try:
         requests = Requests(records)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from unwalk.certificates.document import FILE, read_certificate
+from unwalk.certificates.document import FILE
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest, history
@@ -187,11 +187,8 @@ class Aftermath:
         known = await self.receipts(number)
         name = f"chapter-{number}"
         place = chapters.bundle.store / attest.FOLDER / name / FILE
-        stale = not place.exists()
-        if not stale:
-            document = read_certificate(place)
-            stale = len(document["peers"]["receipts"]) != len(known)
-        if stale:
+        document = attest.intact(place)
+        if document is None or len(document["peers"]["receipts"]) != len(known):
             transcript, visits = self.transcript(number)
             spec = self._spec(number)
             facts = attest.Facts(

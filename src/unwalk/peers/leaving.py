@@ -74,7 +74,7 @@ class Leaving:
         place = bundle.store / attest.FOLDER / asked.certificate / FILE
         pending = read_certificate(place)["peers"]["pending"]
         names = [bundle.network.peers[p].name for p in self.aftermath.chapters.vanished]
-        return asked.stage == "erasing" and set(pending) <= set(names)
+        return asked.stage == "erasing" and len(pending) > 0 and set(pending) <= set(names)
 
     async def _all(self, kind: str, field: str, **fields: Any) -> bool:
         """Whether every other peer that has not left says yes."""

@@ -152,6 +152,10 @@ function graphSentence({ peers, edges, token: where, peer, chapter }) {
 function accuracySentence(points) {
   if (!points.length) return "Nothing was measured yet: a point comes with every visit of the token.";
   const [first, last] = [points[0], points.at(-1)];
+  if (points.length === 1) {
+    return `The model gets ${share(last.accuracy)} of this peer's own `
+      + `${count(last.records, "hold-out record")} right; a curve comes with further visits.`;
+  }
   const acts = chapters(points).length;
   const also = acts > 1 ? ` over ${acts} chapters` : "";
   return `Share of this peer's own ${count(last.records, "hold-out record")} that the model gets right, `
@@ -232,8 +236,9 @@ function allowance(part) {
 function showPictures() {
   if (!status) return;
   drawGraph(by("graph"), status, graphSentence(status));
-  by("accuracy").hidden = by("accuracy-numbers").hidden = !status.accuracy.length;
-  if (status.accuracy.length) drawAccuracy(by("accuracy"), status.accuracy, accuracySentence(status.accuracy));
+  by("accuracy-numbers").hidden = !status.accuracy.length;
+  by("accuracy").hidden = status.accuracy.length < 2;
+  if (status.accuracy.length > 1) drawAccuracy(by("accuracy"), status.accuracy, accuracySentence(status.accuracy));
 }
 
 function showStatus(now) {
