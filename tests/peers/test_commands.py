@@ -113,6 +113,7 @@ def test_a_walk_from_beginning_to_end(shell):
     assert code == 0
     assert re.search(r"^stage: finished$", text, re.MULTILINE)
     assert re.search(r"^hops: 12$", text, re.MULTILINE)
+    assert re.search(r"^hop: 12$", text, re.MULTILINE)
     found = json.loads(shell.run("peer", "status", folder / "peer-1", "--json")[1])
     assert found["running"] is True
     assert found["pid"] == peers[1].pid

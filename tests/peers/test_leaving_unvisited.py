@@ -6,7 +6,11 @@ import asyncio
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from tests.peers.deletions import Hamlet, check, network
+from unwalk.core.errors import InvalidInput
+from unwalk.peers.daemon import has_left, run_peer
 from unwalk.peers.leaving import LEAVING
 
 
@@ -40,3 +44,10 @@ def test_a_peer_that_was_never_visited_leaves_with_its_request_done(tmp_path):
         asked = db.execute("SELECT stage, certificate FROM requests").fetchall()
     assert asked == [("done", "quiet-1")], "nobody would finish it any more"
     assert check(here, 2, "quiet-1")["peers"]["pending"] == []
+    assert [has_left(folder / f"peer-{peer}" / "store") for peer in range(3)] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(InvalidInput, match=r"peer-2 has left the network .* for good"):
+        run_peer(folder / "peer-2")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local
 from unwalk.peers import protocol as pr
+from unwalk.peers.database import read_only
 from unwalk.peers.store import LOCALS, SPARES, Incoming, KeptLocal, Store, running
 from unwalk.peers.tokens import pieces
 
@@ -162,3 +165,14 @@ def test_files_are_valid_safetensors(tmp_path):
     data = b"".join(pieces(tensors, {"k": "v"}))
     found = load(data)
     assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in tensors.items()}
+
+
+def test_a_path_may_hold_any_character(tmp_path):
+    folder = tmp_path / "a#b?c%20d"
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "x.sqlite")) as db:
+        db.execute("CREATE TABLE t (n)")
+    with closing(read_only(folder / "x.sqlite")) as db:
+        assert db.execute("SELECT COUNT(*) FROM t").fetchone() == (0,)
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            db.execute("INSERT INTO t VALUES (1)")

@@ -125,10 +125,12 @@ def _asker(address: str, token: Path | None, authority: Path | None, name: str |
     return Asker(address, said, authority=authority, name=who)
 
 
-def _followed(found: RequestView, look: Callable[[], RequestView]) -> RequestView:
-    """Look again until a request has ended; each stage that it comes to is said."""
+def _followed(
+    found: RequestView, look: Callable[[], RequestView], over: Callable[[], bool] = lambda: False
+) -> RequestView:
+    """Look again until a request has ended or ``over``; each stage that it comes to is said."""
     before = ""
-    while found.stage not in ("done", "refused"):
+    while found.stage not in ("done", "refused") and not over():
         if found.stage != before:
             say(f"request {found.id}: {found.stage}")
             before = found.stage
@@ -190,6 +192,7 @@ def _give_up(bundle: Path, vanished: str, name: str) -> None:
 
 def _until_done(bundle: Path, id: str) -> RequestView:
     from unwalk.peers.forgetting import Book
+    from unwalk.peers.leaving import GONE
     from unwalk.peers.own_task import open_records
     from unwalk.peers.requests import Requests
     from unwalk.peers.store import running
@@ -208,7 +211,7 @@ def _until_done(bundle: Path, id: str) -> RequestView:
             assert found is not None
             return found.view()
 
-        return _followed(look(), look)
+        return _followed(look(), look, lambda: records.fact(GONE) != "")
     finally:
         records.close()
 

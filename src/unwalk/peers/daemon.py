@@ -19,9 +19,11 @@ from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import codec, memory
 from unwalk.peers.agenda import Spec, run_of
 from unwalk.peers.chapters import Chapters
+from unwalk.peers.database import read_only
 from unwalk.peers.hoplog import Entry, chain_start, check_chain
 from unwalk.peers.http import TOKEN_FILE, HttpDesk
 from unwalk.peers.identity import now, read_certificate
+from unwalk.peers.leaving import GONE
 from unwalk.peers.network import Limits
 from unwalk.peers.reception import Reception
 from unwalk.peers.records import DATABASE
@@ -70,6 +72,11 @@ async def _serve(
     fault: Callable[[str], None],
 ) -> None:
     bundle = Bundle.read(folder)
+    if has_left(bundle.store):
+        raise InvalidInput(
+            f"{bundle.name} has left the network {bundle.network.name} for good: its records and "
+            "models are erased and the others no longer count it."
+        )
     trust = bundle.trust()
     store = Store(bundle.store, fault)
     journal = Journal(bundle.store / LOG, bundle.name)
@@ -161,7 +168,7 @@ def status(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return found
     row = None
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+    with closing(read_only(path)) as db:
         specs = _chapters(db, len(bundle.network.peers))
         found["chapter"] = len(specs)
         if specs:
@@ -173,8 +180,10 @@ def status(folder: Path) -> dict[str, Any]:
     if row is None:
         return found
     state = codec.state_from(json.loads(row[0]))
-    final = None
+    final, hop = None, max(0, state.reached[1][0])
     if state.committed is not None:
+        start = chain_start({"network": bundle.network.name, "run": found["run"]})
+        hop = hop if state.committed.chain == start else state.hops
         place = bundle.store / "tokens" / f"{state.committed.token}.safetensors"
         final = str(place) if place.exists() else None
     return {
@@ -182,7 +191,7 @@ def status(folder: Path) -> dict[str, Any]:
         "hops": state.hops,
         "holding": state.held is not None,
         "stage": state.stage or ("finished" if state.committed else "waiting"),
-        "hop": max(0, state.reached[1][0]),
+        "hop": hop,
         "generation": list(state.fence),
         "watching": state.kept_for if state.watching else None,
         "committed": codec.value_to(state.committed),
@@ -206,15 +215,26 @@ def chapters_of(folder: Path) -> list[Spec]:
     """The chapters of forgetting that were decided, as far as a bundle's store knows."""
     bundle = Bundle.read(folder)
     path = bundle.store / "state.sqlite"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+    with closing(read_only(path)) as db:
         return _chapters(db, len(bundle.network.peers))
+
+
+def has_left(store: Path) -> bool:
+    """Whether a peer with this store has left its network for good."""
+    path = store / DATABASE
+    if not path.exists():
+        return False
+    with closing(read_only(path)) as db, suppress(sqlite3.OperationalError):
+        query = "SELECT COUNT(*) FROM facts WHERE name = ?"
+        return bool(db.execute(query, (GONE,)).fetchone()[0])
+    return False
 
 
 def _requests(path: Path) -> dict[str, int]:
     """How many requests are at each stage."""
     if not path.exists():
         return {}
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = read_only(path)
     with closing(db), suppress(sqlite3.OperationalError):
         return dict(db.execute("SELECT stage, COUNT(*) FROM requests GROUP BY stage").fetchall())
     return {}
@@ -232,7 +252,7 @@ def committed_log(folder: Path) -> list[Entry]:
     start = chain_start({"network": bundle.network.name, "run": found["run"]})
     place, chain = found["committed"]["chain"], []
     path = bundle.store / "state.sqlite"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+    with closing(read_only(path)) as db:
         specs = _chapters(db, len(bundle.network.peers))
         while place != start:
             row = db.execute("SELECT entry FROM entries WHERE chain = ?", (place,)).fetchone()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from unwalk.core.errors import InvalidInput
 
@@ -45,14 +46,18 @@ def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True) -> None
     raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
 
 
+def read_only(path: Path, **options: Any) -> sqlite3.Connection:
+    """A connection that only looks; the path may hold any character."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    found: sqlite3.Connection = sqlite3.connect(address, uri=True, **options)
+    return found
+
+
 class Glance:
     """Looks at what is committed in a database, and never waits for whoever writes to it."""
 
     def __init__(self, path: Path) -> None:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        self._db = sqlite3.connect(
-            address, uri=True, isolation_level=None, check_same_thread=False, timeout=30.0
-        )
+        self._db = read_only(path, isolation_level=None, check_same_thread=False, timeout=30.0)
         self._one = threading.Lock()
 
     @contextmanager

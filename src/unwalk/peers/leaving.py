@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEAVING = "leaving"
 """The fact that names the request with which a peer leaves."""
+GONE = "gone"
+"""The fact that a peer has left: all others know, and it is not started again."""
 PAUSE = 1.0
 """Seconds before those are asked again who were not ready or did not answer."""
 
@@ -62,6 +64,10 @@ class Leaving:
             chapters.journal.write("not erased yet", reason=str(error)[:300])
             return True
         if await self._all("agenda-left", "left", number=last, receipt=receipt.to_json()):
+            records = chapters.records
+            assert records is not None
+            with records.transaction(touches=False):
+                records.put_fact(GONE, "yes")
             chapters.journal.write("leaving")
             chapters.stop()
         return True
