@@ -199,7 +199,9 @@ class Aftermath:
                 known,
             )
             issued = now().isoformat(timespec="seconds")
-            document = attest.issue(chapters.bundle, name, transcript, visits, facts, issued)
+            document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others
+                attest.issue, chapters.bundle, name, transcript, visits, facts, issued
+            )
             chapters.store.fault("certificate written")
             chapters.journal.write(
                 "certificate", chapter=number, to=name, pending=document["peers"]["pending"]

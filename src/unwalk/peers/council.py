@@ -91,7 +91,7 @@ class Council:
             raise Corrupt(f"a text is not chapter {number} in its one form.")
         pem, signature = str(found["certificate"]), str(found["signature"])
         trust, words = self.chapters.trust, PREFIX + self._words(spec)
-        signer = trust.network.index(trust.check(pem, signature, words, revoked_too=True))
+        signer = trust.network.index(trust.check(pem, signature, words, past=True))
         if signer != spec.holder:
             raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
         return Said(text, spec)

@@ -85,7 +85,7 @@ def check_visit(trust: Trust, visit: Any, run: str, number: int) -> Hop:
         raise Corrupt(f"visit {number} is missing.")
     data = BARE + bare_text(run, generation, found["visit"])
     pem, signature = str(found["certificate"]), str(found["signature"])
-    signer = trust.check(pem, signature, data, revoked_too=True)
+    signer = trust.check(pem, signature, data, past=True)
     if trust.network.index(signer) != hop.receiver:
         raise Refused(f"visit {number} was signed by {signer}, which did not do it.")
     return hop

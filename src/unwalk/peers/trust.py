@@ -50,24 +50,24 @@ class Trust:
     network: Network
     _known: dict[str, tuple[x509.Certificate, Identity]] = field(default_factory=dict)
 
-    def identity(self, pem: str, *, revoked_too: bool = False) -> Identity:
+    def identity(self, pem: str, *, past: bool = False) -> Identity:
         """Whose certificate this is; :class:`Refused` unless it is good now.
 
-        With ``revoked_too`` one that was good once will do, for what was signed in the past.
+        With ``past`` one that was good once will do, for what was signed in the past.
         """
         if pem not in self._known:
             if len(self._known) >= KNOWN:
                 self._known.clear()
             self._known[pem] = self._examine(pem)
         certificate, identity = self._known[pem]
-        ended = certificate.not_valid_after_utc < now() and not revoked_too
+        ended = certificate.not_valid_after_utc < now() and not past
         if ended or now() < certificate.not_valid_before_utc:
             raise Refused(
                 f"the certificate of {identity.peer} is not valid now: it runs from "
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC."
             )
-        if identity.serial in self.network.revoked and not revoked_too:
+        if identity.serial in self.network.revoked and not past:
             raise Refused(f"the certificate of {identity.peer} was revoked.")
         return identity
 
@@ -92,9 +92,9 @@ class Trust:
             raise Refused(f"the certificate of {peer} holds no signing key.") from error
         return certificate, Identity(peer, f"{certificate.serial_number:x}", signing)
 
-    def check(self, pem: str, signature: str, data: bytes, *, revoked_too: bool = False) -> str:
+    def check(self, pem: str, signature: str, data: bytes, *, past: bool = False) -> str:
         """The name of the peer that signed ``data``."""
-        identity = self.identity(pem, revoked_too=revoked_too)
+        identity = self.identity(pem, past=past)
         try:
             identity.signing.verify(bytes.fromhex(signature), data)
         except (InvalidSignature, ValueError) as error:
@@ -108,7 +108,7 @@ class Trust:
         certificates of those who wrote it.
         """
         data = PREFIX + entry["chain"].encode()
-        name = self.check(entry["certificate"], entry["signature"], data, revoked_too=True)
+        name = self.check(entry["certificate"], entry["signature"], data, past=True)
         return self.network.index(name)
 
 
