@@ -15,7 +15,7 @@ from unwalk.reports import reproduction_style, style, svg
 from unwalk.reports.charts import HEIGHT
 from unwalk.reports.reproduction_documents import FIGURE, RETRAIN, Part, Reported, collect
 from unwalk.reports.reproduction_figure import CHARTS, WIDE, Chart, chart, draw
-from unwalk.reports.reproduction_tables import task_title
+from unwalk.reports.reproduction_tables import counts_text, task_title
 from unwalk.reports.svg import tag
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -59,8 +59,8 @@ def figure_picture(
 
 
 def _title(part: Part, preset: str) -> str:
-    seeds = len({r.seed for r in part.readings})
-    counted = f"{seeds} seed{'' if seeds == 1 else 's'}"
+    rows = {r.row for r in part.readings}
+    counted = counts_text(len({r.seed for r in part.of(row, preset)}) for row in rows)
     return f"{task_title(part.task)}, preset {preset}, {counted}"
 
 
