@@ -93,6 +93,39 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
     check_end(done.folder, done.network, range(PEERS))
 
 
+def test_an_answer_may_come_when_the_token_is_long_gone(tmp_path):
+    """A recovery has fenced the token off and its file was tidied away before the answer comes."""
+    answered: list[str] = []
+
+    def late(service):
+        hand = service.transport.hand
+
+        async def answer(peer, envelope, chunks, timeout):
+            parcel = service.state.held
+            said = await hand(peer, envelope, chunks, timeout)
+            if not answered:
+                above = (parcel.generation[0] + 1, 2)
+                service.put(pr.fenced(service.state, above, ((above, 0),)))
+                while service.store.file(parcel.token).exists():
+                    await asyncio.sleep(0.01)
+                answered.append(parcel.token)
+            return said
+
+        return answer
+
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        here.services[0].transport.hand = late(here.services[0])
+        await here.until(lambda: len(answered) > 0)
+        await asyncio.sleep(0.2)
+        assert not here.tasks[0].done(), "a late answer is nothing to end at"
+        assert here.services[0].state.held is None
+
+    village(tmp_path, script, train__hops=40)
+    assert answered
+
+
 class Slow:
     """A way to the next peer that stops after two pieces until it is let go on."""
 

@@ -61,6 +61,7 @@ class Delivery:
             stamp = codec.dump(service.store.entry(parcel.chain) or {})
             pieces = FilePieces(service.store.file(parcel.token), stamp)
             begun = parcel, self.send(state, service.open_move, pieces)
+        size = service.store.file(parcel.token).stat().st_size  # later it may be gone
         try:
             record = codec.parse(await begun[1], 1 << 18)
             reply, reason = codec.reply_from(record)
@@ -81,7 +82,6 @@ class Delivery:
             kept = Arrival(parcel.generation, parcel.hop, target, parcel.token)
         service.put(pr.answered(service.state, parcel, reply), arrival=kept)
         if reply.kind == "accepted":
-            size = service.store.file(parcel.token).stat().st_size
             service.metrics.add("tokens_handed_total")
             service.metrics.add("bytes_handed_total", size)
             service.journal.write("handed", to=target, **words_of(parcel))
