@@ -16,11 +16,11 @@ from unwalk.engines.execute import Bench, execute
 pytestmark = pytest.mark.device
 
 
-def network():
+def network(norm=None):
     return nn.Sequential(
         nn.Unflatten(1, (1, 6, 6)),
         nn.Conv2d(1, 8, 3, padding=1),
-        nn.BatchNorm2d(8),
+        nn.BatchNorm2d(8) if norm is None else norm,
         nn.ReLU(),
         nn.Conv2d(8, 16, 3),
         nn.GroupNorm(4, 16),
@@ -89,21 +89,13 @@ def test_captured_steps_equal_the_reference(optimizer, state, options):
     assert mine.optimizer_steps == reference.optimizer_steps
 
 
-def private_network():
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 6, 6)),
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.GroupNorm(2, 8),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3),
-        nn.GroupNorm(4, 16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(256, 3),
-    )
-
-
-PRIVATE = TinyTask(size=48, features=36, classes=3, factory=private_network, dtype=torch.float32)
+PRIVATE = TinyTask(
+    size=48,
+    features=36,
+    classes=3,
+    factory=lambda: network(nn.GroupNorm(2, 8)),
+    dtype=torch.float32,
+)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])

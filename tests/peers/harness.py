@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,23 @@ class Village:
         for peer in self.tasks:
             if not self.tasks[peer].done():
                 await self.crash(peer)
+
+
+def lived(
+    tmp_path: Path, script: Callable[[Village], Awaitable[None]], peers: int, **settings: Any
+) -> Village:
+    """A village in which ``script(village)`` was carried out; closed."""
+    folder = tmp_path / "net"
+    here = Village(folder, network(folder, peers=peers, **settings))
+
+    async def main() -> None:
+        try:
+            await script(here)
+        finally:
+            await here.close()
+
+    asyncio.run(main())
+    return here
 
 
 def check_end(folder: Path, made: Network, peers: range) -> list[int]:

@@ -8,25 +8,11 @@ import sqlite3
 
 import pytest
 
-from tests.peers.harness import Village, check_end, network
+from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, Diverged, UnwalkError
 from unwalk.peers.daemon import run_peer
 
 PEERS = 3
-
-
-def village(tmp_path, script, lease=0.5) -> Village:
-    folder = tmp_path / "net"
-    here = Village(folder, network(folder, peers=PEERS, lease=lease))
-
-    async def main() -> None:
-        try:
-            await script(here)
-        finally:
-            await here.close()
-
-    asyncio.run(main())
-    return here
 
 
 def full(point: str) -> None:
@@ -55,7 +41,7 @@ def test_a_token_for_which_there_is_no_space_is_refused_with_the_reason(tmp_path
         await here.until(here.finished)
         assert here.services[other].metrics.values["refusals_total"] > 0
 
-    here = village(tmp_path, script, lease=30.0)
+    here = lived(tmp_path, script, PEERS, lease=30.0)
     served = check_end(here.folder, here.network, range(PEERS))
     over = [e for e in here.events if e["event"] == "passed over"]
     assert len(set(served)) == PEERS - 1
@@ -107,7 +93,7 @@ def test_a_token_file_that_was_damaged_is_noticed_before_it_is_visited(tmp_path)
 
         return slower
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=0.5)
 
 
 def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):
@@ -127,5 +113,5 @@ def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):
         del here.services[bad]
         await here.until(here.finished)
 
-    here = village(tmp_path, script)
+    here = lived(tmp_path, script, PEERS, lease=0.5)
     assert any(e["event"] == "recovered" for e in here.events)

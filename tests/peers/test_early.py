@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import Village, check_end, network
+from tests.peers.harness import check_end, lived
 from unwalk.core.events import GaussianNoise
 from unwalk.core.plan import Move
 from unwalk.peers import protocol as pr
@@ -19,21 +19,6 @@ from unwalk.peers.tokens import open_token
 from unwalk.peers.wire import MemoryPieces
 
 PEERS = 3
-
-
-def village(tmp_path, script, lease=600.0, **settings) -> Village:
-    """Run ``script(village)`` and close."""
-    folder = tmp_path / "net"
-    here = Village(folder, network(folder, peers=PEERS, lease=lease, **settings))
-
-    async def main() -> None:
-        try:
-            await script(here)
-        finally:
-            await here.close()
-
-    asyncio.run(main())
-    return here
 
 
 class Died(Exception):
@@ -89,7 +74,7 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         (left,) = {e["body"]["token"] for e in entries if e["body"]["hop"] == 4}
         assert left not in files
 
-    done = village(tmp_path, script)
+    done = lived(tmp_path, script, PEERS, lease=600.0)
     check_end(done.folder, done.network, range(PEERS))
 
 
@@ -122,7 +107,7 @@ def test_an_answer_may_come_when_the_token_is_long_gone(tmp_path):
         assert not here.tasks[0].done(), "a late answer is nothing to end at"
         assert here.services[0].state.held is None
 
-    village(tmp_path, script, train__hops=40)
+    lived(tmp_path, script, PEERS, lease=600.0, train__hops=40)
     assert answered
 
 
@@ -199,7 +184,7 @@ def test_a_slow_way_does_not_keep_a_token_from_the_disk(tmp_path, small_pieces):
         await here.until(lambda: way.ended == "sent")
         assert way.digest == held.token
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=600.0)
 
 
 def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, small_pieces):
@@ -221,7 +206,7 @@ def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, 
         assert service.ahead.begun is not None, "now it may"
         await service.ahead.begun.result
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=600.0)
 
 
 def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, small_pieces):
@@ -238,7 +223,7 @@ def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, sma
         assert service.store.pinned == set()
         assert service.ahead.free
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=600.0)
 
 
 def test_the_pieces_of_a_call_that_has_ended_are_not_taken_from_the_workspace(small_pieces):
@@ -284,7 +269,7 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(t
                 service.work.visit = with_noise(service.work.visit)
         await here.until(here.finished)
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=600.0)
     hops = list(range(1, 12))
     assert (early, late) == (([], hops) if noisy else (hops[1:], hops[:1]))
 
@@ -312,4 +297,4 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         last = [e["event"] for e in here.events if e["peer"] == "peer-0"][-1]
         assert last == "stopped"
 
-    village(tmp_path, script)
+    lived(tmp_path, script, PEERS, lease=600.0)

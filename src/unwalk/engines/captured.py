@@ -88,43 +88,32 @@ class CapturedSteps:
         ``normals`` draws what a step with noise adds, as long as the parameters.
         """
         with _let_loose(self.precision):
-            self._run(op, x, y, moments, counter, normals)
-
-    def _run(
-        self,
-        op: Steps,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        counter: int,
-        normals: Callable[[], torch.Tensor],
-    ) -> None:
-        self._load(op.rule, moments)
-        knobs = (
-            op.step_size,
-            -float(op.direction) * op.scale,
-            op.clip or 0.0,
-            op.rule.momentum,
-            op.rule.weight_decay,
-            -float(op.direction) * op.noise,
-        )
-        self.knobs.copy_(torch.tensor(knobs).pin_memory(), non_blocking=True)
-        self.counter.fill_(float(counter))
-        steps, done = x.shape[0], 0
-        while done < steps:
-            count = TOGETHER if steps - done >= TOGETHER else 1
-            drawn = torch.stack([normals() for _ in range(count)]) if op.noise else None
-            key = (count, tuple(x.shape[1:]), *_kind(op))
-            graph = self.graphs.get(key)
-            if graph is None:
-                kept = self._snapshot()
-                graph = self.graphs[key] = self._capture(op, x[:count], y[:count], drawn)
-                self._restore(kept)
-            graph.replay(x[done : done + count], y[done : done + count], drawn)
-            done += count
-        self._store(op.rule, moments)
-        if self.counted:
-            torch._foreach_add_(self.counted, steps * x.shape[1])
+            self._load(op.rule, moments)
+            knobs = (
+                op.step_size,
+                -float(op.direction) * op.scale,
+                op.clip or 0.0,
+                op.rule.momentum,
+                op.rule.weight_decay,
+                -float(op.direction) * op.noise,
+            )
+            self.knobs.copy_(torch.tensor(knobs).pin_memory(), non_blocking=True)
+            self.counter.fill_(float(counter))
+            steps, done = x.shape[0], 0
+            while done < steps:
+                count = TOGETHER if steps - done >= TOGETHER else 1
+                drawn = torch.stack([normals() for _ in range(count)]) if op.noise else None
+                key = (count, tuple(x.shape[1:]), *_kind(op))
+                graph = self.graphs.get(key)
+                if graph is None:
+                    kept = self._snapshot()
+                    graph = self.graphs[key] = self._capture(op, x[:count], y[:count], drawn)
+                    self._restore(kept)
+                graph.replay(x[done : done + count], y[done : done + count], drawn)
+                done += count
+            self._store(op.rule, moments)
+            if self.counted:
+                torch._foreach_add_(self.counted, steps * x.shape[1])
 
     def _state(self) -> list[torch.Tensor]:
         """All that a step changes."""
