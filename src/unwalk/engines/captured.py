@@ -15,6 +15,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 from torch.nn import functional
@@ -23,8 +24,10 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace
 from unwalk.engines import fused
-from unwalk.engines.per_example import clipped_gradients
+from unwalk.engines.fused_clipped import Clipped
+from unwalk.engines.per_example import check_per_example, clipped_gradients
 from unwalk.engines.shadow import Block, blocks_of, flattened, shadow_of
+from unwalk.engines.shares import Unfit
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WARM_UP = 3
@@ -47,7 +50,7 @@ class CapturedSteps:
         self.blocks = blocks_of(self.shadow, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
         self.side = torch.cuda.Stream() if compiled else None
-        self.fused = self._fuse()
+        self.fused = fused.fuse(self.shadow, self.side, self._places()) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
         self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
         self.kernels = compiled and fused.available()
@@ -59,15 +62,17 @@ class CapturedSteps:
             b for name, b in work.buffers.items() if name.endswith("num_batches_tracked")
         ]
 
-    def _fuse(self) -> fused.Fused | None:
-        if not self.compiled:
-            return None
-        places: dict[torch.Tensor, torch.Tensor] = {
+    @cached_property
+    def clipped(self) -> Clipped | None:
+        """What steps that clip each example run on, but for models that it cannot take."""
+        return Clipped.of(self.shadow, self.side, self._places()) if self.compiled else None
+
+    def _places(self) -> dict[torch.Tensor, torch.Tensor]:
+        return {
             weight: view
             for block in self.blocks
             for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
         }
-        return fused.fuse(self.shadow, self.side, places)
 
     @staticmethod
     def can_run(op: Steps) -> bool:
@@ -185,8 +190,12 @@ class CapturedSteps:
                     else:
                         update(block, scale, self.knobs, self.counter)
 
-        lay_out = self._lay_out if op.clip_per_example is None else self._lay_out_plainly
-        return _Graph(step, lay_out, x, y, drawn)
+        network = self.fused if op.clip_per_example is None else self.clipped
+        try:
+            return _Graph(step, partial(self._lay_out, network), x, y, drawn)
+        except Unfit:
+            self.clipped = None
+            return _Graph(step, partial(self._lay_out, None), x, y, drawn)
 
     def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
         """A vector like the workspace's parameters, in the order of a block."""
@@ -195,14 +204,13 @@ class CapturedSteps:
         torch._foreach_copy_(block.views(found), [views[n] for n in block.names])
         return found
 
-    def _lay_out(self, room: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    def _lay_out(
+        self, network: fused.Fused | Clipped | None, room: torch.Tensor | None, x: torch.Tensor
+    ) -> torch.Tensor:
         """Inputs of several steps in the wanted precision and memory layout, in ``room``."""
-        first = None if self.fused is None else self.fused.first
+        first = None if network is None else network.first
         if x.dim() == 6 and first is not None:
             return first.table(room, x, self.dtype)
-        return self._lay_out_plainly(room, x)
-
-    def _lay_out_plainly(self, room: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         if room is None:
             room = torch.empty_like(x, dtype=self.dtype)
             if x.dim() == 6:
@@ -210,7 +218,7 @@ class CapturedSteps:
         return room.copy_(x)
 
     def _update(self, op: Steps) -> Update:
-        by_kernel = self.kernels and op.rule.optimizer != "adam" and not op.noise
+        by_kernel = self.kernels and op.rule.optimizer != "adam"
         return _by_kernel(op.rule) if by_kernel else _update(op.rule)
 
     def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
@@ -221,6 +229,10 @@ class CapturedSteps:
                 return functional.cross_entropy(output.float(), labels, reduction="none")
             return self.loss(output.float(), labels)
 
+        if self.clipped is not None:
+            check_per_example(self.shadow)
+            self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
+            return
         found = clipped_gradients(
             self.shadow, x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss
         )

@@ -1,18 +1,20 @@
 """A network out of fewer kernels, for captured steps on a CUDA device.
 
-In a step of a small batch most time goes into kernels that only move memory.  Here batch
+In a step of a small batch most time goes into kernels that only move memory.  Here a
 normalisation and what follows it (the sum round a residual block, a ReLU, a pool) are one
-operation of two kernels forward and two backward, and weight gradients of convolutions run beside
-the rest on a stream of their own, because nothing waits for them until the optimizer does.
+operation: of two kernels forward and two backward for batch normalisation, of one each for group
+normalisation.  Weight gradients run beside the rest on a stream of their own, because nothing
+waits for them until the optimizer does.
 
 :func:`fuse` rewrites a model that :mod:`torch.fx` can trace; the kernels are written in Triton
-(:mod:`unwalk.engines.norm_kernels`).
+(:mod:`unwalk.engines.norm_kernels`, :mod:`unwalk.engines.group_kernels`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import operator
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 
@@ -20,7 +22,12 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from unwalk.engines.fused_layers import Convolution, First, Layer, Normalisation
+from unwalk.engines.fused_layers import Convolution, First, Layer, Linear, Normalisation
+from unwalk.engines.group_layers import GroupLayer, GroupNormalisation
+from unwalk.engines.shares import Shares
+
+Places = Mapping[torch.Tensor, torch.Tensor]
+"""Where the gradient of a trainable parameter belongs."""
 
 
 @cache
@@ -35,29 +42,31 @@ class Fused:
     Modules, and so parameters, are the given model's own.  Its buffers are copied in by
     :meth:`load` and back by :meth:`store`.  ``side`` is the stream of the weight gradients of
     convolutions; whoever reads them has to wait for it.  Gradients of all that was rewritten land
-    in ``places``.
+    in ``places``, or with ``shares`` what each record adds to them lands there.
     """
 
     def __init__(
         self,
         model: nn.Module,
         side: torch.cuda.Stream | None,
-        places: Mapping[torch.Tensor, torch.Tensor],
+        places: Places,
+        shares: Shares | None = None,
     ) -> None:
         self.norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
         self.network = traced = fx.symbolic_trace(model)
         channels = [norm.num_features for norm in self.norms]
-        device = self.norms[0].weight.device
+        device = next(iter(places)).device
         self.running = torch.zeros(2, sum(channels), device=device)
         self.news = torch.zeros_like(self.running)
         self.sums = torch.zeros(4, sum(channels), dtype=torch.int64, device=device)
         rates = [torch.full((n.num_features,), n.momentum or 0.0) for n in self.norms]
-        self.rates = torch.cat(rates).to(device)
+        self.rates = torch.cat([torch.zeros(0), *rates]).to(device)
         self.held = [v for flat in self.running for v in flat.split(channels)]
         starts = [sum(channels[:number]) for number in range(len(channels))]
         self.slices = [slice(a, a + n) for a, n in zip(starts, channels, strict=True)]
         self.placed: set[torch.Tensor] = set()
-        self._rewrite(traced, side, places)
+        _check_uses(traced)
+        self._rewrite(traced, side, places, shares)
         traced.graph.lint()
         traced.recompile()
 
@@ -83,11 +92,13 @@ class Fused:
 
     def load(self) -> None:
         """Take the model's running statistics over."""
-        torch._foreach_copy_(self.held, self._buffers)
+        if self.held:
+            torch._foreach_copy_(self.held, self._buffers)
 
     def store(self) -> None:
         """Give them back."""
-        torch._foreach_copy_(self._buffers, self.held)
+        if self.held:
+            torch._foreach_copy_(self._buffers, self.held)
 
     @property
     def state(self) -> list[torch.Tensor]:
@@ -106,7 +117,8 @@ class Fused:
         self,
         traced: fx.GraphModule,
         side: torch.cuda.Stream | None,
-        places: Mapping[torch.Tensor, torch.Tensor],
+        places: Places,
+        shares: Shares | None,
     ) -> None:
         for node in list(traced.graph.nodes):
             if isinstance(_module(traced, node), nn.Identity):
@@ -129,27 +141,40 @@ class Fused:
                 )
                 self.placed |= {norm.weight, norm.bias}
                 shifted.add(_fuse_norm(traced, node, layer))
+            elif isinstance(norm, nn.GroupNorm) and _trained(norm, places):
+                grouped = GroupLayer(
+                    weight=norm.weight,
+                    bias=norm.bias,
+                    for_weight=places[norm.weight],
+                    for_bias=places[norm.bias],
+                    groups=norm.num_groups,
+                    eps=norm.eps,
+                    side=side,
+                    shares=shares,
+                )
+                self.placed |= {norm.weight, norm.bias}
+                _fuse_norm(traced, node, grouped)
         for node in list(traced.graph.nodes):
-            conv = _module(traced, node)
-            if not isinstance(conv, nn.Conv2d) or not _plain(conv):
-                continue
-            source = node.args[0]
-            outermost = source.op == "placeholder" and len(source.users) == 1
-            biased = conv.bias is not None and conv not in shifted
-            kind = First if outermost and First.takes(conv, biased=biased) else Convolution
-            mine = kind(conv, side, places[conv.weight], biased=biased)
-            self.placed.add(conv.weight)
-            traced.add_submodule(str(node.target), mine)
+            module = _module(traced, node)
+            if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
+                source = node.args[0]
+                outermost = source.op == "placeholder" and len(source.users) == 1
+                biased = module.bias is not None and module not in shifted
+                kind = First if outermost and First.takes(module) else Convolution
+                mine = kind(module, side, places[module.weight], biased=biased, shares=shares)
+                self.placed.add(module.weight)
+                traced.add_submodule(str(node.target), mine)
+            elif isinstance(module, nn.Linear) and shares and _trained(module, places):
+                traced.add_submodule(str(node.target), Linear(module, side, shares))
 
 
-def fuse(
-    model: nn.Module,
-    side: torch.cuda.Stream | None,
-    places: Mapping[torch.Tensor, torch.Tensor],
-) -> Fused | None:
+def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:
     """The rewritten network, or None where it cannot be traced or has nothing to fuse."""
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    if not norms or not available() or not all(_usual(norm) for norm in norms):
+    grouped = [m for m in model.modules() if isinstance(m, nn.GroupNorm) and _trained(m, places)]
+    if not (norms or grouped) or not available():
+        return None
+    if not all(_usual(norm) and _trained(norm, places) for norm in norms):
         return None
     if sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()) > len(norms):
         return None
@@ -157,6 +182,51 @@ def fuse(
         return Fused(model, side, places)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
         return None
+
+
+def fuse_shares(
+    model: nn.Module, side: torch.cuda.Stream | None, places: Places, shares: Shares
+) -> Fused | None:
+    """The network that fills ``shares``, or None where some layer cannot.
+
+    Trainable may be convolutions in one group, linear layers and group normalisations, each with
+    all of its parameters.
+    """
+    mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if not available() or not places or mixes:
+        return None
+    known: set[torch.Tensor] = set()
+    for module in model.modules():
+        if type(module) in (nn.Conv2d, nn.Linear, nn.GroupNorm) and _trained(module, places):
+            if isinstance(module, nn.Conv2d) and not (_plain(module) and module.groups == 1):
+                return None
+            known |= set(module.parameters())
+    if known != set(places):
+        return None
+    try:
+        return Fused(model, side, places, shares)
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _check_uses(traced: fx.GraphModule) -> None:
+    """Places take one gradient: a parameter that is used twice cannot have one."""
+    used: Counter[torch.Tensor] = Counter()
+    for node in traced.graph.nodes:
+        module = _module(traced, node)
+        used.update([] if module is None else module.parameters())
+        if node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            used.update([getattr(traced.get_submodule(owner), name)])
+    if any(count > 1 for count in used.values()):
+        raise ValueError("a parameter is used twice.")
+
+
+def _trained(layer: nn.Module, places: Places) -> bool:
+    """Whether its weight, and its bias where it has one, are parameters that are trained."""
+    if layer.weight is None or (layer.bias is None and isinstance(layer, nn.GroupNorm)):
+        return False
+    return layer.weight in places and (layer.bias is None or layer.bias in places)
 
 
 def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
@@ -196,11 +266,13 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return users[0] if len(users) == 1 else None
 
 
-def _fuse_norm(traced: fx.GraphModule, node: fx.Node, layer: Layer) -> nn.Conv2d | None:
+def _fuse_norm(
+    traced: fx.GraphModule, node: fx.Node, layer: Layer | GroupLayer
+) -> nn.Conv2d | None:
     """Put one call in the place of a normalisation and of what follows it.
 
-    Returns the convolution in front whose bias may be left out: it only shifts the mean that is
-    taken away again.
+    Returns the convolution in front whose bias may be left out: it only shifts the mean that batch
+    normalisation takes away again.
     """
     graph = traced.graph
     source = node.args[0]
@@ -214,7 +286,8 @@ def _fuse_norm(traced: fx.GraphModule, node: fx.Node, layer: Layer) -> nn.Conv2d
     if follower is not None and follower.target in (operator.add, torch.add):
         others = [a for a in follower.args if a is not node]
         behind = _only_user(follower)
-        if len(others) == 1 and isinstance(others[0], fx.Node) and behind is not None:
+        plain = len(others) == 1 and not follower.kwargs
+        if plain and isinstance(others[0], fx.Node) and behind is not None:
             earlier = list(graph.nodes).index(others[0]) < list(graph.nodes).index(node)
             if earlier and _is_relu(traced, behind):  # the later one of two takes the sum
                 gone, other = [node, follower, behind], others[0]
@@ -227,7 +300,13 @@ def _fuse_norm(traced: fx.GraphModule, node: fx.Node, layer: Layer) -> nn.Conv2d
     pooled = _is_pool(traced, last)
     twice = len(last.users) == 2 and not pooled
     name = f"{str(node.target).replace('.', '_')}_fused"
-    mine = Normalisation(layer, shifted, relu=len(gone) > 1, pooled=pooled, twice=twice)
+    relu = len(gone) > 1
+    mine: nn.Module
+    if isinstance(layer, GroupLayer):
+        shifted = None
+        mine = GroupNormalisation(layer, relu=relu, pooled=pooled, twice=twice)
+    else:
+        mine = Normalisation(layer, shifted, relu=relu, pooled=pooled, twice=twice)
     traced.add_module(name, mine)
     with graph.inserting_before(last):
         call = graph.call_module(name, (source,) if other is None else (source, other))

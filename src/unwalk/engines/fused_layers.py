@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unwalk.engines.shares import Shares, share_convolution, share_first, share_linear
+
 WIDTH = 8
 """Tensor cores want channels in multiples of this."""
 PATCH = 64
@@ -38,28 +40,41 @@ class Layer:
 
 
 class Convolution(nn.Module):
-    """A convolution whose weight gradient runs on a side stream, and lands in ``place``."""
+    """A convolution whose weight gradient runs on a side stream, and lands in ``place``.
+
+    With ``shares``, what each record adds to it goes there instead.
+    """
 
     def __init__(
-        self, conv: nn.Conv2d, side: torch.cuda.Stream | None, place: torch.Tensor, *, biased: bool
+        self,
+        conv: nn.Conv2d,
+        side: torch.cuda.Stream | None,
+        place: torch.Tensor,
+        *,
+        biased: bool,
+        shares: Shares | None = None,
     ) -> None:
         super().__init__()
-        self.conv, self.side, self.biased = conv, side, biased
+        self.conv, self.side, self.biased, self.shares = conv, side, biased, shares
         self.place = (place,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         conv = self.conv
+        if self.shares is not None:
+            self.shares.check(x, 4)
         how = (conv.stride, conv.padding, conv.dilation, conv.groups)
         bias = conv.bias if self.biased else None
-        y: torch.Tensor = _apply(_Convolve, x, conv.weight, bias, how, self.side, self.place[0])
+        where = (self.side, self.place[0], self.shares)
+        y: torch.Tensor = apply(_Convolve, x, conv.weight, bias, how, *where)
         return y
 
 
-def _apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+def apply(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """The function's result, of any type."""
     return function.apply(*given)
 
 
-class _Beside:
+class Beside:
     """Work on the side stream, which starts when all that was asked for so far is done."""
 
     def __init__(self, side: torch.cuda.Stream | None, *read: torch.Tensor) -> None:
@@ -89,9 +104,11 @@ class _Convolve(torch.autograd.Function):
         how: tuple[Pair, Pair, Pair, int],
         side: torch.cuda.Stream | None,
         place: torch.Tensor,
+        shares: Shares | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.side, ctx.place = how, side, place
+        ctx.how, ctx.side, ctx.place, ctx.shares = how, side, place, shares
+        ctx.mine = weight, bias
         ctx.biased = bias is not None
         return functional.conv2d(x, weight, bias, *how)
 
@@ -108,11 +125,16 @@ class _Convolve(torch.autograd.Function):
             )
             return found
 
-        with _Beside(ctx.side, gradient, x):
-            _, for_weight, for_bias = back(False, True, ctx.biased)
-            ctx.place.copy_(for_weight)
+        mine: tuple[torch.Tensor | None, ...] = (None, None)
+        with Beside(ctx.side, gradient, x):
+            if ctx.shares is not None:
+                share_convolution(ctx.shares, x, gradient, ctx.mine, ctx.how[:3])
+            else:
+                _, for_weight, for_bias = back(False, True, ctx.biased)
+                ctx.place.copy_(for_weight)
+                mine = ctx.place, for_bias
         for_x = back(True, False, False)[0] if ctx.needs_input_grad[0] else None
-        return for_x, ctx.place, for_bias, None, None, None
+        return for_x, *mine, None, None, None, None
 
 
 class First(nn.Module):
@@ -124,10 +146,16 @@ class First(nn.Module):
     """
 
     def __init__(
-        self, conv: nn.Conv2d, side: torch.cuda.Stream | None, place: torch.Tensor, *, biased: bool
+        self,
+        conv: nn.Conv2d,
+        side: torch.cuda.Stream | None,
+        place: torch.Tensor,
+        *,
+        biased: bool,
+        shares: Shares | None = None,
     ) -> None:
         super().__init__()
-        self.conv, self.side = conv, side
+        self.conv, self.side, self.biased, self.shares = conv, side, biased, shares
         self.place = (place,)
         self.columns = conv.weight[0].numel()
         self.width = -(-self.columns // WIDTH) * WIDTH
@@ -135,10 +163,10 @@ class First(nn.Module):
         self.wide = (weight.new_zeros(len(weight), self.width),)
 
     @staticmethod
-    def takes(conv: nn.Conv2d, *, biased: bool) -> bool:
-        """Patches of few numbers, no bias of its own, nothing unusual."""
+    def takes(conv: nn.Conv2d) -> bool:
+        """Patches of few numbers, nothing unusual."""
         plain = conv.groups == 1 and conv.dilation == (1, 1)
-        return conv.weight[0].numel() <= PATCH and plain and not biased
+        return conv.weight[0].numel() <= PATCH and plain
 
     def table(self, room: torch.Tensor | None, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The patches of pictures (..., channels, height, width), written into ``room``."""
@@ -155,8 +183,11 @@ class First(nn.Module):
         return room
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = (x, self.conv.weight, self.wide[0], self.side, self.place[0])
-        y: torch.Tensor = _apply(_Product, *given)
+        if self.shares is not None:
+            self.shares.check(x, 4)
+        bias = self.conv.bias if self.biased else None
+        where = (self.side, self.place[0], self.shares)
+        y: torch.Tensor = apply(_Product, x, self.conv.weight, bias, self.wide[0], *where)
         return y
 
 
@@ -166,28 +197,73 @@ class _Product(torch.autograd.Function):
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
+        bias: torch.Tensor | None,
         wide: torch.Tensor,
         side: torch.cuda.Stream | None,
         place: torch.Tensor,
+        shares: Shares | None,
     ) -> torch.Tensor:
         columns = weight[0].numel()
         wide[:, :columns].copy_(weight.permute(0, 2, 3, 1).reshape(len(weight), -1))
         ctx.save_for_backward(x)
-        ctx.side, ctx.place = side, place
+        ctx.side, ctx.place, ctx.shares, ctx.mine = side, place, shares, (weight, bias)
         batch, rows, across, width = x.shape
-        y = (x.view(-1, width) @ wide.t()).view(batch, rows, across, -1)
-        return y.permute(0, 3, 1, 2)
+        table = x.view(-1, width)
+        y = table @ wide.t() if bias is None else torch.addmm(bias, table, wide.t())
+        return y.view(batch, rows, across, -1).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
         out, channels, high, across = ctx.place.shape
         gradient = gradients[0].permute(0, 2, 3, 1).reshape(-1, out)
-        with _Beside(ctx.side, gradient, x):
+        with Beside(ctx.side, gradient, x):
+            if ctx.shares is not None:
+                share_first(ctx.shares, x.flatten(1, 2), gradient, ctx.mine)
+                return (None,) * 7
             full = gradient.t() @ x.view(-1, x.shape[3])
             mine = full[:, : channels * high * across].unflatten(1, (high, across, channels))
             ctx.place.copy_(mine.permute(0, 3, 1, 2))
-        return None, ctx.place, None, None, None
+            for_bias = None if ctx.mine[1] is None else gradient.sum(0)
+        return None, ctx.place, for_bias, None, None, None, None
+
+
+class Linear(nn.Module):
+    """A linear layer that gives ``shares`` what each record adds to its gradients."""
+
+    def __init__(self, linear: nn.Linear, side: torch.cuda.Stream | None, shares: Shares) -> None:
+        super().__init__()
+        self.linear, self.side, self.shares = linear, side, shares
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.shares.check(x, 2)
+        given = (x, self.linear.weight, self.linear.bias, self.side, self.shares)
+        y: torch.Tensor = apply(_Linear, *given)
+        return y
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        side: torch.cuda.Stream | None,
+        shares: Shares,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mine, ctx.side, ctx.shares = (weight, bias), side, shares
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        with Beside(ctx.side, gradient, x):
+            share_linear(ctx.shares, x, gradient, ctx.mine)
+        for_x = gradient @ weight if ctx.needs_input_grad[0] else None
+        return for_x, None, None, None, None
 
 
 class Normalisation(nn.Module):
@@ -210,11 +286,11 @@ class Normalisation(nn.Module):
         shift = None if self.shifted is None else self.shifted.bias
         x = x.contiguous(memory_format=torch.channels_last)
         if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
-            return _apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
+            return apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
         given = (x, layer.weight, layer.bias, shift, other, layer, self.relu, self.twice)
-        y = _apply(_Normalise, *given)
+        y = apply(_Normalise, *given)
         return functional.max_pool2d(y, 2) if self.pooled else y
 
 
