@@ -6,7 +6,6 @@ runs them without a device where Triton is installed.
 """
 
 import importlib.util
-import math
 import os
 
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 from unwalk.core.program import StepRule
 from unwalk.core.token import Layout
-from unwalk.engines import batched, batched_conv, team
+from unwalk.engines import batched, team
 from unwalk.engines.batched import BatchedGradient
 from unwalk.engines.batched_conv import FusedConv2d
 from unwalk.engines.team import Batch, Kind, Team
@@ -172,21 +171,6 @@ def test_the_one_pass_update_equals_the_plain_one(optimizer, clipped):
     for slot, moment in teams[1].moments.items():
         assert torch.allclose(teams[0].moments[slot], moment, rtol=1e-5, atol=1e-6)
         assert torch.equal(teams[0].moments[slot][2], moments[slot][2])
-
-
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_operands_are_rounded_to_tf32_where_that_is_asked_for(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(batched_conv, "ROUNDED", True)
-    half = 2.0**-11  # of the last bit that is kept
-    given = [1.0 + half, 1.0 + half - 2.0**-20, 1.0 + 3 * half, -1.0 - half, math.inf, math.nan]
-    want = [1.0 + 2 * half, 1.0, 1.0 + 4 * half, -1.0 - 2 * half, math.inf, math.nan]
-    pictures = torch.tensor(given, device=DEVICE).view(1, 6, 1, 1, 1)
-    weight = torch.ones(1, 1, 1, 1, 1, device=DEVICE)
-    out, _ = batched_conv.convolve(pictures, weight, None, batched_conv.Spec((1, 1), 1, 0))
-    assert torch.equal(
-        out.view(-1).nan_to_num(7.0), torch.tensor(want, device=DEVICE).nan_to_num(7.0)
-    )
 
 
 @pytest.mark.device

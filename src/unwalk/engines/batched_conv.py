@@ -20,8 +20,6 @@ from unwalk.engines.fused import available
 
 PLAIN, GATED, UNPOOLED = 0, 1, 2
 """What a gradient is read through: nothing, a ReLU, or a ReLU and a 2x2 pool."""
-ROUNDED = False
-"""Whether kernels round float32 to TF32; tensor cores cut bits off, which shrinks products."""
 PROGRAMS = 1056
 """Programs that a launch should have at least: eight for each multiprocessor of a large card."""
 
@@ -62,10 +60,9 @@ def next_power(number: int, low: int, high: int) -> int:
     return min(high, max(low, 1 << (number - 1).bit_length()))
 
 
-def _precision() -> dict[str, Any]:
+def _precision() -> str:
     """TF32 where torch's own convolutions would take it."""
-    low = torch.backends.cudnn.allow_tf32
-    return {"PRECISION": "tf32" if low else "ieee", "ROUND": low and ROUNDED}
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def channels_last(pictures: torch.Tensor) -> torch.Tensor:
@@ -73,8 +70,16 @@ def channels_last(pictures: torch.Tensor) -> torch.Tensor:
     return pictures.movedim(2, -1).contiguous()
 
 
-def convolve_tiles(channels: int, depth: int, outputs: int, through: int) -> dict[str, int]:
-    """Tiles of a convolution: one tap of the kernel at a time where channels are many."""
+def is_small(channels: int, outputs: int, height: int, width: int) -> bool:
+    """Whether a layer has few channels and pictures of at most 8x8, the places of one tile."""
+    return max(channels, outputs) <= 32 and height * width <= 64
+
+
+def convolve_tiles(channels: int, depth: int, outputs: int, cached: bool) -> dict[str, int]:
+    """Tiles of a convolution: one tap of the kernel at a time where channels are many.
+
+    One stage reads through the first-level cache; copies ahead, of several stages, go past it.
+    """
     return {
         "BLOCK_M": 128,
         "BLOCK_N": next_power(outputs, 16, 128),
@@ -82,18 +87,19 @@ def convolve_tiles(channels: int, depth: int, outputs: int, through: int) -> dic
         if channels % 16 == 0
         else next_power(depth, 16, 64),
         "num_warps": 4,
-        "num_stages": 3,
+        "num_stages": 1 if cached else 3,
     }
 
 
-def weigh_tiles(channels: int, depth: int, outputs: int, through: int) -> dict[str, int]:
-    """Tiles of a weight gradient."""
+def weigh_tiles(channels: int, depth: int, outputs: int, small: bool) -> dict[str, int]:
+    """Tiles of a weight gradient; several of a small layer read the same places from a cache."""
+    rows = next_power(depth, 16, 32 if small else 64)
     return {
-        "BLOCK_M": next_power(depth, 16, 64),
+        "BLOCK_M": rows,
         "BLOCK_N": next_power(outputs, 16, 128),
         "BLOCK_R": 64,
-        "num_warps": 4,
-        "num_stages": 3,
+        "num_warps": 2 if small else 4,
+        "num_stages": 1 if small and depth > rows else 3,
     }
 
 
@@ -146,7 +152,8 @@ def _launch_convolve(
     outputs = weight.shape[1]
     places = count * size[0] * size[1]
     depth = channels * spec.kernel[0] * spec.kernel[1]
-    tiles = convolve_tiles(channels, depth, outputs, through)
+    cached = through == UNPOOLED and is_small(channels, outputs, *size)
+    tiles = convolve_tiles(channels, depth, outputs, cached)
     down, across = math.ceil(places / tiles["BLOCK_M"]), math.ceil(outputs / tiles["BLOCK_N"])
     grid = (down * across, models)
     kernels.convolve[grid](
@@ -172,7 +179,7 @@ def _launch_convolve(
         BIAS=bias is not None,
         RELU=spec.relu,
         POOL=spec.pool,
-        **_precision(),
+        PRECISION=_precision(),
         **tiles,
     )
 
@@ -247,10 +254,12 @@ def _weight_gradient(
     high, wide = spec.out(height, width)
     outputs, places = weight.shape[1], count * high * wide
     depth = channels * spec.kernel[0] * spec.kernel[1]
-    tiles = weigh_tiles(channels, depth, outputs, spec.through)
+    small = is_small(channels, outputs, height, width)
+    tiles = weigh_tiles(channels, depth, outputs, small)
     run = tiles["BLOCK_R"]
     programs = math.ceil(depth / tiles["BLOCK_M"]) * math.ceil(outputs / tiles["BLOCK_N"])
-    parts = max(1, min(PROGRAMS // (programs * models), places // (4 * run)))
+    wanted = 4 * PROGRAMS if small else PROGRAMS  # a multiprocessor holds 32 of two warps
+    parts = max(1, min(wanted // (programs * models), places // (4 * run)))
     share = math.ceil(places / parts / run) * run
     parts = math.ceil(places / share)
     weights = torch.empty(models, parts, depth, outputs, device=slope.device)
@@ -276,7 +285,7 @@ def _weight_gradient(
         COLUMNS=spec.kernel[1],
         STRIDE=spec.stride,
         PAD=spec.padding,
-        **_precision(),
+        PRECISION=_precision(),
         **tiles,
     )
     whole = weights.sum(1) if parts > 1 else weights[:, 0]

@@ -24,7 +24,9 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace
 from unwalk.engines import fused
+from unwalk.engines.early import Early
 from unwalk.engines.fused_clipped import Clipped
+from unwalk.engines.fused_layers import Convolution
 from unwalk.engines.per_example import check_per_example, clipped_gradients
 from unwalk.engines.shadow import Block, blocks_of, flattened, shadow_of
 from unwalk.engines.shares import Unfit
@@ -167,8 +169,18 @@ class CapturedSteps:
         self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
     ) -> _Graph:
         update = self._update(op)
+        early = self._early(op, x.shape[1])
+
+        def simply(block: Block) -> None:
+            update(block, self.knobs[1], self.knobs, self.counter)
 
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
+            if early is not None and self.side is not None:
+                with early.during(self.side, simply):
+                    self._gradient(batch, labels)
+                for block in early.rest():
+                    simply(block)
+                return
             if op.clip_per_example is None:
                 self._gradient(batch, labels)
             else:
@@ -216,6 +228,15 @@ class CapturedSteps:
             if x.dim() == 6:
                 room = room.permute(0, 1, 2, 4, 5, 3).contiguous().permute(0, 1, 2, 5, 3, 4)
         return room.copy_(x)
+
+    def _early(self, op: Steps, minibatches: int) -> Early | None:
+        """Where a step needs no more than the gradient of one minibatch, parts of it come early."""
+        alone = op.clip is None and op.clip_per_example is None and not op.noise
+        if self.fused is None or not alone or minibatches > 1 or op.rule.optimizer == "adam":
+            return None
+        found = [m for m in self.fused.network.modules() if isinstance(m, Convolution)]
+        early = Early(self.blocks, found)
+        return early if early.pieces else None
 
     def _update(self, op: Steps) -> Update:
         by_kernel = self.kernels and op.rule.optimizer != "adam"

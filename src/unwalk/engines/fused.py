@@ -1,13 +1,15 @@
 """A network out of fewer kernels, for captured steps on a CUDA device.
 
-In a step of a small batch most time goes into kernels that only move memory.  Here a
-normalisation and what follows it (the sum round a residual block, a ReLU, a pool) are one
-operation: of two kernels forward and two backward for batch normalisation, of one each for group
-normalisation.  Weight gradients run beside the rest on a stream of their own, because nothing
-waits for them until the optimizer does.
+In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
+and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
+kernels forward and two backward for batch normalisation, of one each for group normalisation.  So
+is the mean over all places with the linear layer behind it: of one kernel forward and two backward.
+Weight gradients run beside the rest on a stream of their own, because nothing waits for them until
+the optimizer does.
 
 :func:`fuse` rewrites a model that :mod:`torch.fx` can trace; the kernels are written in Triton
-(:mod:`unwalk.engines.norm_kernels`, :mod:`unwalk.engines.group_kernels`).
+(:mod:`unwalk.engines.norm_kernels`, :mod:`unwalk.engines.group_kernels`,
+:mod:`unwalk.engines.head_kernels`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.nn import functional
 
 from unwalk.engines.fused_layers import Convolution, First, Layer, Linear, Normalisation
 from unwalk.engines.group_layers import GroupLayer, GroupNormalisation
+from unwalk.engines.head_layers import Head
 from unwalk.engines.shares import Shares
 
 Places = Mapping[torch.Tensor, torch.Tensor]
@@ -166,6 +169,11 @@ class Fused:
                 traced.add_submodule(str(node.target), mine)
             elif isinstance(module, nn.Linear) and shares and _trained(module, places):
                 traced.add_submodule(str(node.target), Linear(module, side, shares))
+            elif isinstance(module, nn.Linear) and _trained(module, places) and Head.takes(module):
+                bias = module.bias
+                head = Head(module, side, places[module.weight], places.get(bias))
+                if _fuse_head(traced, node, head):
+                    self.placed |= {p for p in (module.weight, bias) if p is not None}
 
 
 def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:
@@ -318,3 +326,37 @@ def _fuse_norm(
     for old in reversed(gone):
         graph.erase_node(old)
     return shifted
+
+
+def _is_mean(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """The mean over all places."""
+    pool = _module(traced, node)
+    return isinstance(pool, nn.AdaptiveAvgPool2d) and pool.output_size in (1, (1, 1))
+
+
+def _is_flatten(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """One row a record."""
+    layer = _module(traced, node)
+    if isinstance(layer, nn.Flatten):
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    named = (node.op, node.target)
+    if named not in (("call_function", torch.flatten), ("call_method", "flatten")):
+        return False
+    return (node.args[1:], node.kwargs) in (((1,), {}), ((1, -1), {}), ((), {"start_dim": 1}))
+
+
+def _fuse_head(traced: fx.GraphModule, node: fx.Node, head: Head) -> bool:
+    """Put one call in the place of mean, flatten and linear layer, where it is behind both."""
+    flat = node.args[0] if node.args else None
+    if not isinstance(flat, fx.Node) or not _is_flatten(traced, flat) or not flat.args:
+        return False
+    mean = flat.args[0]
+    if not isinstance(mean, fx.Node) or not _is_mean(traced, mean) or not mean.args:
+        return False
+    if _only_user(flat) is None or _only_user(mean) is None:
+        return False
+    traced.add_submodule(str(node.target), head)
+    node.args = mean.args
+    for old in (flat, mean):
+        traced.graph.erase_node(old)
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from unwalk.engines.convolutions import How, convolve, input_gradient, weight_gradient
 from unwalk.engines.shares import Shares, share_convolution, share_first, share_linear
 
 WIDTH = 8
 """Tensor cores want channels in multiples of this."""
 PATCH = 64
 """Numbers that a place of the first layer may see, for the layer to be a matrix product."""
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,11 @@ class Layer:
 class Convolution(nn.Module):
     """A convolution whose weight gradient runs on a side stream, and lands in ``place``.
 
-    With ``shares``, what each record adds to it goes there instead.
+    With ``shares``, what each record adds to it goes there instead.  ``after`` is told the weight
+    when its gradient is under way and nothing that comes later reads it.
     """
+
+    after: Callable[[torch.Tensor], None] | None = None
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Convolution(nn.Module):
             self.shares.check(x, 4)
         how = (conv.stride, conv.padding, conv.dilation, conv.groups)
         bias = conv.bias if self.biased else None
-        where = (self.side, self.place[0], self.shares)
+        where = (self.side, self.place[0], self.shares, self.after)
         y: torch.Tensor = apply(_Convolve, x, conv.weight, bias, how, *where)
         return y
 
@@ -101,40 +104,34 @@ class _Convolve(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        how: tuple[Pair, Pair, Pair, int],
+        how: How,
         side: torch.cuda.Stream | None,
         place: torch.Tensor,
         shares: Shares | None,
+        after: Callable[[torch.Tensor], None] | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.side, ctx.place, ctx.shares = how, side, place, shares
+        ctx.how, ctx.side, ctx.place, ctx.shares, ctx.after = how, side, place, shares, after
         ctx.mine = weight, bias
-        ctx.biased = bias is not None
-        return functional.conv2d(x, weight, bias, *how)
+        return convolve(x, weight, bias, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
-        stride, padding, dilation, groups = ctx.how
-        sizes = [weight.shape[0]] if ctx.biased else None
-
-        def back(*wanted: bool) -> tuple[torch.Tensor | None, ...]:
-            found: tuple[torch.Tensor | None, ...] = torch.ops.aten.convolution_backward(
-                gradient, x, weight, sizes, stride, padding, dilation, False, (0, 0), groups, wanted
-            )
-            return found
-
         mine: tuple[torch.Tensor | None, ...] = (None, None)
         with Beside(ctx.side, gradient, x):
             if ctx.shares is not None:
-                share_convolution(ctx.shares, x, gradient, ctx.mine, ctx.how[:3])
+                share_convolution(ctx.shares, x, gradient, ctx.mine, ctx.how)
             else:
-                _, for_weight, for_bias = back(False, True, ctx.biased)
-                ctx.place.copy_(for_weight)
-                mine = ctx.place, for_bias
-        for_x = back(True, False, False)[0] if ctx.needs_input_grad[0] else None
-        return for_x, *mine, None, None, None, None
+                weight_gradient(gradient, x, weight, ctx.how, ctx.place)
+                mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
+        for_x = None
+        if ctx.needs_input_grad[0]:
+            for_x = input_gradient(gradient, x, weight, ctx.how)
+        if ctx.after is not None:
+            ctx.after(ctx.mine[0])
+        return for_x, *mine, None, None, None, None, None
 
 
 class First(nn.Module):

@@ -60,19 +60,6 @@ def _read(
 
 
 @triton.jit
-def _operand(value, ROUND: tl.constexpr):
-    """One side of a product: float32 rounded to TF32, of which tensor cores would cut bits off.
-
-    Cut values are too small on average, and such an error does not average out over a sum.
-    """
-    if ROUND and value.dtype == tl.float32:
-        bits = value.to(tl.int32, bitcast=True)
-        near = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-        value = tl.where(value == value, near, value)
-    return value
-
-
-@triton.jit
 def convolve(
     source,
     gate,
@@ -97,7 +84,6 @@ def convolve(
     RELU: tl.constexpr,
     POOL: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROUND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -169,9 +155,7 @@ def convolve(
             mask=(outputs < OUTPUTS)[None, :] & (inner < depth)[:, None],
             other=0.0,
         )
-        left_side = _operand(patch.to(weight.dtype), ROUND)
-        right_side = _operand(weight, ROUND)
-        total = tl.dot(left_side, right_side, total, input_precision=PRECISION)
+        total = tl.dot(patch.to(weight.dtype), weight, total, input_precision=PRECISION)
     if BIAS:
         given = tl.load(bias + model * OUTPUTS + outputs, mask=outputs < OUTPUTS, other=0.0)
         total += given.to(tl.float32)[None, :]
@@ -214,7 +198,6 @@ def weigh(
     STRIDE: tl.constexpr,
     PAD: tl.constexpr,
     PRECISION: tl.constexpr,
-    ROUND: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -264,9 +247,8 @@ def weigh(
             THROUGH,
         )
         sums += tl.sum(slope.to(tl.float32), 0)
-        left_side = tl.trans(_operand(patch, ROUND))
-        right_side = _operand(slope.to(patch.dtype), ROUND)
-        total = tl.dot(left_side, right_side, total, input_precision=PRECISION)
+        slope = slope.to(patch.dtype)
+        total = tl.dot(tl.trans(patch), slope, total, input_precision=PRECISION)
     place = model * parts + part
     at = (place * depth + inner[:, None]) * OUTPUTS + outputs[None, :]
     tl.store(weights + at, total, mask=(inner < depth)[:, None] & (outputs < OUTPUTS)[None, :])

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from unwalk.engines.convolutions import How, weight_gradient
+
 Weighted = Callable[[torch.Tensor], torch.Tensor]
 """From the records' factors to a parameter's gradient."""
-
-
-Pair = tuple[int, int]
 
 
 class Unfit(Exception):
@@ -75,7 +74,7 @@ def share_convolution(
     x: torch.Tensor,
     gradient: torch.Tensor,
     parameters: tuple[torch.Tensor, torch.Tensor | None],
-    how: tuple[Pair, Pair, Pair],
+    how: How,
 ) -> None:
     """A convolution's: norms of its weight's gradients, which are too many to list."""
     from unwalk.engines import share_kernels
@@ -83,18 +82,14 @@ def share_convolution(
     weight, bias = parameters
     x = x.contiguous(memory_format=torch.channels_last)
     gradient = gradient.contiguous(memory_format=torch.channels_last)
-    stride, padding, dilation = how
 
     def weighted(factors: torch.Tensor) -> torch.Tensor:
-        scaled = share_kernels.scaled(gradient, factors)
-        found: torch.Tensor = torch.ops.aten.convolution_backward(
-            scaled, x, weight, None, stride, padding, dilation, False, (0, 0), 1,
-            (False, True, False),
-        )[1]  # fmt: skip
+        found = torch.empty_like(weight)
+        weight_gradient(share_kernels.scaled(gradient, factors), x, weight, how, found)
         return found
 
     squares = share_kernels.convolution_squares(
-        x, gradient, (weight.shape[2], weight.shape[3]), how
+        x, gradient, (weight.shape[2], weight.shape[3]), how[:3]
     )
     shares.add(weight, squares, weighted)
     if bias is not None:

@@ -1,0 +1,89 @@
+"""Convolutions of fused networks and their gradients.
+
+Kernels of our own compute them where they fit (:mod:`unwalk.engines.conv_kernels`: bfloat16 on
+NVIDIA's Hopper, 3x3 or 1x1), cuDNN's elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+Pair = tuple[int, int]
+How = tuple[Pair, Pair, Pair, int]
+"""Stride, padding, dilation and groups."""
+
+
+@cache
+def _gluon() -> bool:
+    try:
+        return importlib.util.find_spec("triton.experimental.gluon") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
+    """Whether our kernels take it."""
+    stride, padding, dilation, groups = how
+    half = weight.shape[2] // 2
+    usual = stride[0] == stride[1] and padding == (half, half) and dilation == (1, 1)
+    if not (x.is_cuda and x.dtype == torch.bfloat16 and usual and groups == 1 and _gluon()):
+        return False
+    from unwalk.engines import conv_kernels
+
+    return conv_kernels.fits(x, weight, stride[0])
+
+
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
+) -> torch.Tensor:
+    """The convolution itself."""
+    if bias is None and ours(x, weight, how):
+        from unwalk.engines import conv_kernels
+
+        return conv_kernels.convolve(x, weight, how[0][0])
+    return functional.conv2d(x, weight, bias, *how)
+
+
+def input_gradient(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, how: How
+) -> torch.Tensor:
+    """The gradient of ``x`` from that of the output."""
+    if ours(x, weight, how):
+        from unwalk.engines import conv_kernels
+
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        return conv_kernels.input_gradient(gradient, weight, how[0][0])
+    found: torch.Tensor = _back(gradient, x, weight, how, (True, False, False))[0]
+    return found
+
+
+def weight_gradient(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, how: How, place: torch.Tensor
+) -> None:
+    """Writes the gradient of ``weight`` into ``place``."""
+    lies = place.is_contiguous(memory_format=torch.channels_last)
+    if lies and ours(x, weight, how):
+        from unwalk.engines import conv_kernels
+
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        conv_kernels.weight_gradient(gradient, x, place, how[0][0])
+    else:
+        place.copy_(_back(gradient, x, weight, how, (False, True, False))[1])
+
+
+def _back(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    how: How,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[torch.Tensor, ...]:
+    stride, padding, dilation, groups = how
+    found: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted
+    )
+    return found
