@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,16 +25,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from unwalk.engines.fused_layers import COPIES, Layer
+
 DEPTH = 64
 """Channels are read in multiples of this."""
 STAGES = 4
 """Tiles that are on their way at a time."""
 PROGRAMS = 100
 """Tiles are made smaller until there are so many: most multiprocessors have work then."""
-PROCESSORS = 132
-"""Multiprocessors of the device."""
-SHARED = 220 * 1024
-"""Bytes of shared memory that the programs on one of them can have together."""
 
 
 class _Tiles(NamedTuple):
@@ -93,10 +90,62 @@ def _fetch(
 
 
 @gluon.jit
+def _count(
+    ys, sums, running, stride, first, places, column,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """Add a tile's share to the mean and the mean square, as `norm_kernels.statistics` does."""
+    wide: gl.constexpr = COLUMNS // 64
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps() // wide, wide], [1, 0])
+    c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    there = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout)) < places
+    value = ys.reshape([ROWS, COLUMNS]).load(layout).to(gl.float32) - gl.load(running + c)[None, :]
+    value = gl.where(there[:, None], value, 0.0)
+    unit = 2.0**40 / places
+    sums += gl.program_id(0) % COPIES * 4 * stride
+    gl.atomic_add(sums + c, (gl.sum(value, 0) * unit).to(gl.int64), sem="relaxed")
+    square = (gl.sum(value * value, 0) * unit).to(gl.int64)
+    gl.atomic_add(sums + stride + c, square, sem="relaxed")
+
+
+@gluon.jit
+def _count_back(
+    ys, sums, moments, stride, first, places, column, before, gain, bias,
+    OUTER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COPIES: gl.constexpr,
+):  # fmt: skip
+    """Add a tile's share to the sums of the gradient, as `norm_kernels.backward` does.
+
+    ``before`` is what was normalised, then cut off below zero.
+    """
+    wide: gl.constexpr = COLUMNS // 64
+    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps() // wide, wide], [1, 0])
+    c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    mean = gl.load(moments + c)[None, :]
+    scale = gl.load(moments + stride + c)[None, :]
+    w = gl.load(gain + c)[None, :]
+    b = gl.load(bias + c)[None, :]
+    plain = gl.zeros((32, COLUMNS), gl.float32, layout)
+    times = gl.zeros((32, COLUMNS), gl.float32, layout)
+    for k in gl.static_range(ROWS // 32):
+        r = first + k * 32 + gl.arange(0, 32, gl.SliceLayout(1, layout))
+        there = (r < places)[:, None]
+        value = gl.load(before + r[:, None] * OUTER + c[None, :], mask=there, other=0.0)
+        value = (value.to(gl.float32) - mean) * scale
+        g = ys.reshape([ROWS, COLUMNS]).slice(k * 32, 32).load(layout).to(gl.float32)
+        g = gl.where(there & (value * w + b > 0.0), g, 0.0)
+        plain += g
+        times += g * value
+    unit = 2.0**40
+    sums += (gl.program_id(0) % COPIES * 4 + 2) * stride
+    gl.atomic_add(sums + c, (gl.sum(plain, 0) * unit).to(gl.int64), sem="relaxed")
+    gl.atomic_add(sums + stride + c, (gl.sum(times, 0) * unit).to(gl.int64), sem="relaxed")
+
+
+@gluon.jit
 def _convolve(
-    xd, wd, yd,
+    xd, wd, yd, sums, held, stride, places, before, gain, bias,
     ACROSS: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr, SIZE: gl.constexpr,
-    STRIDE: gl.constexpr, BACK: gl.constexpr,
+    STRIDE: gl.constexpr, BACK: gl.constexpr, COPIES: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, DEEP: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """One tile; rows are cut from pictures of ``ACROSS`` x ``ACROSS`` places."""
@@ -150,10 +199,18 @@ def _convolve(
     ys.reshape([ROWS, COLUMNS]).store(total.to(yd.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(yd, [n, line, below, 0, beside * OUTER + column], ys)
+    if COPIES > 0:
+        if BACK:
+            _count_back(
+                ys, sums, held, stride, first, places, column, before, gain, bias,
+                OUTER, ROWS, COLUMNS, COPIES,
+            )  # fmt: skip
+        else:
+            _count(ys, sums, held, stride, first, places, column, ROWS, COLUMNS, COPIES)
     tma.store_wait(0)
 
 
-def _pictures(x: torch.Tensor, stride: int, rows: int, channels: int) -> TensorDescriptor:
+def pictures(x: torch.Tensor, stride: int, rows: int, channels: int) -> TensorDescriptor:
     """Channels-last pictures, in boxes of so many places (every ``stride``-th) and channels."""
     n, c, lines, columns = x.shape
     across = columns // stride
@@ -172,124 +229,34 @@ def _table(weight: torch.Tensor, lines: int, columns: int) -> TensorDescriptor:
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, back: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    stride: int,
+    layer: Layer | None,
+    before: torch.Tensor | None = None,
+    *,
+    back: bool,
 ) -> None:
     small = x if back else y
     n, _, across, _ = small.shape
     rows, inner, outer = n * across**2, x.shape[1], y.shape[1]
     classes = 4 if back and stride == 2 else 1
     tiles = _Tiles.of(rows, inner, outer, classes)
+    counted = (y, y, 0, rows, y, y, y)
+    if layer is not None:
+        held = layer.moments if back else layer.running
+        of = y if before is None else before
+        counted = (layer.sums, held, layer.sums.stride(1), rows, of, layer.weight, layer.bias)
     box = (tiles.depth, tiles.columns) if back else (tiles.columns, tiles.depth)
     _convolve[(triton.cdiv(rows, tiles.rows), outer // tiles.columns, classes)](
-        _pictures(x, 1 if back else stride, tiles.rows, tiles.depth),
+        pictures(x, 1 if back else stride, tiles.rows, tiles.depth),
         _table(weight, *box),
-        _pictures(y, stride if back else 1, tiles.rows, tiles.columns),
-        across, inner, outer, weight.shape[2], stride, back, *tiles, STAGES, num_warps=4,
+        pictures(y, stride if back else 1, tiles.rows, tiles.columns),
+        *counted,
+        across, inner, outer, weight.shape[2], stride, back, 0 if layer is None else COPIES,
+        *tiles, STAGES, num_warps=4,
     )  # fmt: skip
-
-
-@gluon.jit
-def _bring(
-    gd, xd, gs, xs, ready, block, step, line, c, tap, wanted,
-    ACROSS: gl.constexpr, INNER: gl.constexpr, SIZE: gl.constexpr, STRIDE: gl.constexpr,
-    ROWS: gl.constexpr, AHEAD: gl.constexpr,
-):  # fmt: skip
-    """Have the tiles of a block of places copied: of the gradient, and of what a tap saw."""
-    n = block * ROWS // (ACROSS * ACROSS)
-    i = block * ROWS // ACROSS % ACROSS
-    down = tap // SIZE - SIZE // 2
-    across = tap % SIZE - SIZE // 2
-    if STRIDE == 1:
-        place = [n, i + down, 0, across, c]
-    else:
-        place = [n, i + (down >> 1), down & 1, across >> 1, (across & 1) * INNER + c]
-    slot = step % AHEAD
-    there = ready.index(slot)
-    mbarrier.expect(there, gd.block_type.nbytes + xd.block_type.nbytes, pred=wanted)
-    tma.async_copy_global_to_shared(gd, [n, i, 0, 0, line], there, gs.index(slot), pred=wanted)
-    tma.async_copy_global_to_shared(xd, place, there, xs.index(slot), pred=wanted)
-
-
-@gluon.jit
-def _weigh(
-    gd, xd, out, blocks,
-    ACROSS: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr, SIZE: gl.constexpr,
-    STRIDE: gl.constexpr, PARTS: gl.constexpr,
-    LINES: gl.constexpr, COLUMNS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
-):  # fmt: skip
-    """One tile of the gradient of the weight, for one tap, summed over a part of the places."""
-    taps: gl.constexpr = SIZE * SIZE
-    tile = gl.program_id(0)
-    part = gl.program_id(1)
-    tap = tile % taps
-    c = tile // taps % (INNER // COLUMNS) * COLUMNS
-    line = tile // taps // (INNER // COLUMNS) * LINES
-    first = part * blocks // PARTS
-    steps = (part + 1) * blocks // PARTS - first
-    gs = gl.allocate_shared_memory(gd.dtype, [AHEAD] + gd.block_type.shape, gd.layout)
-    xs = gl.allocate_shared_memory(xd.dtype, [AHEAD] + xd.block_type.shape, xd.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(AHEAD):
-        mbarrier.init(ready.index(k), count=1)
-    fence_async_shared()
-    for k in gl.static_range(AHEAD - 1):
-        _bring(
-            gd, xd, gs, xs, ready, first + k, k, line, c, tap, k < steps,
-            ACROSS, INNER, SIZE, STRIDE, ROWS, AHEAD,
-        )  # fmt: skip
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, COLUMNS, 16]
-    )
-    total = gl.zeros((LINES, COLUMNS), gl.float32, layout)
-    for k in range(steps):
-        slot = k % AHEAD
-        mbarrier.wait(ready.index(slot), k // AHEAD & 1)
-        gradient = gs.index(slot).reshape([ROWS, LINES]).permute([1, 0])
-        x = xs.index(slot).reshape([ROWS, COLUMNS])
-        total = warpgroup_mma(gradient, x, total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=[total])
-        later = k + AHEAD - 1
-        _bring(
-            gd, xd, gs, xs, ready, first + later, later, line, c, tap, later < steps,
-            ACROSS, INNER, SIZE, STRIDE, ROWS, AHEAD,
-        )  # fmt: skip
-    total = warpgroup_mma_wait(0, deps=[total])
-    for k in gl.static_range(AHEAD):
-        mbarrier.invalidate(ready.index(k))
-    o = line + gl.arange(0, LINES, gl.SliceLayout(1, layout))
-    at = tap * INNER + c + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-    out += part * OUTER * taps * INNER
-    gl.store(out + o[:, None] * (taps * INNER) + at[None, :], total.to(out.dtype.element_ty))
-
-
-@triton.jit
-def _add_up(shares, place, size, PARTS: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the parts, in fixed order: the same step gives the same bits every time."""
-    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.arange(0, LINES)
-    there = (part[:, None] < PARTS) & (k[None, :] < size)
-    values = tl.load(shares + part[:, None] * size + k[None, :], mask=there, other=0.0)
-    tl.store(place + k, tl.sum(values, 0), mask=k < size)
-
-
-class _Cut(NamedTuple):
-    """How the gradient of a weight is cut: into tiles, and its places into parts."""
-
-    parts: int
-    lines: int
-    columns: int
-    rows: int
-    ahead: int
-
-    @staticmethod
-    def of(places: int, inner: int, outer: int, taps: int) -> _Cut:
-        lines, columns = 64, 128 if inner % 128 == 0 else 64
-        tiles = outer // lines * (inner // columns) * taps
-        rows, room = (128, PROCESSORS) if 3 * tiles <= PROCESSORS else (64, 2 * PROCESSORS)
-        parts = max(1, min(room // tiles, places // rows // 2))
-        together = min(3, triton.cdiv(tiles * parts, PROCESSORS))
-        ahead = max(2, min(6, SHARED // together // (2 * rows * (lines + columns))))
-        return _Cut(parts, lines, columns, rows, ahead)
 
 
 def _lies(x: torch.Tensor) -> bool:
@@ -332,47 +299,36 @@ def usable() -> bool:
     return torch.allclose(found, wanted, rtol=0.05, atol=0.05)
 
 
-def convolve(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
-    """The convolution of ``x`` padded by half the kernel's size."""
+def convolve(
+    x: torch.Tensor, weight: torch.Tensor, stride: int, layer: Layer | None = None
+) -> torch.Tensor:
+    """The convolution of ``x`` padded by half the kernel's size.
+
+    With ``layer``, the normalisation behind it, the sums for mean and variance are made as well.
+    """
     n, _, lines, columns = x.shape
     shape = (n, len(weight), lines // stride, columns // stride)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    _launch(x, weight, y, stride, back=False)
+    _launch(x, weight, y, stride, layer, back=False)
     return y
 
 
-def input_gradient(gradient: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
-    """The gradient of the input of :func:`convolve`, from that of its output."""
+def input_gradient(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    stride: int,
+    layer: Layer | None = None,
+    before: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The gradient of the input of :func:`convolve`, from that of its output.
+
+    With ``layer``, the normalisation that made the input out of ``before`` and cut it off below
+    zero, its sums of the gradient are made as well; the stride is one then.
+    """
     n, _, lines, columns = gradient.shape
     shape = (n, weight.shape[1], lines * stride, columns * stride)
     x = torch.empty(
         shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
     )
-    _launch(gradient, weight, x, stride, back=True)
+    _launch(gradient, weight, x, stride, layer, before, back=True)
     return x
-
-
-def weight_gradient(
-    gradient: torch.Tensor, x: torch.Tensor, place: torch.Tensor, stride: int
-) -> None:
-    """Writes the gradient of the weight of :func:`convolve` into ``place``, which lies as it."""
-    n, outer, across, _ = gradient.shape
-    inner, size = place.shape[1], place.shape[2]
-    cut = _Cut.of(n * across**2, inner, outer, size**2)
-    flat = place.permute(0, 2, 3, 1).view(-1)
-    out = flat
-    if cut.parts > 1:
-        out = torch.empty(cut.parts * len(flat), dtype=torch.float32, device=x.device)
-    tiles = outer // cut.lines * (inner // cut.columns) * size**2
-    _weigh[(tiles, cut.parts)](
-        _pictures(gradient, 1, cut.rows, cut.lines),
-        _pictures(x, stride, cut.rows, cut.columns),
-        out, triton.cdiv(n * across**2, cut.rows),
-        across, inner, outer, size, stride, *cut, num_warps=4,
-    )  # fmt: skip
-    if cut.parts > 1:
-        lines = triton.next_power_of_2(cut.parts)
-        block = max(32, min(1024, 8192 // lines, triton.next_power_of_2(len(flat) // 512)))
-        _add_up[(triton.cdiv(len(flat), block),)](
-            out, flat, len(flat), cut.parts, lines, block, num_warps=4
-        )

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from unwalk.engines.fused_layers import Layer
 
 Pair = tuple[int, int]
 How = tuple[Pair, Pair, Pair, int]
@@ -38,25 +42,37 @@ def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    how: How,
+    layer: Layer | None = None,
 ) -> torch.Tensor:
-    """The convolution itself."""
+    """The convolution itself; with ``layer``, our kernels make its normalisation's sums as well."""
     if bias is None and ours(x, weight, how):
         from unwalk.engines import conv_kernels
 
-        return conv_kernels.convolve(x, weight, how[0][0])
+        return conv_kernels.convolve(x, weight, how[0][0], layer)
     return functional.conv2d(x, weight, bias, *how)
 
 
 def input_gradient(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, how: How
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    how: How,
+    layer: Layer | None = None,
+    before: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The gradient of ``x`` from that of the output."""
+    """The gradient of ``x`` from that of the output.
+
+    With ``layer``, which made ``x`` out of ``before``, our kernels make its sums of the gradient.
+    """
     if ours(x, weight, how):
         from unwalk.engines import conv_kernels
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        return conv_kernels.input_gradient(gradient, weight, how[0][0])
+        return conv_kernels.input_gradient(gradient, weight, how[0][0], layer, before)
     found: torch.Tensor = _back(gradient, x, weight, how, (True, False, False))[0]
     return found
 
@@ -67,10 +83,10 @@ def weight_gradient(
     """Writes the gradient of ``weight`` into ``place``."""
     lies = place.is_contiguous(memory_format=torch.channels_last)
     if lies and ours(x, weight, how):
-        from unwalk.engines import conv_kernels
+        from unwalk.engines import conv_weight_kernels
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        conv_kernels.weight_gradient(gradient, x, place, how[0][0])
+        conv_weight_kernels.weight_gradient(gradient, x, place, how[0][0])
     else:
         place.copy_(_back(gradient, x, weight, how, (False, True, False))[1])
 

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from unwalk.engines.fused_layers import Convolution, First, Layer, Linear, Normalisation
+from unwalk.engines.fused_layers import COPIES, Convolution, First, Layer, Linear, Normalisation
 from unwalk.engines.group_layers import GroupLayer, GroupNormalisation
 from unwalk.engines.head_layers import Head
 from unwalk.engines.shares import Shares
@@ -61,7 +61,8 @@ class Fused:
         device = next(iter(places)).device
         self.running = torch.zeros(2, sum(channels), device=device)
         self.news = torch.zeros_like(self.running)
-        self.sums = torch.zeros(4, sum(channels), dtype=torch.int64, device=device)
+        self.moments = torch.zeros_like(self.running)
+        self.sums = torch.zeros(COPIES, 4, sum(channels), dtype=torch.int64, device=device)
         rates = [torch.full((n.num_features,), n.momentum or 0.0) for n in self.norms]
         self.rates = torch.cat([torch.zeros(0), *rates]).to(device)
         self.held = [v for flat in self.running for v in flat.split(channels)]
@@ -137,9 +138,10 @@ class Fused:
                     bias=norm.bias,
                     for_weight=places[norm.weight],
                     for_bias=places[norm.bias],
-                    sums=self.sums[:, at],
+                    sums=self.sums[:, :, at],
                     running=self.running[:, at],
                     news=self.news[:, at],
+                    moments=self.moments[:, at],
                     eps=norm.eps,
                 )
                 self.placed |= {norm.weight, norm.bias}
@@ -167,6 +169,8 @@ class Fused:
                 mine = kind(module, side, places[module.weight], biased=biased, shares=shares)
                 self.placed.add(module.weight)
                 traced.add_submodule(str(node.target), mine)
+                if isinstance(mine, Convolution):
+                    _link(traced, node, mine)
             elif isinstance(module, nn.Linear) and shares and _trained(module, places):
                 traced.add_submodule(str(node.target), Linear(module, side, shares))
             elif isinstance(module, nn.Linear) and _trained(module, places) and Head.takes(module):
@@ -174,6 +178,18 @@ class Fused:
                 head = Head(module, side, places[module.weight], places.get(bias))
                 if _fuse_head(traced, node, head):
                     self.placed |= {p for p in (module.weight, bias) if p is not None}
+
+
+def _link(traced: fx.GraphModule, node: fx.Node, mine: Convolution) -> None:
+    """Acquaint a convolution with the batch normalisations behind it and in front of it."""
+    user, source = _only_user(node), node.args[0]
+    behind = None if user is None else _module(traced, user)
+    if user is not None and isinstance(behind, Normalisation) and user.args[0] is node:
+        mine.behind = (behind,)
+    if isinstance(source, fx.Node) and _only_user(source) is node and len(source.args) == 1:
+        front = _module(traced, source)
+        if isinstance(front, Normalisation) and front.plain:
+            mine.front = (front,)
 
 
 def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from unwalk.engines.convolutions import How, convolve, input_gradient, weight_gradient
+from unwalk.engines.convolutions import How, convolve, input_gradient, ours, weight_gradient
 from unwalk.engines.shares import Shares, share_convolution, share_first, share_linear
 
 WIDTH = 8
 """Tensor cores want channels in multiples of this."""
+COPIES = 8
+"""So many copies of a sum are added to, each by its share of the programs, which then wait less."""
 PATCH = 64
 """Numbers that a place of the first layer may see, for the layer to be a matrix product."""
 
@@ -24,9 +26,10 @@ PATCH = 64
 class Layer:
     """One normalisation: views of the network's flat vectors, and its constants.
 
-    ``sums`` holds four rows of whole numbers: mean and mean square about the old running mean, and
-    the sums over rows of the gradient and of the gradient times the normalised value.  ``running``
-    and ``news`` hold mean and variance: as they were, and of this batch.
+    ``sums`` holds, in several copies that count together, four rows of whole numbers: mean and mean
+    square about the old running mean, and the sums over rows of the gradient and of the gradient
+    times the normalised value.  ``running`` and ``news`` hold mean and variance: as they were, and
+    of this batch; ``moments`` mean and 1 / std.
     """
 
     weight: torch.Tensor
@@ -36,6 +39,7 @@ class Layer:
     sums: torch.Tensor
     running: torch.Tensor
     news: torch.Tensor
+    moments: torch.Tensor
     eps: float
 
 
@@ -43,10 +47,13 @@ class Convolution(nn.Module):
     """A convolution whose weight gradient runs on a side stream, and lands in ``place``.
 
     With ``shares``, what each record adds to it goes there instead.  ``after`` is told the weight
-    when its gradient is under way and nothing that comes later reads it.
+    when its gradient is under way and nothing that comes later reads it.  Our own kernels make the
+    sums of the normalisations ``behind`` and ``front`` on the way, where there are such.
     """
 
     after: Callable[[torch.Tensor], None] | None = None
+    behind: tuple[Normalisation, ...] = ()
+    front: tuple[Normalisation, ...] = ()
 
     def __init__(
         self,
@@ -65,9 +72,14 @@ class Convolution(nn.Module):
         conv = self.conv
         if self.shares is not None:
             self.shares.check(x, 4)
-        how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        how = cast(How, (conv.stride, conv.padding, conv.dilation, conv.groups))
         bias = conv.bias if self.biased else None
-        where = (self.side, self.place[0], self.shares, self.after)
+        mine = bias is None and ours(x, conv.weight, how)
+        for norm in self.behind:
+            norm.counted = mine
+        behind = self.behind[0].layer if self.behind and mine else None
+        front = self.front[0] if self.front and mine and conv.stride == (1, 1) else None
+        where = (self.side, self.place[0], self.shares, self.after, behind, front)
         y: torch.Tensor = apply(_Convolve, x, conv.weight, bias, how, *where)
         return y
 
@@ -109,11 +121,14 @@ class _Convolve(torch.autograd.Function):
         place: torch.Tensor,
         shares: Shares | None,
         after: Callable[[torch.Tensor], None] | None,
+        behind: Layer | None,
+        front: Normalisation | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how, ctx.side, ctx.place, ctx.shares, ctx.after = how, side, place, shares, after
+        ctx.front = front
         ctx.mine = weight, bias
-        return convolve(x, weight, bias, how)
+        return convolve(x, weight, bias, how, behind)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -126,12 +141,15 @@ class _Convolve(torch.autograd.Function):
             else:
                 weight_gradient(gradient, x, weight, ctx.how, ctx.place)
                 mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
-        for_x = None
-        if ctx.needs_input_grad[0]:
+        for_x, front = None, ctx.front
+        if ctx.needs_input_grad[0] and front is not None:
+            for_x = input_gradient(gradient, x, weight, ctx.how, front.layer, front.before)
+            front.summed_up, front.before = True, None
+        elif ctx.needs_input_grad[0]:
             for_x = input_gradient(gradient, x, weight, ctx.how)
         if ctx.after is not None:
             ctx.after(ctx.mine[0])
-        return for_x, *mine, None, None, None, None, None
+        return for_x, *mine, *[None] * 7
 
 
 class First(nn.Module):
@@ -267,8 +285,12 @@ class Normalisation(nn.Module):
     """Batch normalisation in training mode, then a sum with ``other``, a ReLU, a pool.
 
     ``twice``: the result is given out twice, for two users, whose gradients need then not be
-    added up before they come back.
+    added up before they come back.  ``counted`` and ``summed_up``: the convolutions round it have
+    made its sums forward and backward; ``before`` is then what it was given.
     """
+
+    counted = summed_up = False
+    before: torch.Tensor | None = None
 
     def __init__(
         self, layer: Layer, shifted: nn.Conv2d | None, *, relu: bool, pooled: bool, twice: bool
@@ -282,13 +304,22 @@ class Normalisation(nn.Module):
         layer = self.layer
         shift = None if self.shifted is None else self.shifted.bias
         x = x.contiguous(memory_format=torch.channels_last)
+        if not self.counted:
+            from unwalk.engines import norm_kernels
+
+            norm_kernels.statistics(x.detach(), layer)
         if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
             return apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
-        given = (x, layer.weight, layer.bias, shift, other, layer, self.relu, self.twice)
-        y = apply(_Normalise, *given)
+        self.summed_up, self.before = False, x.detach() if self.plain else None
+        y = apply(_Normalise, x, layer.weight, layer.bias, shift, other, self)
         return functional.max_pool2d(y, 2) if self.pooled else y
+
+    @property
+    def plain(self) -> bool:
+        """Normalised and cut off below zero, no more, for one user."""
+        return self.relu and not self.pooled and not self.twice
 
 
 class _Normalise(torch.autograd.Function):
@@ -300,17 +331,14 @@ class _Normalise(torch.autograd.Function):
         bias: torch.Tensor,
         shift: torch.Tensor | None,
         other: torch.Tensor | None,
-        layer: Layer,
-        relu: bool,
-        twice: bool,
+        norm: Normalisation,
     ) -> Any:
         from unwalk.engines import norm_kernels
 
-        norm_kernels.statistics(x, layer)
-        y = norm_kernels.normalise(x, layer, shift, other, relu)
-        ctx.save_for_backward(x, y if relu and other is not None else None)
-        ctx.relu, ctx.summed, ctx.shift, ctx.layer = relu, other is not None, shift, layer
-        return (y, y.view_as(y)) if twice else y
+        y = norm_kernels.normalise(x, norm.layer, shift, other, norm.relu)
+        ctx.save_for_backward(x, y if norm.relu and other is not None else None)
+        ctx.summed, ctx.shift, ctx.norm = other is not None, shift, norm
+        return (y, y.view_as(y)) if norm.twice else y
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -319,12 +347,15 @@ class _Normalise(torch.autograd.Function):
         x, kept = ctx.saved_tensors
         first, *more = (g.contiguous(memory_format=torch.channels_last) for g in gradients)
         second = more[0] if more else None
-        layer = ctx.layer
+        norm, layer = ctx.norm, ctx.norm.layer
+        if not norm.summed_up:
+            norm_kernels.sum_up(first, second, x, layer, kept, relu=norm.relu)
         for_x, for_other = norm_kernels.backward(
-            first, second, x, layer, kept, relu=ctx.relu, summed=ctx.summed
+            first, second, x, layer, kept, relu=norm.relu, summed=ctx.summed
         )
+        norm.before = None
         for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
-        return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None, None, None
+        return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None
 
 
 class _NormalisePooled(torch.autograd.Function):
@@ -339,7 +370,6 @@ class _NormalisePooled(torch.autograd.Function):
     ) -> torch.Tensor:
         from unwalk.engines import norm_kernels
 
-        norm_kernels.statistics(x, layer)
         ctx.save_for_backward(x)
         ctx.shift, ctx.layer = shift, layer
         return norm_kernels.normalise_pooled(x, layer, shift)

@@ -1,8 +1,9 @@
 """Triton kernels: batch normalisation of channels-last pictures, with what follows it.
 
 Activations are tables of batch * places rows and as many columns as channels.  Many programs add
-to the sums over rows at once.  They add whole numbers (the share of a sum, in units of 2**-40),
-whose order does not matter, so the same step gives the same bits every time.
+to the sums over rows at once, to one of several copies of them each.  They add whole numbers (the
+share of a sum, in units of 2**-40), whose order does not matter, so the same step gives the same
+bits every time.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from unwalk.engines.fused_layers import Layer
+from unwalk.engines.fused_layers import COPIES, Layer
 
+KEPT = tl.constexpr(COPIES)
 UNIT = tl.constexpr(2.0**-40)
 """What sums are counted in."""
 PROGRAMS = 528
@@ -42,32 +44,41 @@ class _Cut:
         per = triton.cdiv(share, tile) * tile
         return _Cut(block, tile, blocks, triton.cdiv(rows, per), per)
 
-    @property
-    def tiles(self) -> int:
-        return self.per // self.tile
-
 
 def _rows(x: torch.Tensor) -> int:
     return x.numel() // x.shape[1]
 
 
 @triton.jit
-def _add(place, c, there, total):
+def _add(sums, row, c, there, stride, total):
+    """To this program's copy of a sum."""
+    place = sums + (tl.program_id(1) % KEPT * 4 + row) * stride
     tl.atomic_add(place + c, (total / UNIT).to(tl.int64), mask=there, sem="relaxed")
 
 
 @triton.jit
-def _counted(place, c, there):
-    return tl.load(place + c, mask=there, other=0).to(tl.float32) * UNIT
+def _counted(sums, row, c, there, stride):
+    """A sum, over all copies."""
+    total = tl.load(sums + row * stride + c, mask=there, other=0)
+    for copy in tl.static_range(1, KEPT):
+        total += tl.load(sums + (copy * 4 + row) * stride + c, mask=there, other=0)
+    return total.to(tl.float32) * UNIT
 
 
 @triton.jit
-def _moments(sums, running, c, there, stride, eps):
+def _find_moments(sums, running, c, there, stride, eps):
     """Mean, 1 / std and variance of a batch, from its sums."""
-    about = _counted(sums, c, there)
-    variance = tl.maximum(_counted(sums + stride, c, there) - about * about, 0.0)
+    about = _counted(sums, 0, c, there, stride)
+    variance = tl.maximum(_counted(sums, 1, c, there, stride) - about * about, 0.0)
     mean = tl.load(running + c, mask=there, other=0.0) + about
     return mean, tl.rsqrt(variance + eps), variance
+
+
+@triton.jit
+def _moments(moments, c, there, stride):
+    """Mean and 1 / std, as they were found."""
+    mean = tl.load(moments + c, mask=there, other=0.0)
+    return mean, tl.load(moments + stride + c, mask=there, other=0.0)
 
 
 @triton.jit
@@ -106,8 +117,8 @@ def _statistics(
         value = tl.where(mask, value.to(tl.float32) - about[None, :], 0.0)
         total += value
         square += value * value
-    _add(sums, c, there, tl.sum(total, 0) / rows)
-    _add(sums + stride, c, there, tl.sum(square, 0) / rows)
+    _add(sums, 0, c, there, stride, tl.sum(total, 0) / rows)
+    _add(sums, 1, c, there, stride, tl.sum(square, 0) / rows)
 
 
 def statistics(x: torch.Tensor, layer: Layer) -> None:
@@ -115,14 +126,18 @@ def statistics(x: torch.Tensor, layer: Layer) -> None:
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
     _statistics[(cut.blocks, cut.programs)](
-        x, layer.sums, layer.running, rows, layer.weight.numel(), layer.sums.stride(0),
+        x, layer.sums, layer.running, rows, layer.weight.numel(), layer.sums.stride(1),
         cut.per, cut.block, cut.tile,
     )  # fmt: skip
 
 
 @triton.jit
-def _tell(news, shift, c, there, stride, mean, variance, rows, shifted: tl.constexpr):
-    """Write down what the running statistics will move towards."""
+def _tell(
+    news, moments, shift, c, there, stride, mean, scale, variance, rows, shifted: tl.constexpr
+):
+    """Write the moments down, and what the running statistics will move towards."""
+    tl.store(moments + c, mean, mask=there)
+    tl.store(moments + stride + c, scale, mask=there)
     if shifted:
         mean += tl.load(shift + c, mask=there, other=0.0).to(tl.float32)
     tl.store(news + c, mean, mask=there)
@@ -131,7 +146,7 @@ def _tell(news, shift, c, there, stride, mean, variance, rows, shifted: tl.const
 
 @triton.jit
 def _normalise(
-    x, y, other, sums, running, news, shift, weight, bias, rows, channels, stride, eps,
+    x, y, other, sums, running, news, moments, shift, weight, bias, rows, channels, stride, eps,
     shifted: tl.constexpr, summed: tl.constexpr, relu: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +156,7 @@ def _normalise(
     mask = (r < rows)[:, None] & there[None, :]
     at = r[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=mask).to(tl.float32)
-    mean, scale, variance = _moments(sums, running, c, there, stride, eps)
+    mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
     factor = scale * tl.load(weight + c, mask=there)
     value = (value - mean[None, :]) * factor[None, :] + tl.load(bias + c, mask=there)[None, :]
     if summed:
@@ -150,13 +165,13 @@ def _normalise(
         value = tl.maximum(value, 0.0)
     tl.store(y + at, value, mask=mask)
     if tl.program_id(0) == 0:
-        _tell(news, shift, c, there, stride, mean, variance, rows, shifted)
+        _tell(news, moments, shift, c, there, stride, mean, scale, variance, rows, shifted)
 
 
 @triton.jit
 def _normalise_pooled(
-    x, y, sums, running, news, shift, weight, bias, windows, channels, high, wide, stride, eps,
-    shifted: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    x, y, sums, running, news, moments, shift, weight, bias, windows, channels, high, wide,
+    stride, eps, shifted: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     q = tl.program_id(0) * tile + tl.arange(0, tile)
     c = tl.program_id(1) * block + tl.arange(0, block)
@@ -167,13 +182,14 @@ def _normalise_pooled(
     v1 = tl.load(at + channels, mask=mask).to(tl.float32)
     v2 = tl.load(at + wide * channels, mask=mask).to(tl.float32)
     v3 = tl.load(at + (wide + 1) * channels, mask=mask).to(tl.float32)
-    mean, scale, variance = _moments(sums, running, c, there, stride, eps)
+    mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
     factor = scale * tl.load(weight + c, mask=there)
     offset = tl.load(bias + c, mask=there) - mean * factor
     best, _ = _best(v0, v1, v2, v3, factor[None, :], offset[None, :])
     tl.store(y + q[:, None] * channels + c[None, :], tl.maximum(best, 0.0), mask=mask)
     if tl.program_id(0) == 0:
-        _tell(news, shift, c, there, stride, mean, variance, 4.0 * windows, shifted)
+        count = 4.0 * windows
+        _tell(news, moments, shift, c, there, stride, mean, scale, variance, count, shifted)
 
 
 def normalise(
@@ -192,8 +208,8 @@ def normalise(
     cut = _Cut.of(rows, layer.weight.numel())
     _normalise[(triton.cdiv(rows, cut.tile), cut.blocks)](
         x, y, x if other is None else other, layer.sums, layer.running, layer.news,
-        x if shift is None else shift, layer.weight, layer.bias, rows, layer.weight.numel(),
-        layer.sums.stride(0), layer.eps,
+        layer.moments, x if shift is None else shift, layer.weight, layer.bias, rows,
+        layer.weight.numel(), layer.sums.stride(1), layer.eps,
         shift is not None, other is not None, relu, cut.block, cut.tile,
     )  # fmt: skip
     return y
@@ -211,8 +227,8 @@ def normalise_pooled(x: torch.Tensor, layer: Layer, shift: torch.Tensor | None) 
     windows = _rows(y)
     cut = _Cut.of(windows, channels, ELEMENTS // 4)
     _normalise_pooled[(triton.cdiv(windows, cut.tile), cut.blocks)](
-        x, y, layer.sums, layer.running, layer.news, x if shift is None else shift,
-        layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(0), layer.eps,
+        x, y, layer.sums, layer.running, layer.news, layer.moments, x if shift is None else shift,
+        layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(1), layer.eps,
         shift is not None, cut.block, cut.tile,
     )  # fmt: skip
     return y
@@ -220,14 +236,14 @@ def normalise_pooled(x: torch.Tensor, layer: Layer, shift: torch.Tensor | None) 
 
 @triton.jit
 def _sums(
-    gradient, second, x, kept, sums, running, weight, bias, rows, channels, stride, eps,
+    gradient, second, x, kept, sums, moments, weight, bias, rows, channels, stride,
     two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr,
     per: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Adds this program's share to the sums of the gradient."""
     c = tl.program_id(0) * block + tl.arange(0, block)
     there = c < channels
-    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = _moments(moments, c, there, stride)
     w = tl.load(weight + c, mask=there, other=0.0)
     b = tl.load(bias + c, mask=there, other=0.0)
     plain = tl.zeros((tile, block), tl.float32)
@@ -248,19 +264,19 @@ def _sums(
                 g = tl.where(value * w[None, :] + b[None, :] > 0.0, g, 0.0)
         plain += g
         times += g * value
-    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
-    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
+    _add(sums, 2, c, there, stride, tl.sum(plain, 0))
+    _add(sums, 3, c, there, stride, tl.sum(times, 0))
 
 
 @triton.jit
 def _sums_pooled(
-    gradient, x, sums, running, weight, bias, windows, channels, high, wide, stride, eps,
+    gradient, x, sums, moments, weight, bias, windows, channels, high, wide, stride,
     per: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """The same where only the largest place of a window has a gradient."""
     c = tl.program_id(0) * block + tl.arange(0, block)
     there = c < channels
-    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = _moments(moments, c, there, stride)
     mean, scale = mean[None, :], scale[None, :]
     w = tl.load(weight + c, mask=there, other=0.0)[None, :]
     b = tl.load(bias + c, mask=there, other=0.0)[None, :]
@@ -282,14 +298,14 @@ def _sums_pooled(
         value = tl.where(where == 0, v0, tl.where(where == 1, v1, tl.where(where == 2, v2, v3)))
         plain += g
         times += g * value
-    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
-    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
+    _add(sums, 2, c, there, stride, tl.sum(plain, 0))
+    _add(sums, 3, c, there, stride, tl.sum(times, 0))
 
 
 @triton.jit
 def _backward(
-    gradient, second, x, kept, sums, running, weight, bias, for_weight, for_bias, for_x, for_other,
-    rows, channels, stride, eps,
+    gradient, second, x, kept, sums, moments, weight, bias, for_weight, for_bias, for_x, for_other,
+    rows, channels, stride,
     two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr, summed: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
@@ -302,10 +318,10 @@ def _backward(
     g = tl.load(gradient + at, mask=mask).to(tl.float32)
     if two:
         g += tl.load(second + at, mask=mask).to(tl.float32)
-    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = _moments(moments, c, there, stride)
     w = tl.load(weight + c, mask=there)
-    plain = _counted(sums + 2 * stride, c, there)
-    times = _counted(sums + 3 * stride, c, there)
+    plain = _counted(sums, 2, c, there, stride)
+    times = _counted(sums, 3, c, there, stride)
     value = (value - mean[None, :]) * scale[None, :]
     if relu:
         if has_kept:
@@ -324,8 +340,8 @@ def _backward(
 
 @triton.jit
 def _backward_pooled(
-    gradient, x, sums, running, weight, bias, for_weight, for_bias, for_x,
-    windows, channels, high, wide, stride, eps, block: tl.constexpr, tile: tl.constexpr,
+    gradient, x, sums, moments, weight, bias, for_weight, for_bias, for_x,
+    windows, channels, high, wide, stride, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     q = tl.program_id(0) * tile + tl.arange(0, tile)
     c = tl.program_id(1) * block + tl.arange(0, block)
@@ -337,12 +353,12 @@ def _backward_pooled(
     v1 = tl.load(x + place + channels, mask=mask).to(tl.float32)
     v2 = tl.load(x + place + down, mask=mask).to(tl.float32)
     v3 = tl.load(x + place + down + channels, mask=mask).to(tl.float32)
-    mean, scale, _ = _moments(sums, running, c, there, stride, eps)
+    mean, scale = _moments(moments, c, there, stride)
     mean, scale = mean[None, :], scale[None, :]
     w = tl.load(weight + c, mask=there)[None, :]
     b = tl.load(bias + c, mask=there)[None, :]
-    all_plain = _counted(sums + 2 * stride, c, there)
-    all_times = _counted(sums + 3 * stride, c, there)
+    all_plain = _counted(sums, 2, c, there, stride)
+    all_times = _counted(sums, 3, c, there, stride)
     rows = 4.0 * windows
     plain, times = (all_plain / rows)[None, :], (all_times / rows)[None, :]
     v0, v1, v2, v3 = (
@@ -368,6 +384,26 @@ def _backward_pooled(
         tl.store(for_weight + c, all_times, mask=there)
 
 
+def sum_up(
+    gradient: torch.Tensor,
+    second: torch.Tensor | None,
+    x: torch.Tensor,
+    layer: Layer,
+    kept: torch.Tensor | None,
+    *,
+    relu: bool,
+) -> None:
+    """Sums of the gradient, which :func:`backward` needs; arguments as there."""
+    rows = _rows(x)
+    cut = _Cut.of(rows, layer.weight.numel())
+    _sums[(cut.blocks, cut.programs)](
+        gradient, gradient if second is None else second, x, x if kept is None else kept,
+        layer.sums, layer.moments, layer.weight, layer.bias,
+        rows, layer.weight.numel(), layer.sums.stride(1),
+        second is not None, relu, kept is not None, cut.per, cut.block, cut.tile,
+    )  # fmt: skip
+
+
 def backward(
     gradient: torch.Tensor,
     second: torch.Tensor | None,
@@ -385,16 +421,14 @@ def backward(
     """
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
-    given = (gradient, gradient if second is None else second, x, x if kept is None else kept)
-    held = (layer.sums, layer.running, layer.weight, layer.bias)
-    size = (rows, layer.weight.numel(), layer.sums.stride(0), layer.eps)
-    how = (second is not None, relu, kept is not None)
-    _sums[(cut.blocks, cut.programs)](*given, *held, *size, *how, cut.per, cut.block, cut.tile)
     for_x = torch.empty_like(x)
     for_other = torch.empty_like(x) if summed else None
     _backward[(triton.cdiv(rows, cut.tile), cut.blocks)](
-        *given, *held, layer.for_weight, layer.for_bias,
-        for_x, for_x if for_other is None else for_other, *size, *how, summed, cut.block, cut.tile,
+        gradient, gradient if second is None else second, x, x if kept is None else kept,
+        layer.sums, layer.moments, layer.weight, layer.bias, layer.for_weight, layer.for_bias,
+        for_x, for_x if for_other is None else for_other,
+        rows, layer.weight.numel(), layer.sums.stride(1),
+        second is not None, relu, kept is not None, summed, cut.block, cut.tile,
     )  # fmt: skip
     return for_x, for_other
 
@@ -403,8 +437,8 @@ def backward_pooled(gradient: torch.Tensor, x: torch.Tensor, layer: Layer) -> to
     """The gradient of the input of :func:`normalise_pooled`."""
     windows = _rows(gradient)
     cut = _Cut.of(windows, layer.weight.numel(), ELEMENTS // 4)
-    held = (layer.sums, layer.running, layer.weight, layer.bias)
-    size = (windows, layer.weight.numel(), x.shape[2], x.shape[3], layer.sums.stride(0), layer.eps)
+    held = (layer.sums, layer.moments, layer.weight, layer.bias)
+    size = (windows, layer.weight.numel(), x.shape[2], x.shape[3], layer.sums.stride(1))
     _sums_pooled[(cut.blocks, cut.programs)](
         gradient, x, *held, *size, cut.per, cut.block, cut.tile
     )
