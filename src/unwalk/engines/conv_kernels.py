@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from unwalk.engines.fused_layers import COPIES, Layer
+from unwalk.engines.fused_layers import Layer
 
 DEPTH = 64
 """Channels are read in multiples of this."""
@@ -92,7 +92,7 @@ def _fetch(
 @gluon.jit
 def _count(
     ys, sums, running, stride, first, places, column,
-    ROWS: gl.constexpr, COLUMNS: gl.constexpr, COPIES: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Add a tile's share to the mean and the mean square, as `norm_kernels.statistics` does."""
     wide: gl.constexpr = COLUMNS // 64
@@ -102,7 +102,6 @@ def _count(
     value = ys.reshape([ROWS, COLUMNS]).load(layout).to(gl.float32) - gl.load(running + c)[None, :]
     value = gl.where(there[:, None], value, 0.0)
     unit = 2.0**40 / places
-    sums += gl.program_id(0) % COPIES * 4 * stride
     gl.atomic_add(sums + c, (gl.sum(value, 0) * unit).to(gl.int64), sem="relaxed")
     square = (gl.sum(value * value, 0) * unit).to(gl.int64)
     gl.atomic_add(sums + stride + c, square, sem="relaxed")
@@ -111,7 +110,7 @@ def _count(
 @gluon.jit
 def _count_back(
     ys, sums, moments, stride, first, places, column, before, gain, bias,
-    OUTER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COPIES: gl.constexpr,
+    OUTER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """Add a tile's share to the sums of the gradient, as `norm_kernels.backward` does.
 
@@ -136,7 +135,7 @@ def _count_back(
         plain += g
         times += g * value
     unit = 2.0**40
-    sums += (gl.program_id(0) % COPIES * 4 + 2) * stride
+    sums += 2 * stride
     gl.atomic_add(sums + c, (gl.sum(plain, 0) * unit).to(gl.int64), sem="relaxed")
     gl.atomic_add(sums + stride + c, (gl.sum(times, 0) * unit).to(gl.int64), sem="relaxed")
 
@@ -145,7 +144,7 @@ def _count_back(
 def _convolve(
     xd, wd, yd, sums, held, stride, places, before, gain, bias,
     ACROSS: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr, SIZE: gl.constexpr,
-    STRIDE: gl.constexpr, BACK: gl.constexpr, COPIES: gl.constexpr,
+    STRIDE: gl.constexpr, BACK: gl.constexpr, COUNT: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, DEEP: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """One tile; rows are cut from pictures of ``ACROSS`` x ``ACROSS`` places."""
@@ -199,14 +198,14 @@ def _convolve(
     ys.reshape([ROWS, COLUMNS]).store(total.to(yd.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(yd, [n, line, below, 0, beside * OUTER + column], ys)
-    if COPIES > 0:
+    if COUNT:
         if BACK:
             _count_back(
                 ys, sums, held, stride, first, places, column, before, gain, bias,
-                OUTER, ROWS, COLUMNS, COPIES,
+                OUTER, ROWS, COLUMNS,
             )  # fmt: skip
         else:
-            _count(ys, sums, held, stride, first, places, column, ROWS, COLUMNS, COPIES)
+            _count(ys, sums, held, stride, first, places, column, ROWS, COLUMNS)
     tma.store_wait(0)
 
 
@@ -247,14 +246,14 @@ def _launch(
     if layer is not None:
         held = layer.moments if back else layer.running
         of = y if before is None else before
-        counted = (layer.sums, held, layer.sums.stride(1), rows, of, layer.weight, layer.bias)
+        counted = (layer.sums, held, layer.sums.stride(0), rows, of, layer.weight, layer.bias)
     box = (tiles.depth, tiles.columns) if back else (tiles.columns, tiles.depth)
     _convolve[(triton.cdiv(rows, tiles.rows), outer // tiles.columns, classes)](
         pictures(x, 1 if back else stride, tiles.rows, tiles.depth),
         _table(weight, *box),
         pictures(y, stride if back else 1, tiles.rows, tiles.columns),
         *counted,
-        across, inner, outer, weight.shape[2], stride, back, 0 if layer is None else COPIES,
+        across, inner, outer, weight.shape[2], stride, back, layer is not None,
         *tiles, STAGES, num_warps=4,
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from unwalk.engines.fused_layers import COPIES, Convolution, First, Layer, Linear, Normalisation
+from unwalk.engines.fused_layers import Convolution, First, Layer, Linear, Normalisation
 from unwalk.engines.group_layers import GroupLayer, GroupNormalisation
 from unwalk.engines.head_layers import Head
 from unwalk.engines.shares import Shares
@@ -62,7 +62,7 @@ class Fused:
         self.running = torch.zeros(2, sum(channels), device=device)
         self.news = torch.zeros_like(self.running)
         self.moments = torch.zeros_like(self.running)
-        self.sums = torch.zeros(COPIES, 4, sum(channels), dtype=torch.int64, device=device)
+        self.sums = torch.zeros(4, sum(channels), dtype=torch.int64, device=device)
         rates = [torch.full((n.num_features,), n.momentum or 0.0) for n in self.norms]
         self.rates = torch.cat([torch.zeros(0), *rates]).to(device)
         self.held = [v for flat in self.running for v in flat.split(channels)]
@@ -138,7 +138,7 @@ class Fused:
                     bias=norm.bias,
                     for_weight=places[norm.weight],
                     for_bias=places[norm.bias],
-                    sums=self.sums[:, :, at],
+                    sums=self.sums[:, at],
                     running=self.running[:, at],
                     news=self.news[:, at],
                     moments=self.moments[:, at],

@@ -16,8 +16,6 @@ from unwalk.engines.shares import Shares, share_convolution, share_first, share_
 
 WIDTH = 8
 """Tensor cores want channels in multiples of this."""
-COPIES = 8
-"""So many copies of a sum are added to, each by its share of the programs, which then wait less."""
 PATCH = 64
 """Numbers that a place of the first layer may see, for the layer to be a matrix product."""
 
@@ -26,10 +24,10 @@ PATCH = 64
 class Layer:
     """One normalisation: views of the network's flat vectors, and its constants.
 
-    ``sums`` holds, in several copies that count together, four rows of whole numbers: mean and mean
-    square about the old running mean, and the sums over rows of the gradient and of the gradient
-    times the normalised value.  ``running`` and ``news`` hold mean and variance: as they were, and
-    of this batch; ``moments`` mean and 1 / std.
+    ``sums`` holds four rows of whole numbers: mean and mean square about the old running mean, and
+    the sums over rows of the gradient and of the gradient times the normalised value.  ``running``
+    and ``news`` hold mean and variance: as they were, and of this batch; ``moments`` mean and
+    1 / std.
     """
 
     weight: torch.Tensor

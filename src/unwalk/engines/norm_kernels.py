@@ -1,9 +1,8 @@
 """Triton kernels: batch normalisation of channels-last pictures, with what follows it.
 
 Activations are tables of batch * places rows and as many columns as channels.  Many programs add
-to the sums over rows at once, to one of several copies of them each.  They add whole numbers (the
-share of a sum, in units of 2**-40), whose order does not matter, so the same step gives the same
-bits every time.
+to the sums over rows at once.  They add whole numbers (the share of a sum, in units of 2**-40),
+whose order does not matter, so the same step gives the same bits every time.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from unwalk.engines.fused_layers import COPIES, Layer
+from unwalk.engines.fused_layers import Layer
 
-KEPT = tl.constexpr(COPIES)
 UNIT = tl.constexpr(2.0**-40)
 """What sums are counted in."""
 PROGRAMS = 528
@@ -50,26 +48,20 @@ def _rows(x: torch.Tensor) -> int:
 
 
 @triton.jit
-def _add(sums, row, c, there, stride, total):
-    """To this program's copy of a sum."""
-    place = sums + (tl.program_id(1) % KEPT * 4 + row) * stride
+def _add(place, c, there, total):
     tl.atomic_add(place + c, (total / UNIT).to(tl.int64), mask=there, sem="relaxed")
 
 
 @triton.jit
-def _counted(sums, row, c, there, stride):
-    """A sum, over all copies."""
-    total = tl.load(sums + row * stride + c, mask=there, other=0)
-    for copy in tl.static_range(1, KEPT):
-        total += tl.load(sums + (copy * 4 + row) * stride + c, mask=there, other=0)
-    return total.to(tl.float32) * UNIT
+def _counted(place, c, there):
+    return tl.load(place + c, mask=there, other=0).to(tl.float32) * UNIT
 
 
 @triton.jit
 def _find_moments(sums, running, c, there, stride, eps):
     """Mean, 1 / std and variance of a batch, from its sums."""
-    about = _counted(sums, 0, c, there, stride)
-    variance = tl.maximum(_counted(sums, 1, c, there, stride) - about * about, 0.0)
+    about = _counted(sums, c, there)
+    variance = tl.maximum(_counted(sums + stride, c, there) - about * about, 0.0)
     mean = tl.load(running + c, mask=there, other=0.0) + about
     return mean, tl.rsqrt(variance + eps), variance
 
@@ -117,8 +109,8 @@ def _statistics(
         value = tl.where(mask, value.to(tl.float32) - about[None, :], 0.0)
         total += value
         square += value * value
-    _add(sums, 0, c, there, stride, tl.sum(total, 0) / rows)
-    _add(sums, 1, c, there, stride, tl.sum(square, 0) / rows)
+    _add(sums, c, there, tl.sum(total, 0) / rows)
+    _add(sums + stride, c, there, tl.sum(square, 0) / rows)
 
 
 def statistics(x: torch.Tensor, layer: Layer) -> None:
@@ -126,7 +118,7 @@ def statistics(x: torch.Tensor, layer: Layer) -> None:
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
     _statistics[(cut.blocks, cut.programs)](
-        x, layer.sums, layer.running, rows, layer.weight.numel(), layer.sums.stride(1),
+        x, layer.sums, layer.running, rows, layer.weight.numel(), layer.sums.stride(0),
         cut.per, cut.block, cut.tile,
     )  # fmt: skip
 
@@ -209,7 +201,7 @@ def normalise(
     _normalise[(triton.cdiv(rows, cut.tile), cut.blocks)](
         x, y, x if other is None else other, layer.sums, layer.running, layer.news,
         layer.moments, x if shift is None else shift, layer.weight, layer.bias, rows,
-        layer.weight.numel(), layer.sums.stride(1), layer.eps,
+        layer.weight.numel(), layer.sums.stride(0), layer.eps,
         shift is not None, other is not None, relu, cut.block, cut.tile,
     )  # fmt: skip
     return y
@@ -228,7 +220,7 @@ def normalise_pooled(x: torch.Tensor, layer: Layer, shift: torch.Tensor | None) 
     cut = _Cut.of(windows, channels, ELEMENTS // 4)
     _normalise_pooled[(triton.cdiv(windows, cut.tile), cut.blocks)](
         x, y, layer.sums, layer.running, layer.news, layer.moments, x if shift is None else shift,
-        layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(1), layer.eps,
+        layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(0), layer.eps,
         shift is not None, cut.block, cut.tile,
     )  # fmt: skip
     return y
@@ -264,8 +256,8 @@ def _sums(
                 g = tl.where(value * w[None, :] + b[None, :] > 0.0, g, 0.0)
         plain += g
         times += g * value
-    _add(sums, 2, c, there, stride, tl.sum(plain, 0))
-    _add(sums, 3, c, there, stride, tl.sum(times, 0))
+    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
+    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
 
 
 @triton.jit
@@ -298,8 +290,8 @@ def _sums_pooled(
         value = tl.where(where == 0, v0, tl.where(where == 1, v1, tl.where(where == 2, v2, v3)))
         plain += g
         times += g * value
-    _add(sums, 2, c, there, stride, tl.sum(plain, 0))
-    _add(sums, 3, c, there, stride, tl.sum(times, 0))
+    _add(sums + 2 * stride, c, there, tl.sum(plain, 0))
+    _add(sums + 3 * stride, c, there, tl.sum(times, 0))
 
 
 @triton.jit
@@ -320,8 +312,8 @@ def _backward(
         g += tl.load(second + at, mask=mask).to(tl.float32)
     mean, scale = _moments(moments, c, there, stride)
     w = tl.load(weight + c, mask=there)
-    plain = _counted(sums, 2, c, there, stride)
-    times = _counted(sums, 3, c, there, stride)
+    plain = _counted(sums + 2 * stride, c, there)
+    times = _counted(sums + 3 * stride, c, there)
     value = (value - mean[None, :]) * scale[None, :]
     if relu:
         if has_kept:
@@ -357,8 +349,8 @@ def _backward_pooled(
     mean, scale = mean[None, :], scale[None, :]
     w = tl.load(weight + c, mask=there)[None, :]
     b = tl.load(bias + c, mask=there)[None, :]
-    all_plain = _counted(sums, 2, c, there, stride)
-    all_times = _counted(sums, 3, c, there, stride)
+    all_plain = _counted(sums + 2 * stride, c, there)
+    all_times = _counted(sums + 3 * stride, c, there)
     rows = 4.0 * windows
     plain, times = (all_plain / rows)[None, :], (all_times / rows)[None, :]
     v0, v1, v2, v3 = (
@@ -399,7 +391,7 @@ def sum_up(
     _sums[(cut.blocks, cut.programs)](
         gradient, gradient if second is None else second, x, x if kept is None else kept,
         layer.sums, layer.moments, layer.weight, layer.bias,
-        rows, layer.weight.numel(), layer.sums.stride(1),
+        rows, layer.weight.numel(), layer.sums.stride(0),
         second is not None, relu, kept is not None, cut.per, cut.block, cut.tile,
     )  # fmt: skip
 
@@ -427,7 +419,7 @@ def backward(
         gradient, gradient if second is None else second, x, x if kept is None else kept,
         layer.sums, layer.moments, layer.weight, layer.bias, layer.for_weight, layer.for_bias,
         for_x, for_x if for_other is None else for_other,
-        rows, layer.weight.numel(), layer.sums.stride(1),
+        rows, layer.weight.numel(), layer.sums.stride(0),
         second is not None, relu, kept is not None, summed, cut.block, cut.tile,
     )  # fmt: skip
     return for_x, for_other
@@ -438,7 +430,7 @@ def backward_pooled(gradient: torch.Tensor, x: torch.Tensor, layer: Layer) -> to
     windows = _rows(gradient)
     cut = _Cut.of(windows, layer.weight.numel(), ELEMENTS // 4)
     held = (layer.sums, layer.moments, layer.weight, layer.bias)
-    size = (windows, layer.weight.numel(), x.shape[2], x.shape[3], layer.sums.stride(1))
+    size = (windows, layer.weight.numel(), x.shape[2], x.shape[3], layer.sums.stride(0))
     _sums_pooled[(cut.blocks, cut.programs)](
         gradient, x, *held, *size, cut.per, cut.block, cut.tile
     )

@@ -33,7 +33,7 @@ from unwalk.runs.watch import Tell, Walked, carry, silent
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
-COSTS = {"dpsgd": 4, "retrain": 2}
+COSTS = {"dpsgd": 3, "retrain": 2}
 """Walks of 100 hops that a cell costs, where it is not one."""
 FLEET = 64
 """Cells whose walks are carried together, where a fleet carries them."""
