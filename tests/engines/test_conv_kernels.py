@@ -9,7 +9,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines import convolutions, fused_layers
+from unwalk.engines import convolutions, early, fused_layers
 from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.fused_layers import Convolution, Layer
 from unwalk.tasks.resnet import Block
@@ -141,6 +141,18 @@ def test_the_sums_of_the_normalisations_round_it_are_those_of_their_own_kernels(
     assert float(wanted[3].abs().median()) > 0
 
 
+def test_sums_on_the_way_leave_the_results_alone():
+    from unwalk.engines import conv_kernels
+
+    x, weight = drawn(64, 64, 32, 32, seed=0), drawn(64, 64, 3, 3, seed=1)
+    before, layer = drawn(64, 64, 32, 32, seed=2), layer_of(64, 3)
+    y = conv_kernels.convolve(x, weight, 1)
+    for_x = conv_kernels.input_gradient(x, weight, 1)
+    for _ in range(300):
+        assert torch.equal(conv_kernels.convolve(x, weight, 1, layer), y)
+        assert torch.equal(conv_kernels.input_gradient(x, weight, 1, layer, before), for_x)
+
+
 def network():
     return nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1, bias=False),
@@ -171,6 +183,16 @@ def after_steps(precision, monkeypatch, *, ours):
     linked = [] if steps.fused is None else steps.fused.network.modules()
     links = sum(len(m.behind) + len(m.front) for m in linked if isinstance(m, Convolution))
     return work.parameters - start, links, dict(work.buffers)
+
+
+def test_steps_taken_early_are_the_same_steps(monkeypatch):
+    late, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
+    monkeypatch.setattr(early, "ENOUGH", 40_000)
+    pieces, cut = [], early.Early._cut_up
+    monkeypatch.setattr(early.Early, "_cut_up", lambda *a: (cut(*a), pieces.append(a[0].pieces)))
+    soon, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
+    assert len(pieces[0]) > 2
+    assert torch.equal(soon, late)
 
 
 def test_a_network_of_them_moves_as_one_of_torch_ones(monkeypatch):

@@ -207,6 +207,7 @@ def _convolve(
         else:
             _count(ys, sums, held, stride, first, places, column, ROWS, COLUMNS)
     tma.store_wait(0)
+    ys._keep_alive()  # what sums need must not be laid over it while it is copied
 
 
 def pictures(x: torch.Tensor, stride: int, rows: int, channels: int) -> TensorDescriptor:
