@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 import triton
+from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -288,15 +290,28 @@ def usable() -> bool:
     """Whether this device and this Triton build the kernels, and they compute what they should."""
     if torch.cuda.get_device_capability() != (9, 0):
         return False
-    x = torch.randn(3, 64, 4, 4, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16) / 24.0
-    x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    x, gradient, weight = (
+        torch.randn(n, 64, side, side, device="cuda", generator=generator)
+        .to(torch.bfloat16)
+        .contiguous(memory_format=torch.channels_last)
+        for n, side in ((3, 4), (3, 4), (64, 3))
+    )
+    place = torch.empty_like(weight)
     try:
-        found = convolve(x, weight, 1)
+        from unwalk.engines.conv_weight_kernels import weight_gradient
+
+        weight_gradient(gradient, x, place, 1)
+        found = (convolve(x, weight, 1), input_gradient(gradient, weight, 1), place)
     except Exception:  # another version of what is called experimental
         return False
-    wanted = torch.nn.functional.conv2d(x, weight, padding=1)
-    return torch.allclose(found, wanted, rtol=0.05, atol=0.05)
+    wanted = (
+        functional.conv2d(x, weight, padding=1),
+        conv2d_input(x.shape, weight, gradient, padding=1),
+        conv2d_weight(x, weight.shape, gradient, padding=1),
+    )
+    pairs = zip(found, wanted, strict=True)
+    return all(float((a - b).float().norm()) < 0.02 * float(b.float().norm()) for a, b in pairs)
 
 
 def convolve(

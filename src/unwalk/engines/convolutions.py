@@ -6,7 +6,7 @@ NVIDIA's Hopper, 3x3 or 1x1), cuDNN's elsewhere.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -22,11 +22,14 @@ How = tuple[Pair, Pair, Pair, int]
 
 
 @cache
-def _gluon() -> bool:
+def _there() -> bool:
+    """Whether Triton is here, in a version that has what our kernels are written in."""
     try:
-        return importlib.util.find_spec("triton.experimental.gluon") is not None
-    except ModuleNotFoundError:
+        for name in ("conv_kernels", "conv_weight_kernels"):
+            importlib.import_module(f"unwalk.engines.{name}")
+    except (ImportError, AttributeError):
         return False
+    return True
 
 
 def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
@@ -34,7 +37,7 @@ def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
     stride, padding, dilation, groups = how
     half = weight.shape[2] // 2
     usual = stride[0] == stride[1] and padding == (half, half) and dilation == (1, 1)
-    if not (x.is_cuda and x.dtype == torch.bfloat16 and usual and groups == 1 and _gluon()):
+    if not (x.is_cuda and x.dtype == torch.bfloat16 and usual and groups == 1 and _there()):
         return False
     from unwalk.engines import conv_kernels
 
