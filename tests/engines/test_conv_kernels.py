@@ -9,7 +9,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines import convolutions, early, fused_layers
+from unwalk.engines import captured, convolutions, early, fused_layers
 from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.fused_layers import Convolution, Layer
 from unwalk.tasks.resnet import Block
@@ -188,10 +188,16 @@ def after_steps(precision, monkeypatch, *, ours):
 def test_steps_taken_early_are_the_same_steps(monkeypatch):
     late, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
     monkeypatch.setattr(early, "ENOUGH", 40_000)
-    pieces, cut = [], early.Early._cut_up
-    monkeypatch.setattr(early.Early, "_cut_up", lambda *a: (cut(*a), pieces.append(a[0].pieces)))
+    made = []
+
+    class Watched(early.Early):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(captured, "Early", Watched)
     soon, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
-    assert len(pieces[0]) > 2
+    assert len(made[0].pieces) > 2
     assert torch.equal(soon, late)
 
 
