@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -46,7 +47,6 @@ class Early:
 
     def __init__(self, blocks: Sequence[Block], convolutions: Sequence[Convolution]) -> None:
         self.convolutions = convolutions
-        self.stream = torch.cuda.Stream()
         self.pieces: list[_Piece] = []
         self.others: list[_Piece] = []
         watched = {convolution.conv.weight for convolution in convolutions}
@@ -71,6 +71,11 @@ class Early:
                 members, end, stop = set(), start, start
         if stop > 0:
             self.others.append(_Piece(block, 0, stop, frozenset()))
+
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Where the steps run."""
+        return torch.cuda.Stream()
 
     @contextmanager
     def during(self, side: torch.cuda.Stream, step: Callable[[Block], None]) -> Iterator[None]:
