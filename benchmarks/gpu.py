@@ -142,12 +142,12 @@ def beside_cudnn(
         given = gradient, x, weight, None, *how, False, (0, 0), 1, wanted
         return torch.ops.aten.convolution_backward(*given)
 
-    ours = {
+    ours: dict[str, Callable[[], object]] = {
         "forward": partial(conv_kernels.convolve, x, weight, stride),
         "to the input": partial(conv_kernels.input_gradient, gradient, weight, stride),
         "to the weight": partial(conv_weight_kernels.weight_gradient, gradient, x, place, stride),
     }
-    theirs = {
+    theirs: dict[str, Callable[[], object]] = {
         "forward": partial(torch.conv2d, x, weight, None, stride, size // 2),
         "to the input": partial(back, True, False, False),
         "to the weight": partial(back, False, True, False),
