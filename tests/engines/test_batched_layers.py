@@ -1,17 +1,10 @@
-"""Kernels for many models against plain torch: on a CUDA device, or in Triton's interpreter.
-
-    TRITON_INTERPRET=1 python -m pytest tests/engines/test_batched_layers.py
-
-runs them without a device where Triton is installed.
-"""
-
-import importlib.util
-import os
+"""Kernels for many models against plain torch: on a CUDA device, or in Triton's interpreter."""
 
 import pytest
 import torch
 from torch import nn
 
+from tests.kernels import DEVICE, quiet, runs_kernels
 from unwalk.core.program import StepRule
 from unwalk.core.token import Layout
 from unwalk.engines import batched, team
@@ -19,23 +12,7 @@ from unwalk.engines.batched import BatchedGradient
 from unwalk.engines.batched_conv import FusedConv2d
 from unwalk.engines.team import Batch, Kind, Team
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (DEVICE == "cuda" or INTERPRETED),
-        reason="no accelerator on this machine, and Triton's interpreter was not asked for",
-    ),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def exact_float32():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+pytestmark = [runs_kernels, quiet]
 
 
 def digits():

@@ -50,14 +50,6 @@ def run(op, *, captured, precision="float32", compiled=False, visits=2, task=TAS
     return work
 
 
-@pytest.fixture(autouse=True)
-def exact_float32():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def batches(steps=5, minibatches=1, size=8, seed=0):
     return np.random.default_rng(seed).integers(48, size=(steps, minibatches, size))
 

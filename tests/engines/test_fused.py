@@ -1,28 +1,18 @@
-"""Networks out of fused kernels against the networks they were made from.
-
-The kernels run on a CUDA device, or anywhere with Triton's interpreter (TRITON_INTERPRET=1).
-"""
+"""Networks out of fused kernels against the networks they were made from."""
 
 import copy
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines import fused
 from unwalk.engines.fused_layers import First, Normalisation
 from unwalk.engines.group_layers import GroupNormalisation
 from unwalk.tasks.models import flnet, group_norm
 from unwalk.tasks.resnet import Block
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    not fused.available() or (DEVICE == "cpu" and not interpreted),
-    reason="kernels need Triton, and a CUDA device or its interpreter",
-)
 
 
 def in_fours(channels):
@@ -81,14 +71,6 @@ def made(name):
         if isinstance(norm, nn.BatchNorm2d):
             norm.running_mean.uniform_(-0.2, 0.2)
     return model, shape
-
-
-@pytest.fixture(autouse=True)
-def exact_float32():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @runs_kernels

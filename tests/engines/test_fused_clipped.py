@@ -1,16 +1,13 @@
-"""Gradients clipped by record out of fused networks, against the reference for one.
-
-The kernels run on a CUDA device, or anywhere with Triton's interpreter (TRITON_INTERPRET=1).
-"""
+"""Gradients clipped by record out of fused networks, against the reference for one."""
 
 import copy
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines import fused
 from unwalk.engines.fused_clipped import Clipped
 from unwalk.engines.fused_layers import Convolution, First, Linear
@@ -19,13 +16,6 @@ from unwalk.engines.per_example import ghost_gradients
 from unwalk.engines.shares import Unfit
 from unwalk.tasks.models import flnet, group_norm, small_cnn
 from unwalk.tasks.resnet import Block
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-runs_kernels = pytest.mark.skipif(
-    not fused.available() or (DEVICE == "cpu" and not interpreted),
-    reason="kernels need Triton, and a CUDA device or its interpreter",
-)
 
 
 def in_fours(channels):
@@ -66,14 +56,6 @@ NETWORKS = {
     "rows": (rows, (36,)),
     "no norm": (lambda: small_cnn((1, 5, 5), 10), (1, 5, 5)),
 }
-
-
-@pytest.fixture(autouse=True)
-def exact_float32():
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def made(name, records=3):

@@ -1,27 +1,13 @@
-"""Kernels of group normalisation, and of norms by record, against plain torch in float64.
-
-    TRITON_INTERPRET=1 python -m pytest tests/engines/test_group_norm.py
-
-runs them without a device where Triton is installed.
-"""
-
-import importlib.util
-import os
+"""Kernels of group normalisation, and of norms by record, against plain torch in float64."""
 
 import pytest
 import torch
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None or not (DEVICE == "cuda" or INTERPRETED),
-        reason="no accelerator on this machine, and Triton's interpreter was not asked for",
-    ),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
+from tests.kernels import DEVICE, INTERPRETED, quiet, runs_kernels
+
+pytestmark = [runs_kernels, quiet]
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2e-2}
 SHAPES = {  # records, channels, groups, height, width
     "pairs": (2, 8, 4, 3, 5),

@@ -1,30 +1,19 @@
-"""The end of a network, mean over places and linear layer, against plain torch in float64.
-
-    TRITON_INTERPRET=1 python -m pytest tests/engines/test_head.py
-
-runs its kernels without a device where Triton is installed.
-"""
+"""The end of a network, mean over places and linear layer, against plain torch in float64."""
 
 import copy
-import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.kernels import DEVICE, quiet, runs_kernels
 from unwalk.engines import fused
 from unwalk.engines.head_layers import Head
 from unwalk.engines.shares import Shares
 from unwalk.tasks.models import MODELS, flnet
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-runs_kernels = pytest.mark.skipif(
-    not fused.available() or not (DEVICE == "cuda" or INTERPRETED),
-    reason="kernels need Triton, and a CUDA device or its interpreter",
-)
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+pytestmark = quiet
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1e-2}
 SHAPES = {  # records, channels, height, width, classes
     "as in a ResNet": (5, 512, 4, 4, 10),
