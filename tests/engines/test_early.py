@@ -17,7 +17,7 @@ def cut(model, layers):
     blocks = blocks_of(shadow_of(model), torch.bfloat16)
     by_name = {n: w for b in blocks for n, w in zip(b.names, b.weights, strict=True)}
     watched = [SimpleNamespace(conv=SimpleNamespace(weight=by_name[name])) for name in layers]
-    return blocks, {by_name[name] for name in layers}, early.Early(blocks, watched)
+    return blocks, {by_name[name] for name in layers}, early.Early(blocks, watched, None)
 
 
 def check(blocks, watched, found):

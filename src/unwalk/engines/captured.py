@@ -175,16 +175,15 @@ class CapturedSteps:
             update(block, self.knobs[1], self.knobs, self.counter)
 
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
-            if early is not None and self.side is not None:
-                with early.during(self.side, simply):
-                    self._gradient(batch, labels)
-                for block in early.rest():
-                    simply(block)
-                return
-            if op.clip_per_example is None:
+            blocks = self.blocks
+            if op.clip_per_example is not None:
+                self._clipped_gradient(batch, labels, op.clip_per_example)
+            elif early is None:
                 self._gradient(batch, labels)
             else:
-                self._clipped_gradient(batch, labels, op.clip_per_example)
+                with early.during(simply):
+                    self._gradient(batch, labels)
+                blocks = early.rest()
             with torch.no_grad():
                 if op.rule.optimizer == "adam":
                     self.counter.add_(1.0)
@@ -193,7 +192,7 @@ class CapturedSteps:
                     squares = [block.gradients.float().square().sum() for block in self.blocks]
                     norm = torch.stack(squares).sum().sqrt() * scale.abs()
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
-                for block in self.blocks:
+                for block in blocks:
                     if normals is not None:
                         noised = block.gradients.float() * scale + self.knobs[
                             5
@@ -232,10 +231,11 @@ class CapturedSteps:
     def _early(self, op: Steps, minibatches: int) -> Early | None:
         """Where a step needs no more than the gradient of one minibatch, parts of it come early."""
         alone = op.clip is None and op.clip_per_example is None and not op.noise
-        if self.fused is None or not alone or minibatches > 1 or op.rule.optimizer == "adam":
+        plain = alone and minibatches == 1 and op.rule.optimizer != "adam"
+        if self.fused is None or self.side is None or not plain:
             return None
         found = [m for m in self.fused.network.modules() if isinstance(m, Convolution)]
-        early = Early(self.blocks, found)
+        early = Early(self.blocks, found, self.side)
         return early if early.pieces else None
 
     def _update(self, op: Steps) -> Update:
@@ -244,16 +244,16 @@ class CapturedSteps:
 
     def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
         """Mean of the gradients that were clipped example by example, into the blocks."""
+        if self.clipped is not None:
+            check_per_example(self.shadow)
+            self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
+            return
 
         def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             if self.loss is None:
                 return functional.cross_entropy(output.float(), labels, reduction="none")
             return self.loss(output.float(), labels)
 
-        if self.clipped is not None:
-            check_per_example(self.shadow)
-            self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
-            return
         found = clipped_gradients(
             self.shadow, x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss
         )

@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from unwalk.engines.fused_layers import Layer
+from unwalk.engines.norm_kernels import UNIT
 
 DEPTH = 64
 """Channels are read in multiples of this."""
@@ -103,9 +104,9 @@ def _count(
     there = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout)) < places
     value = ys.reshape([ROWS, COLUMNS]).load(layout).to(gl.float32) - gl.load(running + c)[None, :]
     value = gl.where(there[:, None], value, 0.0)
-    unit = 2.0**40 / places
-    gl.atomic_add(sums + c, (gl.sum(value, 0) * unit).to(gl.int64), sem="relaxed")
-    square = (gl.sum(value * value, 0) * unit).to(gl.int64)
+    unit = places * UNIT
+    gl.atomic_add(sums + c, (gl.sum(value, 0) / unit).to(gl.int64), sem="relaxed")
+    square = (gl.sum(value * value, 0) / unit).to(gl.int64)
     gl.atomic_add(sums + stride + c, square, sem="relaxed")
 
 
@@ -114,7 +115,7 @@ def _count_back(
     ys, sums, moments, stride, first, places, column, before, gain, bias,
     OUTER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
-    """Add a tile's share to the sums of the gradient, as `norm_kernels.backward` does.
+    """Add a tile's share to the sums of the gradient, as `norm_kernels.sum_up` does.
 
     ``before`` is what was normalised, then cut off below zero.
     """
@@ -136,10 +137,9 @@ def _count_back(
         g = gl.where(there & (value * w + b > 0.0), g, 0.0)
         plain += g
         times += g * value
-    unit = 2.0**40
     sums += 2 * stride
-    gl.atomic_add(sums + c, (gl.sum(plain, 0) * unit).to(gl.int64), sem="relaxed")
-    gl.atomic_add(sums + stride + c, (gl.sum(times, 0) * unit).to(gl.int64), sem="relaxed")
+    gl.atomic_add(sums + c, (gl.sum(plain, 0) / UNIT).to(gl.int64), sem="relaxed")
+    gl.atomic_add(sums + stride + c, (gl.sum(times, 0) / UNIT).to(gl.int64), sem="relaxed")
 
 
 @gluon.jit

@@ -43,10 +43,18 @@ class _Piece:
 
 
 class Early:
-    """The convolutions' parameters in pieces, each of which is stepped when it is complete."""
+    """The convolutions' parameters in pieces, each of which is stepped when it is complete.
 
-    def __init__(self, blocks: Sequence[Block], convolutions: Sequence[Convolution]) -> None:
-        self.convolutions = convolutions
+    ``side`` is the stream on which weight gradients run.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        convolutions: Sequence[Convolution],
+        side: torch.cuda.Stream,
+    ) -> None:
+        self.convolutions, self.side = convolutions, side
         self.pieces: list[_Piece] = []
         self.others: list[_Piece] = []
         watched = {convolution.conv.weight for convolution in convolutions}
@@ -78,8 +86,8 @@ class Early:
         return torch.cuda.Stream()
 
     @contextmanager
-    def during(self, side: torch.cuda.Stream, step: Callable[[Block], None]) -> Iterator[None]:
-        """Takes the steps during a backward pass whose weight gradients run on ``side``."""
+    def during(self, step: Callable[[Block], None]) -> Iterator[None]:
+        """Takes the steps during a backward pass."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         left = {piece: set(piece.weights) for piece in self.pieces}
@@ -89,7 +97,7 @@ class Early:
                 if weight in missing:
                     missing.discard(weight)
                     if not missing:
-                        self.stream.wait_stream(side)
+                        self.stream.wait_stream(self.side)
                         self.stream.wait_stream(torch.cuda.current_stream())
                         with torch.cuda.stream(self.stream), torch.no_grad():
                             step(piece.cut())

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from unwalk.engines.norm_kernels import best_of
+
 ELEMENTS = 4096
 """Numbers that a program looks at together."""
 NEIGHBOURS = 16
@@ -146,15 +148,6 @@ def _window(x, q, mask, c, wide, channels, mean, scale):
 
 
 @triton.jit
-def _best(v0, v1, v2, v3, w, b):
-    """The largest of four values after scaling, and where it is first."""
-    a0, a1, a2, a3 = v0 * w + b, v1 * w + b, v2 * w + b, v3 * w + b
-    best = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
-    where = tl.where(a0 == best, 0, tl.where(a1 == best, 1, tl.where(a2 == best, 2, 3)))
-    return best, where
-
-
-@triton.jit
 def _normalise_pooled(
     x, y, stats, weight, bias, places, channels, groups, eps, wide,
     size: tl.constexpr, up: tl.constexpr, many: tl.constexpr, tile: tl.constexpr,
@@ -171,7 +164,7 @@ def _normalise_pooled(
         v0, v1, v2, v3, _ = _window(
             x + record, q, mask, c, wide, channels, mean[None, :], scale[None, :]
         )
-        best, _ = _best(v0, v1, v2, v3, w, b)
+        best, _ = best_of(v0, v1, v2, v3, w, b)
         at = record // 4 + q[:, None] * channels + c[None, :]
         tl.store(y + at, tl.maximum(best, 0.0), mask=mask)
 
@@ -259,7 +252,7 @@ def _backward_pooled(
         q = start + tl.arange(0, tile)
         mask = (q < windows)[:, None] & there[None, :]
         v0, v1, v2, v3, _ = _window(x + record, q, mask, c, wide, channels, mean, scale)
-        best, where = _best(v0, v1, v2, v3, w, b)
+        best, where = best_of(v0, v1, v2, v3, w, b)
         at = record // 4 + q[:, None] * channels + c[None, :]
         g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         g = tl.where(best > 0.0, g, 0.0)
@@ -274,7 +267,7 @@ def _backward_pooled(
         q = start + tl.arange(0, tile)
         mask = (q < windows)[:, None] & there[None, :]
         v0, v1, v2, v3, place = _window(x + record, q, mask, c, wide, channels, mean, scale)
-        best, where = _best(v0, v1, v2, v3, w, b)
+        best, where = best_of(v0, v1, v2, v3, w, b)
         at = record // 4 + q[:, None] * channels + c[None, :]
         g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         g = w * tl.where(best > 0.0, g, 0.0)

@@ -83,7 +83,7 @@ def _corner(q, high, wide):
 
 
 @triton.jit
-def _best(v0, v1, v2, v3, w, b):
+def best_of(v0, v1, v2, v3, w, b):
     """The largest of four values after scaling, and where it is first."""
     a0, a1, a2, a3 = v0 * w + b, v1 * w + b, v2 * w + b, v3 * w + b
     best = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
@@ -177,7 +177,7 @@ def _normalise_pooled(
     mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
     factor = scale * tl.load(weight + c, mask=there)
     offset = tl.load(bias + c, mask=there) - mean * factor
-    best, _ = _best(v0, v1, v2, v3, factor[None, :], offset[None, :])
+    best, _ = best_of(v0, v1, v2, v3, factor[None, :], offset[None, :])
     tl.store(y + q[:, None] * channels + c[None, :], tl.maximum(best, 0.0), mask=mask)
     if tl.program_id(0) == 0:
         count = 4.0 * windows
@@ -283,7 +283,7 @@ def _sums_pooled(
         at += wide * channels
         v2 = (tl.load(at, mask=mask, other=0.0).to(tl.float32) - mean) * scale
         v3 = (tl.load(at + channels, mask=mask, other=0.0).to(tl.float32) - mean) * scale
-        best, where = _best(v0, v1, v2, v3, w, b)
+        best, where = best_of(v0, v1, v2, v3, w, b)
         at = gradient + q[:, None] * channels + c[None, :]
         g = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         g = tl.where(best > 0.0, g, 0.0)
@@ -359,7 +359,7 @@ def _backward_pooled(
         (v2 - mean) * scale,
         (v3 - mean) * scale,
     )
-    best, where = _best(v0, v1, v2, v3, w, b)
+    best, where = best_of(v0, v1, v2, v3, w, b)
     g = tl.load(gradient + q[:, None] * channels + c[None, :], mask=mask).to(tl.float32)
     g = tl.where(best > 0.0, g, 0.0)
     factor = scale * w

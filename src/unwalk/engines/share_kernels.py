@@ -6,19 +6,19 @@ import torch
 import triton
 import triton.language as tl
 
+from unwalk.engines.convolutions import Pair
+
 BLOCK = 128
 """Channels on either side that a program multiplies together, at most."""
 DEPTH = 64
 """Places that it takes at a time; also the most for which products between places are made."""
-
-Pair = tuple[int, int]
 
 
 @triton.jit
 def _convolution_squares(
     x, gradient, squares, places, columns, outs, high, wide, channels,
     stride_down, stride_across, down, across, gap_down, gap_across, size_across, tiles_out, tiles,
-    block_out: tl.constexpr, block_in: tl.constexpr, depth: tl.constexpr, exact: tl.constexpr,
+    block_out: tl.constexpr, block_in: tl.constexpr, depth: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """The sum of squares of a tile of one record's gradient, at one place of the kernel."""
     part, record = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -40,10 +40,7 @@ def _convolution_squares(
         b = tl.load(
             gradient + at[:, None] * outs + o[None, :], mask=inside[:, None] & here, other=0.0
         )
-        if exact:
-            total = tl.dot(tl.trans(b), a, total, input_precision="ieee")
-        else:
-            total = tl.dot(tl.trans(b), a, total)
+        total = tl.dot(tl.trans(b), a, total, input_precision=precision)
     found = tl.sum(tl.sum(total * total, 1), 0)
     tl.store(squares + record * tl.num_programs(0) + part, found)
 
@@ -52,7 +49,7 @@ def _convolution_squares(
 def _convolution_products(
     x, gradient, squares, places, columns, outs, high, wide, channels,
     stride_down, stride_across, down, across, gap_down, gap_across, size_across, taps,
-    block: tl.constexpr, chunk: tl.constexpr, exact: tl.constexpr,
+    block: tl.constexpr, chunk: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
     """The same for a whole record, from products of patches and of gradients between places."""
     record = tl.program_id(0).to(tl.int64)
@@ -69,19 +66,13 @@ def _convolution_products(
         at = record * high * wide + line * wide + column
         mask = inside[:, None] & (c < channels)[None, :]
         a = tl.load(x + at[:, None] * channels + c[None, :], mask=mask, other=0.0)
-        if exact:
-            near = tl.dot(a, tl.trans(a), near, input_precision="ieee")
-        else:
-            near = tl.dot(a, tl.trans(a), near)
+        near = tl.dot(a, tl.trans(a), near, input_precision=precision)
     for start in range(0, outs, chunk):
         o = start + tl.arange(0, chunk)
         at = record * places + p
         mask = (p < places)[:, None] & (o < outs)[None, :]
         b = tl.load(gradient + at[:, None] * outs + o[None, :], mask=mask, other=0.0)
-        if exact:
-            far = tl.dot(b, tl.trans(b), far, input_precision="ieee")
-        else:
-            far = tl.dot(b, tl.trans(b), far)
+        far = tl.dot(b, tl.trans(b), far, input_precision=precision)
     tl.store(squares + record, tl.sum(tl.sum(near * far, 1), 0))
 
 
@@ -100,6 +91,7 @@ def convolution_squares(
     _, outs, lines, columns = gradient.shape
     stride, padding, dilation = how
     exact = x.dtype == torch.float32
+    precision = "ieee" if exact else "tf32"
     places, patch = lines * columns, kernel[0] * kernel[1] * channels
     if places <= DEPTH and 2 * places * (patch + outs) <= patch * outs:
         squares = torch.empty(records, 1, device=x.device)
@@ -107,7 +99,7 @@ def convolution_squares(
         _convolution_products[(records,)](
             x, gradient, squares, places, columns, outs, high, wide, channels,
             *stride, *padding, *dilation, kernel[1], kernel[0] * kernel[1],
-            max(16, triton.next_power_of_2(places)), min(chunk, 64) if exact else chunk, exact,
+            max(16, triton.next_power_of_2(places)), min(chunk, 64) if exact else chunk, precision,
             num_warps=4,
         )  # fmt: skip
         return squares
@@ -123,7 +115,7 @@ def convolution_squares(
     _convolution_squares[(parts, records)](
         x, gradient, squares, places, columns, outs, high, wide, channels,
         *stride, *padding, *dilation, kernel[1], tiles_out, tiles,
-        block_out, block_in, depth, exact,
+        block_out, block_in, depth, precision,
         num_warps=8 if block_out * block_in >= BLOCK * BLOCK else 4,
     )  # fmt: skip
     return squares

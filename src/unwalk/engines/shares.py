@@ -22,7 +22,7 @@ class Unfit(Exception):
 
 
 class Shares:
-    """Filled by the layers of one backward pass, of ``records`` records; see :meth:`clipped`."""
+    """Filled by the layers of one backward pass, of ``records`` records."""
 
     def __init__(self) -> None:
         self.records = 0
