@@ -30,6 +30,13 @@ def strided():
     )  # fmt: skip
 
 
+def small():
+    return nn.Sequential(
+        nn.Conv2d(4, 20, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(20, 12, 2, padding=1),
+        nn.Conv2d(12, 18, 3), nn.ReLU(), nn.Flatten(), nn.Linear(162, 4),
+    )  # fmt: skip
+
+
 def normalised():
     return nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 3),
@@ -48,6 +55,7 @@ def deep():
 CASES = {
     "digits": (digits, (1, 8, 8)),
     "strided, odd": (strided, (3, 9, 9)),
+    "small, strided": (small, (4, 7, 7)),
     "normalised": (normalised, (1, 12, 12)),
     "many channels": (deep, (48, 5, 5)),
 }

@@ -103,6 +103,49 @@ def weigh_tiles(channels: int, depth: int, outputs: int, small: bool) -> dict[st
     }
 
 
+def takes_rows(count: int, channels: int, outputs: int, size: tuple[int, int], spec: Spec) -> bool:
+    """Whether a weight gradient goes by rows of the kernel: a small layer of many taps.
+
+    It takes 16 pictures at once; the columns of picture and kernel are written out in the code.
+    """
+    side = spec.kernel[0]
+    many = count > 4 and channels * side * side > 32
+    few = size[1] <= 8 and side <= 5 and 2 * spec.padding < side
+    return many and few and is_small(channels, outputs, *size)
+
+
+def takes_lines(count: int, channels: int, outputs: int, size: tuple[int, int], spec: Spec) -> bool:
+    """Whether a small convolution, alone, goes by rows of places, whose sums are in registers."""
+    many = count > 4 and channels >= 16
+    few = size[1] * next_power(outputs, 16, 32) <= 128 and is_small(channels, outputs, *size)
+    return many and few and spec == Spec(spec.kernel, 1, spec.padding)
+
+
+def row_tiles(channels: int, outputs: int) -> dict[str, int]:
+    """Tiles of a weight gradient by rows of the kernel; ``BLOCK_R`` counts pictures."""
+    rows, columns = next_power(channels, 16, 32), next_power(outputs, 16, 32)
+    warps = 2 if rows * columns <= 512 else 4
+    return {
+        "BLOCK_M": rows,
+        "BLOCK_N": columns,
+        "BLOCK_R": 16,
+        "num_warps": warps,
+        "num_stages": 1,
+    }
+
+
+def line_tiles(channels: int, outputs: int, count: int) -> dict[str, int]:
+    """Tiles of a convolution by rows of places; ``BLOCK_M`` counts pictures, 16 to a warp."""
+    pictures = next_power(count, 16, 64)
+    return {
+        "BLOCK_M": pictures,
+        "BLOCK_N": next_power(outputs, 16, 32),
+        "BLOCK_K": next_power(channels, 16, 32),
+        "num_warps": pictures // 16,
+        "num_stages": 1,
+    }
+
+
 def convolve(
     pictures: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, spec: Spec
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,7 +187,7 @@ def _launch_convolve(
     size: tuple[int, int],
 ) -> None:
     """``source`` is channels-last; through a pool it is half as large as what it stands for."""
-    from unwalk.engines import kernels
+    from unwalk.engines import kernels, small_kernels
 
     models, count, height, width, channels = source.shape
     if through == UNPOOLED:
@@ -152,11 +195,29 @@ def _launch_convolve(
     outputs = weight.shape[1]
     places = count * size[0] * size[1]
     depth = channels * spec.kernel[0] * spec.kernel[1]
+    shape = {
+        "HEIGHT": height,
+        "WIDTH": width,
+        "CHANNELS": channels,
+        "THROUGH": through,
+        "OUT_HEIGHT": size[0],
+        "OUT_WIDTH": size[1],
+        "OUTPUTS": outputs,
+        "ROWS": spec.kernel[0],
+        "COLUMNS": spec.kernel[1],
+        "PAD": spec.padding,
+        "PRECISION": _precision(),
+    }
+    if bias is None and takes_lines(count, channels, outputs, size, spec):
+        tiles = line_tiles(channels, outputs, count)
+        lines = (size[0] * math.ceil(count / tiles["BLOCK_M"]), models)
+        step = source[0].numel()
+        small_kernels.convolve_row[lines](source, gate, weight, out, count, step, **shape, **tiles)
+        return
     cached = through == UNPOOLED and is_small(channels, outputs, *size)
     tiles = convolve_tiles(channels, depth, outputs, cached)
     down, across = math.ceil(places / tiles["BLOCK_M"]), math.ceil(outputs / tiles["BLOCK_N"])
-    grid = (down * across, models)
-    kernels.convolve[grid](
+    kernels.convolve[(down * across, models)](
         source,
         gate,
         weight,
@@ -165,21 +226,11 @@ def _launch_convolve(
         corners,
         places,
         source[0].numel(),
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        THROUGH=through,
-        OUT_HEIGHT=size[0],
-        OUT_WIDTH=size[1],
-        OUTPUTS=outputs,
-        ROWS=spec.kernel[0],
-        COLUMNS=spec.kernel[1],
         STRIDE=spec.stride,
-        PAD=spec.padding,
         BIAS=bias is not None,
         RELU=spec.relu,
         POOL=spec.pool,
-        PRECISION=_precision(),
+        **shape,
         **tiles,
     )
 
@@ -247,30 +298,34 @@ def _weight_gradient(
     weight: torch.Tensor,
     spec: Spec,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of the weight and the bias, summed up over shares of the places."""
-    from unwalk.engines import kernels
+    """Gradients of the weight and the bias, summed up over shares of the places or pictures."""
+    from unwalk.engines import kernels, small_kernels
 
     models, count, height, width, channels = pictures.shape
     high, wide = spec.out(height, width)
-    outputs, places = weight.shape[1], count * high * wide
-    depth = channels * spec.kernel[0] * spec.kernel[1]
+    outputs, depth = weight.shape[1], channels * spec.kernel[0] * spec.kernel[1]
     small = is_small(channels, outputs, height, width)
-    tiles = weigh_tiles(channels, depth, outputs, small)
-    run = tiles["BLOCK_R"]
-    programs = math.ceil(depth / tiles["BLOCK_M"]) * math.ceil(outputs / tiles["BLOCK_N"])
     wanted = 4 * PROGRAMS if small else PROGRAMS  # a multiprocessor holds 32 of two warps
-    parts = max(1, min(wanted // (programs * models), places // (4 * run)))
-    share = math.ceil(places / parts / run) * run
-    parts = math.ceil(places / share)
+    if takes_rows(count, channels, outputs, (height, width), spec):
+        kernel, tiles = small_kernels.weigh_row, row_tiles(channels, outputs)
+        length, programs, least = count, spec.kernel[0], 1
+    else:
+        kernel, tiles = kernels.weigh, weigh_tiles(channels, depth, outputs, small)
+        length, least = count * high * wide, 4
+        programs = math.ceil(depth / tiles["BLOCK_M"]) * math.ceil(outputs / tiles["BLOCK_N"])
+    run = tiles["BLOCK_R"]
+    parts = max(1, min(wanted // (programs * models), length // (least * run)))
+    share = math.ceil(length / parts / run) * run
+    parts = math.ceil(length / share)
     weights = torch.empty(models, parts, depth, outputs, device=slope.device)
     bias = torch.empty(models, parts, outputs, device=slope.device)
-    kernels.weigh[(programs, models, parts)](
+    kernel[(programs, models, parts)](
         pictures,
         slope,
         gate,
         weights,
         bias,
-        places,
+        length,
         share,
         pictures[0].numel(),
         slope[0].numel(),
