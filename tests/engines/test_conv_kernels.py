@@ -18,6 +18,7 @@ pytestmark = pytest.mark.device
 SHAPES = {  # batch, channels in and out, places across, size, stride
     "many places": (8, 64, 64, 32, 3, 1),
     "many channels": (8, 512, 512, 4, 3, 1),
+    "many channels, many pictures": (256, 512, 512, 4, 3, 1),
     "half as many places": (8, 64, 128, 32, 3, 2),
     "half as many places, few": (5, 128, 256, 4, 3, 2),
     "brought to size": (8, 128, 256, 16, 1, 2),

@@ -49,7 +49,8 @@ class _Tiles(NamedTuple):
     def of(rows: int, inner: int, outer: int, classes: int) -> _Tiles:
         columns = 128 if outer % 128 == 0 else 64
         wide = triton.cdiv(rows, 128) * (outer // columns) * classes >= PROGRAMS
-        return _Tiles(128 if wide else 64, columns, 128 if inner % 512 == 0 else 64)
+        deep = inner % 512 == 0 and not wide  # both would not fit a multiprocessor's memory
+        return _Tiles(128 if wide else 64, columns, 128 if deep else 64)
 
 
 @gluon.jit
