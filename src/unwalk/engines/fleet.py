@@ -60,14 +60,11 @@ class Fleet:
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Leave all that is there out of garbage collections, each of which would look at it anew."""
-    mine = gc.get_freeze_count() == 0
-    if mine:
-        gc.freeze()
+    gc.freeze()
     try:
         yield
     finally:
-        if mine:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 class _Convoy:
