@@ -104,6 +104,18 @@ class Fused:
         if self.held:
             torch._foreach_copy_(self._buffers, self.held)
 
+    def hold_still(self) -> None:
+        """Take the running statistics for moments, as evaluation mode does."""
+        self.load()
+        for module in self.network.modules():
+            if isinstance(module, Normalisation):
+                layer = module.layer
+                mean, variance = layer.running
+                if module.shifted is not None and module.shifted.bias is not None:
+                    mean = mean - module.shifted.bias
+                layer.moments[0] = mean
+                layer.moments[1] = (variance + layer.eps).rsqrt()
+
     @property
     def state(self) -> list[torch.Tensor]:
         """What a step changes."""

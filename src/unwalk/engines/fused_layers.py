@@ -72,6 +72,8 @@ class Convolution(nn.Module):
             self.shares.check(x, 4)
         how = cast(How, (conv.stride, conv.padding, conv.dilation, conv.groups))
         bias = conv.bias if self.biased else None
+        if not self.training:
+            return convolve(x, conv.weight, bias, how)
         mine = bias is None and ours(x, conv.weight, how)
         for norm in self.behind:
             norm.counted = mine
@@ -199,6 +201,8 @@ class First(nn.Module):
         if self.shares is not None:
             self.shares.check(x, 4)
         bias = self.conv.bias if self.biased else None
+        if not self.training:  # the input is as it comes
+            return functional.conv2d(x, self.conv.weight, bias, self.conv.stride, self.conv.padding)
         where = (self.side, self.place[0], self.shares)
         y: torch.Tensor = apply(_Product, x, self.conv.weight, bias, self.wide[0], *where)
         return y
@@ -280,7 +284,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Normalisation(nn.Module):
-    """Batch normalisation in training mode, then a sum with ``other``, a ReLU, a pool.
+    """Batch normalisation, then a sum with ``other``, a ReLU, a pool.
 
     ``twice``: the result is given out twice, for two users, whose gradients need then not be
     added up before they come back.  ``counted`` and ``summed_up``: the convolutions round it have
@@ -302,6 +306,8 @@ class Normalisation(nn.Module):
         layer = self.layer
         shift = None if self.shifted is None else self.shifted.bias
         x = x.contiguous(memory_format=torch.channels_last)
+        if not self.training:
+            return self._answer(x, other)
         if not self.counted:
             from unwalk.engines import norm_kernels
 
@@ -313,6 +319,18 @@ class Normalisation(nn.Module):
         self.summed_up, self.before = False, x.detach() if self.plain else None
         y = apply(_Normalise, x, layer.weight, layer.bias, shift, other, self)
         return functional.max_pool2d(y, 2) if self.pooled else y
+
+    def _answer(self, x: torch.Tensor, other: torch.Tensor | None) -> Any:
+        """In evaluation mode: by the moments that are there."""
+        from unwalk.engines import norm_kernels
+
+        if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
+            return norm_kernels.normalise_pooled(x, self.layer, None, given=True)
+        if other is not None:
+            other = other.contiguous(memory_format=torch.channels_last)
+        y = norm_kernels.normalise(x, self.layer, None, other, self.relu, given=True)
+        y = functional.max_pool2d(y, 2) if self.pooled else y
+        return (y, y) if self.twice else y
 
     @property
     def plain(self) -> bool:

@@ -139,7 +139,7 @@ def _tell(
 @triton.jit
 def _normalise(
     x, y, other, sums, running, news, moments, shift, weight, bias, rows, channels, stride, eps,
-    shifted: tl.constexpr, summed: tl.constexpr, relu: tl.constexpr,
+    given: tl.constexpr, shifted: tl.constexpr, summed: tl.constexpr, relu: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0) * tile + tl.arange(0, tile)
@@ -148,7 +148,12 @@ def _normalise(
     mask = (r < rows)[:, None] & there[None, :]
     at = r[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=mask).to(tl.float32)
-    mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
+    if given:
+        mean, scale = _moments(moments, c, there, stride)
+    else:
+        mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
+        if tl.program_id(0) == 0:
+            _tell(news, moments, shift, c, there, stride, mean, scale, variance, rows, shifted)
     factor = scale * tl.load(weight + c, mask=there)
     value = (value - mean[None, :]) * factor[None, :] + tl.load(bias + c, mask=there)[None, :]
     if summed:
@@ -156,14 +161,13 @@ def _normalise(
     if relu:
         value = tl.maximum(value, 0.0)
     tl.store(y + at, value, mask=mask)
-    if tl.program_id(0) == 0:
-        _tell(news, moments, shift, c, there, stride, mean, scale, variance, rows, shifted)
 
 
 @triton.jit
 def _normalise_pooled(
     x, y, sums, running, news, moments, shift, weight, bias, windows, channels, high, wide,
-    stride, eps, shifted: tl.constexpr, block: tl.constexpr, tile: tl.constexpr,
+    stride, eps, given: tl.constexpr, shifted: tl.constexpr, block: tl.constexpr,
+    tile: tl.constexpr,
 ):  # fmt: skip
     q = tl.program_id(0) * tile + tl.arange(0, tile)
     c = tl.program_id(1) * block + tl.arange(0, block)
@@ -174,14 +178,17 @@ def _normalise_pooled(
     v1 = tl.load(at + channels, mask=mask).to(tl.float32)
     v2 = tl.load(at + wide * channels, mask=mask).to(tl.float32)
     v3 = tl.load(at + (wide + 1) * channels, mask=mask).to(tl.float32)
-    mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
+    if given:
+        mean, scale = _moments(moments, c, there, stride)
+    else:
+        mean, scale, variance = _find_moments(sums, running, c, there, stride, eps)
+        if tl.program_id(0) == 0:
+            count = 4.0 * windows
+            _tell(news, moments, shift, c, there, stride, mean, scale, variance, count, shifted)
     factor = scale * tl.load(weight + c, mask=there)
     offset = tl.load(bias + c, mask=there) - mean * factor
     best, _ = best_of(v0, v1, v2, v3, factor[None, :], offset[None, :])
     tl.store(y + q[:, None] * channels + c[None, :], tl.maximum(best, 0.0), mask=mask)
-    if tl.program_id(0) == 0:
-        count = 4.0 * windows
-        _tell(news, moments, shift, c, there, stride, mean, scale, variance, count, shifted)
 
 
 def normalise(
@@ -190,10 +197,13 @@ def normalise(
     shift: torch.Tensor | None,
     other: torch.Tensor | None,
     relu: bool,
+    *,
+    given: bool = False,
 ) -> torch.Tensor:
     """Normalised, scaled, summed with ``other`` and cut off below zero, as asked for.
 
-    ``shift`` is added to the running mean's news: a bias that was left out in front.
+    ``shift`` is added to the running mean's news: a bias that was left out in front.  The moments
+    are those of ``x`` from its sums, or such as are ``given``.
     """
     y = torch.empty_like(x)
     rows = _rows(x)
@@ -202,26 +212,24 @@ def normalise(
         x, y, x if other is None else other, layer.sums, layer.running, layer.news,
         layer.moments, x if shift is None else shift, layer.weight, layer.bias, rows,
         layer.weight.numel(), layer.sums.stride(0), layer.eps,
-        shift is not None, other is not None, relu, cut.block, cut.tile,
+        given, shift is not None, other is not None, relu, cut.block, cut.tile,
     )  # fmt: skip
     return y
 
 
-def normalise_pooled(x: torch.Tensor, layer: Layer, shift: torch.Tensor | None) -> torch.Tensor:
+def normalise_pooled(
+    x: torch.Tensor, layer: Layer, shift: torch.Tensor | None, *, given: bool = False
+) -> torch.Tensor:
     """Normalised, cut off below zero, and the largest of each window of 2 x 2 places."""
     batch, channels, high, wide = x.shape
-    y = torch.empty(
-        (batch, channels, high // 2, wide // 2),
-        dtype=x.dtype,
-        device=x.device,
-        memory_format=torch.channels_last,
-    )
+    shape = (batch, channels, high // 2, wide // 2)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     windows = _rows(y)
     cut = _Cut.of(windows, channels, ELEMENTS // 4)
     _normalise_pooled[(triton.cdiv(windows, cut.tile), cut.blocks)](
         x, y, layer.sums, layer.running, layer.news, layer.moments, x if shift is None else shift,
         layer.weight, layer.bias, windows, channels, high, wide, layer.sums.stride(0), layer.eps,
-        shift is not None, cut.block, cut.tile,
+        given, shift is not None, cut.block, cut.tile,
     )  # fmt: skip
     return y
 

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,7 +21,10 @@ from unwalk.core.data import Held
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Progress
 from unwalk.core.transcript import Transcript
+from unwalk.engines.reading import Reader
 from unwalk.tasks import ShardedTask
+
+Answer = Callable[[torch.Tensor], torch.Tensor]
 
 CHUNK = 4096
 CLEAN_MARGIN = 0.01
@@ -62,18 +65,20 @@ class Meter:
         self.triggered = None if task.triggered is None else self._placed(task.triggered, device)
         self.target = -1 if task.target is None else task.target
         self.finite = torch.tensor(True)
+        self.reader: tuple[nn.Module, Reader | None] | None = None
 
     def read(self, model: nn.Module, hop: int, phase: str) -> Reading:
         """Measure; the model is left in evaluation mode."""
         model.eval()
+        answer = self._way(model)
         self.finite = torch.ones((), dtype=torch.bool, device=self.test.y.device)
-        shares = {"clean": self._accuracy(model, self.test)}
+        shares = {"clean": self._accuracy(answer, self.test)}
         if self.forgotten is not None:
-            shares["forget"] = self._accuracy(model, self.forgotten)
+            shares["forget"] = self._accuracy(answer, self.forgotten)
         if self.retained is not None:
-            shares["retain"] = self._accuracy(model, self.retained)
+            shares["retain"] = self._accuracy(answer, self.retained)
         if self.triggered is not None:
-            hit = self._answers(model, self.triggered.x).eq(self.target).double()
+            hit = self._answers(answer, self.triggered.x).eq(self.target).double()
             others = self.triggered.y.ne(self.target)
             shares["asr"] = (hit * others).sum() / others.sum().clamp(min=1)
             shares["asr_paper"] = hit.mean()
@@ -97,20 +102,32 @@ class Meter:
             return there
         return replace(there, x=there.x.to(torch.bfloat16, memory_format=torch.channels_last))
 
-    def _accuracy(self, model: nn.Module, held: Held) -> torch.Tensor:
-        return self._answers(model, held.x).eq(held.y).double().mean()
+    def _way(self, model: nn.Module) -> Answer:
+        """How the model is asked: in half precision through fused kernels, where it can be."""
+        if not self.halved:
+            return model
+        if self.reader is None or self.reader[0] is not model:
+            self.reader = (model, Reader.of(model, torch.bfloat16))
+        reader = self.reader[1]
+        if reader is None:
+            return model
+        reader.load()
+        return reader
 
-    def _answers(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def _accuracy(self, answer: Answer, held: Held) -> torch.Tensor:
+        return self._answers(answer, held.x).eq(held.y).double().mean()
+
+    def _answers(self, answer: Answer, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.halved):
-            found, finite = _answers(model, x)
+            found, finite = _answers(answer, x)
         self.finite = self.finite & finite
         return found
 
 
 @torch.no_grad()
-def _answers(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _answers(answer: Answer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The class a model answers for each input, and whether all its outputs are finite."""
-    outputs = [model(part) for part in x.split(CHUNK)]
+    outputs = [answer(part) for part in x.split(CHUNK)]
     finite = torch.stack([torch.isfinite(o).all() for o in outputs]).all()
     return torch.cat([o.argmax(1) for o in outputs]), finite
 
