@@ -1,6 +1,11 @@
 """The paper's experiments as lists of cells, carried out in parts."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -260,6 +265,27 @@ def test_every_call_that_ran_something_says_how_long_it_took(tmp_path):
     assert 0 < record["seconds"] < 60
     assert record["jobs"] == 1
     assert "How long it took" in (tmp_path / "reproduction.html").read_text()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
+    settings = [f"--set={k}={v}" for k, v in {**TINY, "unlearn.hops": 300}.items()]
+    asked = ["reproduce", "all", "--quick", "--out", str(tmp_path), "--jobs", str(jobs), *settings]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unwalk", *asked], stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    while not (known := times(tmp_path / "parts")):
+        assert process.poll() is None
+        assert time.perf_counter() - began < 120
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    (record,) = known.values()
+    done = len(parts_in(tmp_path))
+    every = sum(len(cells("digits", 1)) for cells in EXPERIMENTS.values())
+    assert 1 <= len(record["cells"]) <= done < every
+    assert 0 < record["seconds"] < time.perf_counter() - began
 
 
 def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets():

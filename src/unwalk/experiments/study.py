@@ -96,16 +96,15 @@ def carry_out(
     paths = [study.path(cell, parts) for cell in study.cells]
     todo = [] if collect else _todo(study, parts)
     if todo:
-        begun, clock = datetime.now(UTC), time.perf_counter()
+        clock = _Clock(study, todo, jobs, provenance(command))
         try:
             shares = [share for share in deal(todo, jobs) if share]
             if len(shares) > 1:
-                _together(study, shares, command, tell)
+                _together(study, shares, command, tell, clock)
             else:
-                _one_share(study, todo, command, tell)
+                _one_share(study, todo, command, tell, clock)
         finally:
-            seconds = time.perf_counter() - clock
-            _write_timing(study, parts, todo, begun, seconds, jobs=jobs, command=command)
+            clock.write()
     return [
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
     ]
@@ -135,30 +134,24 @@ def _write_parts(study: Study, parts: Path, part: dict[str, Any], cells: Iterabl
         write_file(study.path(cell, parts), json.dumps(own, allow_nan=False) + "\n")
 
 
-def _write_timing(
-    study: Study,
-    parts: Path,
-    todo: Work,
-    begun: datetime,
-    seconds: float,
-    *,
-    jobs: int,
-    command: str,
-) -> None:
-    """How long one call worked: parts that are run at once add up to more."""
-    ended = [cell.name for cell, path in todo if path.exists()]
-    timing = {
-        "task": study.task,
-        "preset": study.preset,
-        "begun": begun.isoformat(timespec="seconds"),
-        "seconds": round(seconds, 3),
-        "jobs": jobs,
-        "cells": ended,
-        **provenance(command),
-    }
-    name = f"timing-{study.task}-{study.preset}-{begun:%Y%m%dT%H%M%S%f}.json"
-    if ended:
-        write_file(parts / name, json.dumps(timing, indent=1) + "\n")
+class _Clock:
+    """How long one call has worked, written whenever a part is done: the call may be killed."""
+
+    def __init__(self, study: Study, todo: Work, jobs: int, origin: Mapping[str, str]) -> None:
+        self.begun, self.since = datetime.now(UTC), time.perf_counter()
+        name = f"timing-{study.task}-{study.preset}-{self.begun:%Y%m%dT%H%M%S%f}.json"
+        self.todo, self.path = todo, todo[0][1].parent / name
+        begun = self.begun.isoformat(timespec="seconds")
+        self.known = {"task": study.task, "preset": study.preset, "begun": begun, "jobs": jobs}
+        self.origin = origin
+
+    def write(self) -> None:
+        """The time until now, if there is a part; parts that run at once add up to more."""
+        ended = [cell.name for cell, path in self.todo if path.exists()]
+        seconds = round(time.perf_counter() - self.since, 3)
+        if ended:
+            timing = {**self.known, "seconds": seconds, "cells": ended, **self.origin}
+            write_file(self.path, json.dumps(timing, indent=1) + "\n")
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
@@ -172,7 +165,9 @@ def deal(todo: Work, jobs: int) -> list[Work]:
     return shares
 
 
-def _one_share(study: Study, todo: Work, command: str, tell: Tell = silent) -> None:
+def _one_share(
+    study: Study, todo: Work, command: str, tell: Tell = silent, clock: _Clock | None = None
+) -> None:
     memory = _Memory()
     size = _at_once(study.config(todo[0][0]), memory)
     folder = todo[0][1].parent
@@ -186,16 +181,23 @@ def _one_share(study: Study, todo: Work, command: str, tell: Tell = silent) -> N
             whole = {**part, **provenance(command)}
             others = [c for c in same.get(part["run"], []) if c.name != cell.name]
             _write_parts(study, folder, whole, [cell, *others])
+        if clock is not None:
+            clock.write()
 
 
-def _together(study: Study, shares: list[Work], command: str, tell: Tell) -> None:
+def _together(study: Study, shares: list[Work], command: str, tell: Tell, clock: _Clock) -> None:
     """Every share in a process of its own; what is told is how many cells are done."""
     paths = [path for share in shares for _, path in share]
+    before = 0
     with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
         left = {pool.submit(_one_share, study, share, command) for share in shares}
         while left:
             ended, left = wait(left, timeout=1.0, return_when=FIRST_COMPLETED)
-            tell("cells", sum(path.exists() for path in paths), len(paths))
+            done = sum(path.exists() for path in paths)
+            tell("cells", done, len(paths))
+            if done > before:
+                clock.write()
+                before = done
             for future in ended:
                 future.result()
 
