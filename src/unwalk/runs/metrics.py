@@ -57,8 +57,16 @@ class Meter:
     numbers once, so that measuring does not hold training up.
     """
 
-    def __init__(self, task: ShardedTask, device: torch.device, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        task: ShardedTask,
+        device: torch.device,
+        precision: str = "float32",
+        *,
+        compiled: bool = False,
+    ) -> None:
         self.halved = device.type == "cuda" and precision != "float32"
+        self.compiled = self.halved and compiled
         self.test = self._placed(task.test, device)
         self.forgotten = self._placed(task.forgotten, device) if len(task.forgotten.y) else None
         self.retained = self._placed(task.retained, device) if len(task.retained.y) else None
@@ -103,8 +111,8 @@ class Meter:
         return replace(there, x=there.x.to(torch.bfloat16, memory_format=torch.channels_last))
 
     def _way(self, model: nn.Module) -> Answer:
-        """How the model is asked: in half precision through fused kernels, where it can be."""
-        if not self.halved:
+        """How the model is asked: through fused kernels, where it is to be and can be."""
+        if not self.compiled:
             return model
         if self.reader is None or self.reader[0] is not model:
             self.reader = (model, Reader.of(model, torch.bfloat16))

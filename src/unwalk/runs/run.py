@@ -124,7 +124,8 @@ class Runner:
         self.tell = tell
         self.engine = engine or InProcess()
         device = torch.device(self.config.device)
-        self.meter = Meter(assembled.task, device, self.config.performance.precision)
+        speed = self.config.performance
+        self.meter = Meter(assembled.task, device, speed.precision, compiled=speed.compiled)
 
     def result(self, command: str) -> RunResult:
         """Train, forget by every method, and measure."""
