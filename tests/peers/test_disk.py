@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
+import threading
 
 import pytest
 
@@ -63,17 +64,36 @@ def test_a_peer_that_cannot_write_stops_with_a_sentence(tmp_path, error):
 
 
 def test_a_token_file_that_was_damaged_is_noticed_before_it_is_visited(tmp_path):
+    visiting, ending = [], threading.Event()
+
+    def held_up(service):
+        """Visits begin, and go on when the peer ends."""
+        visit, shutdown = service.work.visit, service.visits.shutdown
+
+        def wait(*given, **named):
+            visiting.append(service.me)
+            ending.wait(60)
+            return visit(*given, **named)
+
+        def end(**named):
+            ending.set()
+            shutdown(**named)
+
+        service.work.visit, service.visits.shutdown = wait, end
+
     async def script(here):
         for peer in range(PEERS):
             here.start(peer)
         await here.until(lambda: any(s.state.reached[1][0] >= 3 for s in here.services.values()))
         for service in here.services.values():
-            service.work.visit = wait(service.work.visit)
-        await here.until(lambda: any(s.state.stage == "arrived" for s in here.services.values()))
-        holder = next(p for p, s in here.services.items() if s.state.stage == "arrived")
-        held = here.services[holder].state.held
-        await here.crash(holder)
-        path = here.services[holder].store.file(held.token)
+            held_up(service)
+        await here.until(lambda: visiting)
+        holder = visiting[0]
+        others = [p for p in here.services if p != holder]
+        for peer in (holder, *others):  # alone: the others would soon go on without it
+            await here.crash(peer)
+        assert here.services[holder].state.stage == "arrived"
+        path = here.services[holder].store.file(here.services[holder].state.held.token)
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
@@ -82,16 +102,9 @@ def test_a_token_file_that_was_damaged_is_noticed_before_it_is_visited(tmp_path)
         assert isinstance(error, Corrupt)
         assert "is damaged" in str(error)
         here.services.pop(holder).store.close()
+        for peer in others:
+            here.start(peer)
         await here.until(here.finished)
-
-    def wait(visit):
-        def slower(*given, **named):
-            import time
-
-            time.sleep(0.05)
-            return visit(*given, **named)
-
-        return slower
 
     lived(tmp_path, script, PEERS, lease=0.5)
 
