@@ -138,12 +138,15 @@ class _Clock:
     """How long one call has worked, written whenever a part is done: the call may be killed."""
 
     def __init__(self, study: Study, todo: Work, jobs: int, origin: Mapping[str, str]) -> None:
-        self.begun, self.since = datetime.now(UTC), time.perf_counter()
-        name = f"timing-{study.task}-{study.preset}-{self.begun:%Y%m%dT%H%M%S%f}.json"
-        self.todo, self.path = todo, todo[0][1].parent / name
-        begun = self.begun.isoformat(timespec="seconds")
-        self.known = {"task": study.task, "preset": study.preset, "begun": begun, "jobs": jobs}
-        self.origin = origin
+        self.since, begun = time.perf_counter(), datetime.now(UTC)
+        name = f"timing-{study.task}-{study.preset}-{begun:%Y%m%dT%H%M%S%f}.json"
+        self.todo, self.path, self.origin = todo, todo[0][1].parent / name, origin
+        self.known = {
+            "task": study.task,
+            "preset": study.preset,
+            "begun": begun.isoformat(timespec="seconds"),
+            "jobs": jobs,
+        }
 
     def write(self) -> None:
         """The time until now, if there is a part; parts that run at once add up to more."""

@@ -116,7 +116,8 @@ def _log_delta(
     top = max(float(terms.max()), left)
     if top == -math.inf:
         return -math.inf
-    return min(0.0, top + math.log(float(np.exp(terms - top).sum()) + math.exp(left - top)))
+    total = top + math.log(float(np.exp(terms - top).sum()) + math.exp(left - top))
+    return total if total < -MARGIN else 0.0  # nearer to 0 than rounding: the safe side
 
 
 def _law_for(delta: float, hops: int, p: float, cap: int | None) -> tuple[Floats, Floats, float]:
