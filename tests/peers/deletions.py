@@ -77,6 +77,7 @@ def network(
     noise: str = "secret",
     count: int = 40,
     hold_out: float = 0.1,
+    lies: int | None = None,
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
@@ -87,6 +88,7 @@ def network(
         settings={**SETTINGS, **changed},
         limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0),
         noise=noise,
+        lies=lies,
     )
     for peer in range(peers):
         write_records(folder / f"peer-{peer}", peer, count, hold_out)
@@ -122,7 +124,7 @@ class Hamlet(Village):
 
     def trained(self, *peers: int) -> bool:
         return all(
-            self.peers[p].service.whole.is_set() and self.peers[p]._final(len(self.peers[p].specs))
+            self.peers[p].service.whole.is_set() and self.peers[p].final(len(self.peers[p].specs))
             for p in (peers or self.peers)
         )
 

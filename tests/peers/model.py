@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
-from unwalk.peers import commit as cm
 from unwalk.peers import protocol as pr
+from unwalk.peers.decisions import quorum
 from unwalk.peers.protocol import PeerState, Sighting
 
 
@@ -27,11 +26,13 @@ class Bounds:
     crashes: int = 1
     recoveries: int = 2
     refusals: int = 1
-    ballots: int = 2
     edges: frozenset[tuple[int, int]] | None = None
-    slow_commit: bool = False
     private: bool = False
     voids: int = 0
+
+    @property
+    def quorum(self) -> int:
+        return quorum(self.peers, 0)
 
     def near(self, peer: int) -> list[int]:
         others = [p for p in range(self.peers) if p != peer]
@@ -47,24 +48,23 @@ class World:
     states: tuple[PeerState, ...]
     up: tuple[bool, ...]
     flight: frozenset[Any]
-    proposing: tuple[Any, ...]
     crashes: int
     recoveries: int
     refusals: int
     chosen: frozenset[pr.Value] = frozenset()
     voids: int = 0
+    ends: frozenset[pr.Value] = frozenset()
 
 
 def start(bounds: Bounds) -> World:
     states = tuple(
-        tidy(pr.begin(p, bounds.peers, bounds.hops, 0, "", "t", has=not bounds.private))
+        tidy(pr.begin(p, bounds.quorum, bounds.hops, 0, "", "t", has=not bounds.private))
         for p in range(bounds.peers)
     )
     return World(
         states,
         (True,) * bounds.peers,
         frozenset(),
-        (None,) * bounds.peers,
         bounds.crashes,
         bounds.recoveries,
         bounds.refusals,
@@ -73,8 +73,11 @@ def start(bounds: Bounds) -> World:
 
 
 def tidy(state: PeerState) -> PeerState:
-    """Leases may run out at any time here, so whether a peer watches makes no difference."""
-    return replace(state, watching=False) if state.watching else state
+    """Leases may run out at any time here, so whether a peer watches makes no difference.
+
+    The ends that could be decided stand in the world.
+    """
+    return replace(state, watching=False, ends=()) if state.watching or state.ends else state
 
 
 def put(items: Any, place: int, value: object) -> Any:
@@ -86,7 +89,8 @@ def with_state(world: World, peer: int, state: PeerState) -> World:
     flight = world.flight
     if flight:
         flight = frozenset(m for m in flight if _matters(m, states))
-    return replace(world, states=states, flight=flight)
+    ends = world.ends | set(state.ends) if state.ends else world.ends
+    return replace(world, states=states, flight=flight, ends=ends)
 
 
 def _matters(message: Any, states: tuple[PeerState, ...]) -> bool:
@@ -94,7 +98,7 @@ def _matters(message: Any, states: tuple[PeerState, ...]) -> bool:
     kind, source, target, parcel = message[:4]
     there = states[target]
     if kind == "reply":
-        return there.held == parcel or message[4].kind in ("stale", "committed")
+        return bool(there.held == parcel or message[4].kind == "stale")
     if there.committed is not None or there.fence > parcel.generation:
         return False
     had = there.reached[0] == parcel.generation and there.reached[1] >= parcel.place
@@ -116,27 +120,23 @@ def recovery_chain(state: PeerState) -> str:
 
 def steps(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
     """Every world that may come next, with the name of the step."""
-    if not bounds.slow_commit:
-        yield from _deliveries(world)
+    yield from _deliveries(world)
+    yield from _deciding(world, bounds)
     for peer in range(bounds.peers):
         if not world.up[peer]:
             state = pr.restarted(world.states[peer])
             up = with_state(replace(world, up=put(world.up, peer, True)), peer, state)
             yield f"restart {peer}", up
             continue
-        yield from _proposing(world, peer, bounds)
-        yield from _giving_up(world, peer, bounds)
-        if not bounds.slow_commit:
-            yield from _own_steps(world, peer, bounds)
-            yield from _asking(world, peer, bounds)
-            yield from _gossip(world, peer, bounds)
+        yield from _own_steps(world, peer, bounds)
+        yield from _asking(world, peer, bounds)
+        yield from _gossip(world, peer, bounds)
         if world.crashes:
             yield (
                 f"crash {peer}",
                 replace(
                     world,
                     up=put(world.up, peer, False),
-                    proposing=put(world.proposing, peer, None),
                     crashes=world.crashes - 1,
                 ),
             )
@@ -197,7 +197,7 @@ def _asking(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, Worl
     for other in range(bounds.peers):
         if other != peer and world.up[other]:
             heard = {other: pr.sighting(world.states[other])}
-            if pr.consider(state, heard).kind in ("committed", "fenced", "ahead"):
+            if pr.consider(state, heard).kind in ("fenced", "ahead"):
                 yield f"{peer} hears {other}", decide(world, peer, heard)
     if world.recoveries:
         numbers = {state.fence[0], max(s.fence[0] for s in world.states)}
@@ -210,8 +210,8 @@ def decide(world: World, peer: int, answers: dict[int, Sighting]) -> World:
     """What the daemon does with the answers."""
     state = world.states[peer]
     verdict = pr.consider(state, answers)
-    if verdict.kind == "committed" and verdict.value is not None:
-        return with_state(world, peer, pr.commit(state, verdict.value))
+    if verdict.kind == "over":
+        return with_state(world, peer, pr.commit(state, *world.chosen))
     if verdict.kind == "fenced":
         return with_state(world, peer, pr.fenced(state, verdict.fence, verdict.lineage))
     if verdict.kind == "ahead":
@@ -224,136 +224,36 @@ def decide(world: World, peer: int, answers: dict[int, Sighting]) -> World:
     return world
 
 
-def void_of(world: World, peer: int, seen: int) -> pr.Value:
-    """The end without a visit, as one peer would propose it."""
-    return cm.void_value(world.states[peer], seen, "", "t")
+VOID = pr.Value((0, 0), "", "t")
+"""The end without a visit."""
 
 
-def _giving_up(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
-    """The daemon does so when nobody has the token; here anybody may, whatever is going on."""
-    state = world.states[peer]
-    if not world.voids or state.committed is not None:
+def _deciding(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
+    """The peers decide on one end, at any time: one that a last visit led to, or none at all.
+
+    That they decide on one only is what :mod:`tests.peers.decision_model` explores.  Votes may be
+    old when the last one comes, so that it does not matter who is up or what was fenced since.
+    """
+    if world.chosen:
         return
-    less = replace(world, voids=world.voids - 1)
-    if bounds.slow_commit:
-        ballot = cm.next_ballot(state)
-        if world.proposing[peer] is None and ballot[0] < bounds.ballots:
-            trial = (ballot, None, 0, (), void_of(world, peer, 0))
-            yield f"{peer} gives up", replace(less, proposing=put(world.proposing, peer, trial))
-        return
-    for seen in {state.fence[0], max(s.fence[0] for s in world.states)}:
-        for name, after in _quick_commit(less, peer, void_of(world, peer, seen), bounds):
-            yield f"give up: {name}", after
-
-
-def _proposing(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
-    state, trial = world.states[peer], world.proposing[peer]
-    own = cm.final_value(state)
-    if not bounds.slow_commit:
-        if own is not None:
-            yield from _quick_commit(world, peer, own, bounds)
-        return
-    if own is None and (trial is None or trial[4].chain):
-        if trial is not None:
-            yield f"lose heart {peer}", replace(world, proposing=put(world.proposing, peer, None))
-        return
-    if trial is None:
-        ballot = cm.next_ballot(state)
-        if ballot[0] < bounds.ballots:
-            asked = replace(world, proposing=put(world.proposing, peer, (ballot, None, 0, (), own)))
-            yield f"propose {peer}", asked
-        return
-    ballot, value, asked_of, votes, own = trial
-    if asked_of == bounds.peers:
-        yield f"count {peer}", _count(world, peer, trial, bounds)
-        return
-    other = asked_of
-    if value is None:
-        there, vote = cm.prepare(world.states[other], ballot, own.generation)
-    else:
-        there, vote = cm.accept(world.states[other], ballot, value)
-    unheard = (ballot, value, asked_of + 1, votes, own)
-    heard = (ballot, value, asked_of + 1, _votes((*votes, vote)), own)
-    changed = with_state(world, other, there)
-    if other != peer:  # what a peer asks itself is never lost
-        lost = replace(world, proposing=put(world.proposing, peer, unheard))
-        yield f"{peer} skips {other}", lost
-    if world.up[other]:
-        if other != peer and there != world.states[other]:
-            lost = replace(changed, proposing=put(world.proposing, peer, unheard))
-            yield f"{peer} asks {other}, answer lost", lost
-        yield f"{peer} asks {other}", replace(changed, proposing=put(world.proposing, peer, heard))
-
-
-def _votes(votes: Any) -> Any:
-    """What of the votes matters for the count: no more worlds than need be."""
-    yes = tuple(replace(v, ballot=(-1, -1)) for v in votes if v.kind == "yes")
-    best = max((v.accepted for v in yes if v.accepted), key=lambda a: a[0], default=None)
-    plain = tuple(cm.Vote("yes", accepted=best if n == 0 else None) for n in range(len(yes)))
-    return plain + tuple(v for v in votes if v.kind in ("stale", "committed"))[:1]
-
-
-def _quick_commit(
-    world: World, peer: int, own: pr.Value, bounds: Bounds
-) -> Iterator[tuple[str, World]]:
-    """Both questions at once, to every set of peers that is large enough."""
-    there = [p for p in range(bounds.peers) if world.up[p]]
-    for size in range(pr.majority(bounds.peers), len(there) + 1):
-        for quorum in combinations(there, size):
-            if peer not in quorum:
-                continue
-            yield f"commit {peer} {quorum}", _round(world, peer, own, quorum, bounds)
-
-
-def _round(world: World, peer: int, own: pr.Value, quorum: Any, bounds: Bounds) -> World:
-    ballot = cm.next_ballot(world.states[peer], (world.states[p].promised for p in quorum))
-    votes = []
-    for other in quorum:
-        there, vote = cm.prepare(world.states[other], ballot, own.generation)
-        if vote.kind != "yes":  # told at once, so nobody has promised anything for nothing
-            return _count(world, peer, (ballot, None, 0, (vote,), own), bounds)
-        votes.append(vote)
-    value = cm.chosen(own, votes)
-    for other in quorum:
-        there, _ = cm.accept(world.states[other], ballot, value)
-        world = with_state(world, other, there)
-    yes = (cm.Vote("yes"),) * len(quorum)
-    return _count(world, peer, (ballot, value, 0, yes, own), bounds)
-
-
-def _count(world: World, peer: int, trial: Any, bounds: Bounds) -> World:
-    ballot, value, _, votes, own = trial
-    state = world.states[peer]
-    ended = replace(world, proposing=put(world.proposing, peer, None))
-    for vote in votes:
-        if vote.kind == "committed":
-            return with_state(ended, peer, pr.commit(state, vote.value))
-        if vote.kind == "stale":
-            return with_state(ended, peer, pr.fenced(state, vote.fence, vote.lineage))
-    yes = [v for v in votes if v.kind == "yes"]
-    if len(yes) < pr.majority(bounds.peers):
-        return ended
-    if value is None:
-        again = (ballot, cm.chosen(own, yes), 0, (), own)
-        return replace(world, proposing=put(world.proposing, peer, again))
-    done = with_state(ended, peer, pr.commit(state, value))
-    return replace(done, chosen=world.chosen | {value})
+    for value in world.ends:
+        yield "decide", replace(world, chosen=frozenset({value}))
+    if world.voids:
+        yield "give up", replace(world, chosen=frozenset({VOID}), voids=world.voids - 1)
 
 
 def _gossip(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
-    """Whoever knows of a generation or of the end may tell anybody at any time."""
+    """Whoever knows of a generation may tell anybody at any time; so may the end be shown."""
     state = world.states[peer]
+    if state.committed is None:
+        for value in world.chosen:
+            yield f"{peer} hears the end", with_state(world, peer, pr.commit(state, value))
     fence, lineage = pr.shown(state)
     for other in range(bounds.peers):
         if other == peer or not world.up[other]:
             continue
         there = world.states[other]
-        if state.committed is not None and there.committed is None:
-            yield (
-                f"{peer} tells {other} the end",
-                with_state(world, other, pr.commit(there, state.committed)),
-            )
-        elif fence > there.fence and there.committed is None:
+        if fence > there.fence and there.committed is None:
             yield (
                 f"{peer} tells {other} {fence}",
                 with_state(world, other, pr.fenced(there, fence, lineage)),

@@ -71,7 +71,7 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
         visits = chapters.visits([(0, 1), (1, 1)])
         routes = [[v["visit"]["receiver"] for v in visits[n]] for n in (0, 1)]
         plan = chapters.book.forgetting(chapters.specs[0], chapters.runs[1], [])
-        model = here.peers[0]._final(1)
+        model = here.peers[0].final(1)
         token = open_token(here.peers[0].store.file(model), 4).token()
         assert equal_bytes(token, simulated(plan, shards, routes))
         seen.update(rows=rows, old=old, state=[here.peers[p].store.folder for p in range(4)])
@@ -121,7 +121,7 @@ def test_two_peers_at_once_and_a_third_that_is_down(tmp_path):
         assert document["peers"]["pending"] == []
         assert document["peers"]["version"] == 2, "issued again when peer-3 was back"
         assert [c["grade"] for c in document["claims"]] == ["exact"]
-    assert len({p.council.seats[1].decided for p in here.peers.values()}) == 1
+    assert len({p.council.known[0][0] for p in here.peers.values()}) == 1
 
 
 def test_requests_during_training_wait_and_are_answered_together(tmp_path):

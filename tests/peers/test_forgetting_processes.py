@@ -24,7 +24,7 @@ U = 1
 POINTS = [
     "records after commit",
     "chapter proposed",
-    "chapter accepted",
+    "vote written",
     "chapter decided",
     "chapter opened",
     "token written",
@@ -47,7 +47,7 @@ POINTS = [
 ]
 """Every point between a request and its end at which something was just made durable, or was
 about to be."""
-QUICK = ["chapter accepted", "records erased"]
+QUICK = ["vote written", "records erased"]
 
 
 def row_of(folder: Path, id: str) -> tuple[str, str | None]:

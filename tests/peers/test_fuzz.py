@@ -362,8 +362,8 @@ def counted(service) -> list[int]:
 
 
 def bad_words(rng: random.Random, service) -> bytes:
-    kinds = ["where", "release", "fence", "prepare", "accept", "committed", "entry", "x", 7, None]
-    fields = ["generation", "place", "fence", "lineage", "ballot", "value", "chain"]
+    kinds = ["where", "release", "fence", "decide", "entry", "x", 7, None]
+    fields = ["generation", "place", "fence", "lineage", "poll", "chain"]
     record = json.loads(service.talk.words("where"))
     record["kind"] = rng.choice(kinds)
     for name in rng.sample(fields, rng.randint(0, 3)):
@@ -395,7 +395,7 @@ def test_bad_words_are_answered_with_a_reason_and_change_nothing(tmp_path):
                 refused += 1
                 assert reply["reason"]
             else:
-                assert set(reply) <= {"sighting", "entry", "vote"}
+                assert set(reply) <= {"sighting", "entry", "poll"}
         assert refused > 300
         after = snapshot(service)
         assert after[2:] == before[2:]

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from tests.peers.model import Bounds, World, decide, put, start, steps, visit_chain, with_state
-from unwalk.peers import commit as cm
 from unwalk.peers import protocol as pr
 
 LINE = frozenset({(0, 1), (1, 2)})
@@ -123,9 +122,8 @@ def fair_round(world: World, bounds: Bounds) -> World:
                 world = with_state(world, peer, pr.answered(state, parcel, reply))
             else:
                 world = with_state(world, peer, pr.failed(state, certain=True))
-        elif state.stage == "final" and len(alive) >= pr.majority(bounds.peers):
-            quorum = [f"commit {peer} {tuple(alive)}"]
-            world = next(w for name, w in steps(world, bounds) if name in quorum)
+        elif state.stage == "final" and len(alive) >= bounds.quorum:
+            world = decided(world, bounds, "decide", peer)
         state = world.states[peer]
         if pr.basis(state) is not None:
             heard = {p: pr.sighting(world.states[p]) for p in alive if p != peer}
@@ -133,14 +131,15 @@ def fair_round(world: World, bounds: Bounds) -> World:
         elif bounds.voids:
             heard = {p: pr.sighting(world.states[p]) for p in alive if p != peer}
             if pr.deserted(world.states[peer], heard):
-                world = give_up(replace(world, voids=1), bounds, peer, alive)
+                world = decided(replace(world, voids=1), bounds, "give up", peer)
     return world
 
 
-def give_up(world: World, bounds: Bounds, peer: int, alive: list[int]) -> World:
-    """All that are there say that the walk came to nothing."""
-    name = f"give up: commit {peer} {tuple(alive)}"
-    return next(w for found, w in steps(world, bounds) if found == name)
+def decided(world: World, bounds: Bounds, how: str, peer: int) -> World:
+    """The peers that are there decide on an end, and ``peer`` is shown it."""
+    if not world.chosen:
+        world = next(w for found, w in steps(world, bounds) if found == how)
+    return with_state(world, peer, pr.commit(world.states[peer], *world.chosen))
 
 
 NORMAL = [
@@ -227,57 +226,6 @@ def test_a_walk_that_nobody_can_begin_is_given_up(crashes, recoveries, voids):
         assert all(settle(world, bounds, dead, good) for world in worlds), dead
 
 
-def two_ends(bounds: Bounds) -> World:
-    """A partition has left two tokens, of two generations, and both made the last hop."""
-    world = start(bounds)
-    old = world.states[0]
-    for _ in range(bounds.hops):
-        old = replace(old, stage="arrived")
-        old = pr.visited(old, visit_chain(old), visit_chain(old))
-    new = pr.recover(world.states[1], 0, "|r0:1")
-    for _ in range(bounds.hops):
-        new = replace(new, stage="arrived")
-        new = pr.visited(new, visit_chain(new), visit_chain(new))
-    new = replace(new, public=None)
-    return replace(world, states=(old, new, *world.states[2:]), recoveries=0)
-
-
-def test_only_one_of_two_ends_is_ever_committed():
-    bounds = Bounds(crashes=0, recoveries=0, refusals=0, ballots=2, slow_commit=True)
-    worlds = explore(two_ends(bounds), bounds)
-    ends = {v.generation for w in worlds for v in w.chosen}
-    assert ends == {(0, 0), (1, 1)}, "either may win, never both"
-
-
-@pytest.mark.parametrize("ballots", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_an_end_is_committed_or_the_walk_is_given_up_and_never_both(ballots):
-    bounds = Bounds(crashes=0, recoveries=0, refusals=0, ballots=ballots, slow_commit=True, voids=1)
-    first = start(replace(bounds, private=True))
-    at_the_end = replace(first, states=(two_ends(bounds).states[0], *first.states[1:]))
-    worlds = explore(at_the_end, bounds)
-    assert {v.chain == "" for w in worlds for v in w.chosen} == {True, False}
-
-
-def test_the_model_notices_a_walk_that_is_given_up_without_a_vote(monkeypatch):
-    monkeypatch.setattr(cm, "chosen", lambda own, votes: own)
-    bounds = Bounds(hops=2, crashes=0, recoveries=0, refusals=0, private=True, voids=1)
-    with pytest.raises(AssertionError, match=r"two lineages|different ends"):
-        explore(start(bounds), bounds)
-
-
-@pytest.mark.soak
-def test_only_one_of_two_ends_is_ever_committed_after_more_ballots():
-    bounds = Bounds(crashes=1, recoveries=0, refusals=0, ballots=3, slow_commit=True)
-    assert len(explore(two_ends(bounds), bounds)) > 10_000
-
-
-def test_the_model_notices_a_proposer_that_ignores_earlier_votes(monkeypatch):
-    monkeypatch.setattr(cm, "chosen", lambda own, votes: own)
-    bounds = Bounds(crashes=0, recoveries=0, refusals=0, ballots=2, slow_commit=True)
-    with pytest.raises(AssertionError, match=r"two lineages|different ends"):
-        explore(two_ends(bounds), bounds)
-
-
 def test_the_model_notices_a_holder_that_is_too_quick_to_ask_somebody_else(monkeypatch):
     def hasty(state, *, certain):
         if state.stage != "offered":
@@ -330,5 +278,3 @@ def test_a_place_in_a_tuple():
 if __name__ == "__main__":
     for model in (*NORMAL, *LONG):
         print(f"{words(model)}: {run_model(model):,} states", flush=True)
-    voting = Bounds(crashes=0, recoveries=0, refusals=0, ballots=2, slow_commit=True)
-    print(f"the commit alone: {len(explore(two_ends(voting), voting)):,} states")

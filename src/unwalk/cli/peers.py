@@ -60,6 +60,10 @@ def init(
         bool, typer.Option(help="Make every peer's keys here; without: each makes its own.")
     ] = True,
     days: Days = 365.0,
+    lies: Annotated[
+        int | None,
+        typer.Option(help="How many peers may lie without harm; fewer than a third if not given."),
+    ] = None,
     set_: Set = None,
 ) -> None:
     """Make a network file, its CA and, on one machine, a bundle for every peer."""
@@ -75,6 +79,7 @@ def init(
         noise=noise,
         bundles=bundles,
         days=days,
+        lies=lies,
     )
     _told(made)
     if bundles:
@@ -102,6 +107,8 @@ def _told(network: Network) -> None:
     show(f"network {network.name}, version {network.version}, run {network.run_id}")
     for member in network.peers:
         show(f"  {member.name}  {member.address}")
+    rules = network.rules()
+    show(f"  {rules.quorum} of {len(network.peers)} peers decide; {rules.lies} may lie")
     if network.revoked:
         show(f"  revoked certificates: {', '.join(network.revoked)}", soft_wrap=True)
 

@@ -28,7 +28,6 @@ from unwalk.peers.requests import Batch, Request
 if TYPE_CHECKING:
     from unwalk.peers.chapters import Chapters
 
-PAUSE = 0.05
 AGAIN = 2.0
 """Seconds before peers whose receipt is missing are asked again, at most."""
 VANISHED = "vanished/"
@@ -53,6 +52,7 @@ class Aftermath:
         self.receipted: set[int] = set()
         self.complete: set[int] = set()
         self.again: dict[int, float] = {}
+        self.asked: dict[int, float] = {}
         self.quiet, self.leaving = Quiet(self), Leaving(self)
         for spec in chapters.specs:
             self.begun(spec)
@@ -75,7 +75,7 @@ class Aftermath:
     async def step(self) -> None:
         """Do what can be done now."""
         for number in self._over():
-            if number not in self.receipted:
+            if number not in self.receipted and self._has_successor(number):
                 try:
                     await self._erase(number)
                 except InvalidInput as error:  # somebody reads the database just now
@@ -102,16 +102,26 @@ class Aftermath:
 
     # Erasure, at every peer
 
+    def _has_successor(self, number: int) -> bool:
+        """Whether the model that forgot is here, or a later one: nothing is erased without it."""
+        chapters = self.chapters
+        later = range(number, len(chapters.specs) + 1)
+        return any(chapters.final(n) is not None for n in later)
+
     async def _erase(self, number: int) -> None:
-        """Erase all that is left of the walk since first contact, and sign that."""
+        """Erase all that is left of the walk since first contact, and sign that.
+
+        Own records stay, also where the chapter says that this peer has vanished: they go only
+        when its own organisation asks.
+        """
         chapters, store = self.chapters, self.chapters.store
         if receipt_of(store, chapters.runs[number], number) is not None:
             return
         for earlier in {n for n, _ in chapters.line(number)}:
             await self.have_visits(earlier)
         spec = self._spec(number)
-        if spec.vanished and spec.peer == chapters.me and chapters.records is not None:
-            await asyncio.to_thread(chapters.records.erase, chapters.records.hashes())
+        if spec.vanished and spec.peer == chapters.me:
+            chapters.journal.write("voted out", chapter=number, by=spec.holder)
         gone, runs = chapters.runs[:number], chapters.runs[number:]
         specs = chapters.specs[:number]
         valid = history.valid_arrivals(store, chapters.runs, specs, chapters.book.hops)
@@ -131,6 +141,14 @@ class Aftermath:
         )
         store.archive(chapters.service.run_id)
         chapters.journal.write("erased", chapter=number, files=len(receipt.erased))
+
+    async def have_line(self) -> bool:
+        """See to it that all visits on the line that leads to the present model are here."""
+        chapters = self.chapters
+        for number in {n for n, _ in line(chapters.book.hops, chapters.specs)}:
+            if not await self.have_visits(number):
+                return False
+        return True
 
     async def have_visits(self, number: int) -> bool:
         """See to it that all committed visits of a chapter are here."""
@@ -269,18 +287,19 @@ class Aftermath:
         received = [r.id for r in requests.at("received")]
         if received:
             requests.advance(received, "waiting")
-        if not chapters.over:
+        if not chapters.over or len(chapters.council.decided()) > len(chapters.specs):
             return
         batch = requests.batch(MOST_REQUESTS)
         gone = None if batch is not None else self._vanished()
         if batch is None and gone is None:
+            chapters.council.propose(None)
             return
-        for number in {n for n, _ in line(chapters.book.hops, chapters.specs)}:
-            if not await self.have_visits(number):
-                return
+        if not await self.have_line():
+            return
         if batch is None:
             assert gone is not None
-            await self._propose(self.without(*gone))
+            told = self.without(*gone)
+            chapters.council.propose(None if self._leaves_to_others(told) else told)
             return
         try:
             spec = self.plan(batch)
@@ -296,14 +315,24 @@ class Aftermath:
             requests.advance(batch.ids, "committed", chapter=0)
             chapters.wake.set()
             return
-        await self._propose(spec)
+        if chapters.stands_for(spec):
+            chapters.council.propose(spec)
 
-    async def _propose(self, spec: Spec) -> None:
-        council, chapters = self.chapters.council, self.chapters
-        safe = spec.method == "restart" or await council.secured(spec.number)
-        if not safe or not await council.propose(spec):
-            await asyncio.sleep(PAUSE * (1 + chapters.me % 5))
-        chapters.wake.set()
+    def _leaves_to_others(self, spec: Spec) -> bool:
+        """Whether somebody else may go back less far for a vanished peer than this one can."""
+        chapters = self.chapters
+        first = self.asked.setdefault(spec.peer, monotonic())
+        if spec.method == "rewind":
+            return False
+        return monotonic() - first < chapters.network.limits.lease or any(
+            other.vanished and other.peer == spec.peer and other.method == "rewind"
+            for other in chapters.council.offered()
+        )
+
+    def told_vanished(self, peer: int) -> bool:
+        """Whether this peer's own operator has said that another has vanished."""
+        records = self.chapters.records
+        return records is not None and bool(records.fact(f"{VANISHED}{peer}"))
 
     def _vanished(self) -> tuple[int, str] | None:
         """A peer that this one was told has vanished, and under which name that was asked."""

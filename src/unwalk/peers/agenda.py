@@ -1,18 +1,16 @@
-"""What the network does next: one chapter after the other, each decided once, by a majority.
+"""What the network does next: one chapter after the other, each decided once.
 
 Chapter 0 is the training walk.  Every later chapter is one batch of deletion requests at one peer.
-Any peer with open requests proposes itself for the next number; a single-decree Paxos instance a
-number decides (Lamport, *Paxos Made Simple*, 2001, section 2.2), so that two peers that ask at
-once get two chapters, one after the other, in the same order everywhere.  Whoever was not chosen
-proposes again for the next number.
+Any peer with open requests offers a chapter for the next number; the peers decide on one
+(:mod:`unwalk.peers.decisions`), so that two peers that ask at once get two chapters, one after the
+other, in the same order everywhere.  Whoever was not chosen offers again for the next number.
 
-A chapter that nobody who is there can begin is given up (*void*): that is decided by the commit of
-its own walk, so that it ends in one way, and the chapter after it says so (``Spec.after``).  Peers
-that have left are not asked any more: who counts is settled by the chapter before (``Spec.left``),
-so that all who decide a number count the same peers.
+A chapter that nobody who is there can begin is given up (*void*): that is one way in which its
+walk can be decided to end, and the chapter after it says so (``Spec.after``).  Peers that have left
+are not asked any more: who counts is settled by the chapter before (``Spec.left``), so that all who
+decide a number count the same peers.
 
-The functions are pure.  A value is the canonical text of a signed :class:`Spec`; here it is only
-compared, never read.
+The functions are pure.
 """
 
 from __future__ import annotations
@@ -25,69 +23,11 @@ from typing import Any
 from unwalk.core.errors import Corrupt
 from unwalk.core.transcript import canonical
 from unwalk.peers import codec
-from unwalk.peers.protocol import Ballot
 
 MOST_REQUESTS = 256
 """Requests in one chapter, at most: more wait for the next."""
 METHODS = {"rewind": "exact", "restart": "exact", "seal": "certified"}
 """How a chapter can forget, and the grade that each way can reach."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What a peer must not forget about one number of the agenda."""
-
-    promised: Ballot = (-1, -1)
-    accepted: tuple[Ballot, str] | None = None
-    decided: str | None = None
-
-
-@dataclass(frozen=True)
-class Word:
-    """Answer to a proposer: ``yes``, ``no`` (``ballot`` was promised) or ``decided``."""
-
-    kind: str
-    ballot: Ballot = (-1, -1)
-    accepted: tuple[Ballot, str] | None = None
-    value: str | None = None
-
-
-def next_ballot(seat: Seat, me: int, seen: Iterable[Ballot] = ()) -> Ballot:
-    """A ballot above everything that was promised here or seen elsewhere.
-
-    >>> next_ballot(Seat(promised=(3, 0)), 2)
-    (4, 2)
-    """
-    return max((b[0] for b in (seat.promised, *seen)), default=-1) + 1, me
-
-
-def prepare(seat: Seat, ballot: Ballot) -> tuple[Seat, Word]:
-    """The first question: may somebody propose under ``ballot``?"""
-    if seat.decided is not None:
-        return seat, Word("decided", value=seat.decided)
-    if ballot <= seat.promised:
-        return seat, Word("no", seat.promised)
-    return replace(seat, promised=ballot), Word("yes", ballot, seat.accepted)
-
-
-def chosen(own: str, words: Iterable[Word]) -> str:
-    """The value to propose: the one accepted under the highest ballot, or one's own."""
-    earlier = [w.accepted for w in words if w.accepted is not None]
-    return max(earlier, key=lambda a: a[0])[1] if earlier else own
-
-
-def accept(seat: Seat, ballot: Ballot, value: str) -> tuple[Seat, Word]:
-    """The second question: is it this value?"""
-    if seat.decided is not None:
-        return seat, Word("decided", value=seat.decided)
-    if ballot < seat.promised:
-        return seat, Word("no", seat.promised)
-    return replace(seat, promised=ballot, accepted=(ballot, value)), Word("yes", ballot)
-
-
-def decide(seat: Seat, value: str) -> Seat:
-    """A majority accepted ``value``."""
-    return seat if seat.decided is not None else replace(seat, decided=value)
 
 
 @dataclass(frozen=True)
@@ -244,45 +184,3 @@ def present(specs: Sequence[Spec]) -> int:
 def members(peers: int, specs: Sequence[Spec]) -> frozenset[int]:
     """Who decides what follows ``specs``: all peers but those that have left."""
     return frozenset(range(peers)) - frozenset(specs[-1].left if specs else ())
-
-
-def seat_to(seat: Seat) -> dict[str, Any]:
-    """A seat as JSON, for the peer's own store."""
-    accepted = None if seat.accepted is None else [list(seat.accepted[0]), seat.accepted[1]]
-    return {"promised": list(seat.promised), "accepted": accepted, "decided": seat.decided}
-
-
-def _accepted_from(record: Any) -> tuple[Ballot, str] | None:
-    if record is None:
-        return None
-    items = codec.listed(record, "accepted", most=2)
-    if len(items) != 2 or not isinstance(items[1], str):
-        raise Corrupt("accepted is no ballot and value.")
-    return codec.pair(items[0], "ballot"), items[1]
-
-
-def seat_from(record: dict[str, Any]) -> Seat:
-    """The seat that :func:`seat_to` wrote."""
-    promised = codec.pair(record["promised"], "promised", low=-1)
-    return Seat(promised, _accepted_from(record["accepted"]), record["decided"])
-
-
-def word_to(word: Word) -> dict[str, Any]:
-    """An answer as JSON."""
-    accepted = None if word.accepted is None else [list(word.accepted[0]), word.accepted[1]]
-    return {
-        "kind": word.kind,
-        "ballot": list(word.ballot),
-        "accepted": accepted,
-        "value": word.value,
-    }
-
-
-def word_from(record: Any) -> Word:
-    """The answer that :func:`word_to` wrote."""
-    found = codec.fields_of(record, "an answer", "kind", "ballot", "accepted", "value")
-    kind, value = found["kind"], found["value"]
-    if kind not in ("yes", "no", "decided") or (kind == "decided") != isinstance(value, str):
-        raise Corrupt("an answer on the agenda is of no known kind.")
-    ballot = codec.pair(found["ballot"], "ballot", low=-1)
-    return Word(kind, ballot, _accepted_from(found["accepted"]), value)

@@ -15,13 +15,14 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.data import Shard
+from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import Transcript
 from unwalk.peers import codec, history
 from unwalk.peers.aftermath import Aftermath
 from unwalk.peers.agenda import Spec, line, marked, present, run_of
 from unwalk.peers.chapter import Chapter
 from unwalk.peers.council import MARK, Council
-from unwalk.peers.forgetting import Book, started, walked
+from unwalk.peers.forgetting import Book, first_visit, started, walked
 from unwalk.peers.gauge import Gauge
 from unwalk.peers.own_task import open_records
 from unwalk.peers.protocol import Reply
@@ -118,7 +119,7 @@ class Chapters:
         chapter = Chapter(number, run, public, token, contacted, spec, model)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def _final(self, number: int) -> str | None:
+    def final(self, number: int) -> str | None:
         """The digest of the model that a chapter ended with, if it is here."""
         found = self.store.load(self.runs[number])
         value = None if found is None else found[0].committed
@@ -132,7 +133,7 @@ class Chapters:
         A chapter that was given up ended with the model that it began with.
         """
         after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self._final(n) for n in range(number - 1, after - 1, -1))
+        found = (self.final(n) for n in range(number - 1, after - 1, -1))
         return next((token for token in found if token is not None), None)
 
     @property
@@ -158,9 +159,46 @@ class Chapters:
         whole = history.count_visits(self.store, self.runs[last]) == self.hops_of(last)
         return whole and self.model(number + 1) is not None
 
-    def holds(self, number: int) -> bool:
-        """Whether chapter ``number`` is the last one, over here, and the model after it is here."""
-        return number == len(self.specs) and self.over and self.model(number + 1) is not None
+    def stands_for(self, spec: Spec) -> bool:
+        """Whether this peer votes for a chapter: the next, right in all that can be computed here.
+
+        It goes on from the model that is here; it goes back as far, and is as long, as the visits
+        say that it must; and whoever no longer counts has said so itself, or this peer's own
+        operator has.
+        """
+        if spec.number != len(self.specs) + 1 or not self.over or spec.after != self.present:
+            return False
+        places = line(self.book.hops, self.specs)
+        visits = self.visits(places)
+        if any(len(known) != self.hops_of(n) for n, known in visits.items()):
+            self.later(self.aftermath.have_line())
+            return False
+        if spec.method != "restart" and self.model(spec.number) is None:
+            return False
+        if spec.method not in (*self.book.ways(spec.grade, None), "restart"):
+            return False
+        first = first_visit(spec.peer, places, visits)
+        position = 0 if spec.method == "restart" else first
+        hops = self.book.hops_of(spec.method, len(places), position or 0)
+        if (spec.before, spec.position, spec.hops) != (len(places), position, hops):
+            return False
+        return self._may_leave(spec)
+
+    def _may_leave(self, spec: Spec) -> bool:
+        """Whether nobody is counted out who has not left, or vanished as far as is known here."""
+        if spec.holder not in self.council.poll.rules.members:
+            return False
+        out = self.counted_out
+        decided = {p for s in self.specs if not s.void for p in s.left}
+        if spec.vanished:
+            if spec.peer == self.me or not self.aftermath.told_vanished(spec.peer):
+                return False
+            out.add(spec.peer)
+            if spec.peer not in spec.left:
+                return False
+        else:
+            out.add(spec.peer)  # it signed that itself
+        return decided - {spec.holder} <= set(spec.left) <= out
 
     def _settle(self) -> None:
         """Mark the chapters that were given up, and let go of what belongs to them."""
@@ -251,8 +289,9 @@ class Chapters:
         """Serve until :meth:`stop`."""
         await self.transport.start(self)
         self.walking = asyncio.create_task(self._walk(self.service))
-        self._later(self.council.catch_up())
-        self._later(self._take_in())
+        self.later(self.council.run())
+        self.later(self.council.catch_up())
+        self.later(self._take_in())
         try:
             while not self.walking.done():
                 await self._step()
@@ -292,6 +331,8 @@ class Chapters:
     async def _step(self) -> None:
         """Whatever is to be done next."""
         self.wake.clear()
+        if self.council.fork is not None:
+            raise InvalidInput(self.council.fork)
         if self.stopping:
             return
         while len(decided := self.council.decided()) > len(self.specs):
@@ -301,7 +342,7 @@ class Chapters:
         lease = self.network.limits.lease
         if monotonic() - self.asked > lease:
             self.asked = monotonic()
-            self._later(self.council.catch_up())
+            self.later(self.council.catch_up())
         await self.aftermath.step()
         await self.gauge.step()
 
@@ -333,7 +374,8 @@ class Chapters:
                 await asyncio.sleep(SOON)  # until the next chapter is opened instead
         await service.walk()
 
-    def _later(self, work: object) -> None:
+    def later(self, work: object) -> None:
+        """Let something go on beside everything else."""
         task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
         self.tasks.add(task)
         task.add_done_callback(self._ended)
@@ -358,11 +400,11 @@ class Chapters:
         self.heard[sender] = monotonic()
         number = self._chapter_of(envelope)
         if number is not None and number < len(self.specs):
-            self._later(self.council.inform(sender, number + 1))
+            self.later(self.council.inform(sender, number + 1))
             over = Reply("refused")
             return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
         if number is None:
-            self._later(self.council.catch_up())
+            self.later(self.council.catch_up())
         return await self.service.take(sender, envelope, chunks)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
@@ -372,8 +414,8 @@ class Chapters:
             return self.council.answer(sender, message)
         number = self._chapter_of(message)
         if number is not None and number < len(self.specs):
-            self._later(self.council.inform(sender, number + 1))
+            self.later(self.council.inform(sender, number + 1))
             return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
         if number is None:
-            self._later(self.council.catch_up())
+            self.later(self.council.catch_up())
         return await self.service.answer(sender, message)

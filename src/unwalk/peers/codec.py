@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from unwalk.core.errors import Corrupt
-from unwalk.peers.commit import Vote
 from unwalk.peers.protocol import (
-    Ballot,
     Generation,
     Lineage,
     Parcel,
@@ -160,30 +158,26 @@ def value_to(value: Value | None) -> dict[str, Any] | None:
     """A committed value as JSON."""
     if value is None:
         return None
-    return {"generation": list(value.generation), "chain": value.chain, "token": value.token}
+    return {
+        "generation": list(value.generation),
+        "chain": value.chain,
+        "token": value.token,
+        "salt": value.salt,
+    }
 
 
 def value_from(record: Any) -> Value:
     """The value that :func:`value_to` wrote."""
-    found = fields_of(record, "a value", "generation", "chain", "token")
+    found = fields_of(record, "a value", "generation", "chain", "token", "salt")
+    salt = found["salt"]
+    if not isinstance(salt, str) or not salt.isascii() or len(salt) > DIGEST_LENGTH:
+        raise Corrupt("the salt of a value is no short text.")
     return Value(
         pair(found["generation"], "generation"),
         digest(found["chain"], "chain"),
         digest(found["token"], "token"),
+        salt,
     )
-
-
-def _accepted_to(accepted: tuple[Ballot, Value] | None) -> Any:
-    return None if accepted is None else [list(accepted[0]), value_to(accepted[1])]
-
-
-def _accepted_from(record: Any) -> tuple[Ballot, Value] | None:
-    if record is None:
-        return None
-    items = listed(record, "accepted", most=2)
-    if len(items) != 2:
-        raise Corrupt("accepted is no pair.")
-    return pair(items[0], "ballot"), value_from(items[1])
 
 
 def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str, Any]:
@@ -192,7 +186,6 @@ def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str
         "kind": reply.kind,
         "fence": list(reply.fence),
         "lineage": lineage_to(reply.lineage),
-        "value": value_to(reply.value),
         "reason": reason,
         "first": first,
     }
@@ -200,14 +193,13 @@ def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str
 
 def reply_from(record: Any) -> tuple[Reply, str]:
     """An answer and the reason it gives."""
-    names = ("kind", "fence", "lineage", "value", "reason", "first")
+    names = ("kind", "fence", "lineage", "reason", "first")
     found = fields_of(record, "a reply", *names)
     kind = found["kind"]
-    if kind not in ("accepted", "stale", "busy", "committed", "refused"):
+    if kind not in ("accepted", "stale", "busy", "over", "refused"):
         raise Corrupt("a reply is of no known kind.")
     lineage = lineage_from(found["lineage"]) if kind == "stale" else ()
-    value = value_from(found["value"]) if kind == "committed" else None
-    return Reply(kind, pair(found["fence"], "fence"), lineage, value), str(found["reason"])
+    return Reply(kind, pair(found["fence"], "fence"), lineage), str(found["reason"])
 
 
 def sighting_to(sighting: Sighting) -> dict[str, Any]:
@@ -217,20 +209,17 @@ def sighting_to(sighting: Sighting) -> dict[str, Any]:
         "fence": list(sighting.fence),
         "lineage": lineage_to(sighting.lineage),
         "reached": [list(generation), list(place)],
-        "committed": value_to(sighting.committed),
+        "over": sighting.over,
     }
 
 
 def sighting_from(record: Any) -> Sighting:
     """The sighting that :func:`sighting_to` wrote."""
-    found = fields_of(record, "a sighting", "fence", "lineage", "reached", "committed")
-    committed = found["committed"]
-    return Sighting(
-        pair(found["fence"], "fence"),
-        lineage_from(found["lineage"]),
-        _reached(found["reached"]),
-        None if committed is None else value_from(committed),
-    )
+    found = fields_of(record, "a sighting", "fence", "lineage", "reached", "over")
+    if not isinstance(found["over"], bool):
+        raise Corrupt("a sighting does not say whether the walk is over.")
+    fence, lineage = pair(found["fence"], "fence"), lineage_from(found["lineage"])
+    return Sighting(fence, lineage, _reached(found["reached"]), found["over"])
 
 
 def _reached(value: Any) -> tuple[Generation, Place]:
@@ -238,35 +227,6 @@ def _reached(value: Any) -> tuple[Generation, Place]:
     if len(items) != 2:
         raise Corrupt("reached is no pair.")
     return pair(items[0], "generation"), pair(items[1], "place", low=-1)
-
-
-def vote_to(vote: Vote) -> dict[str, Any]:
-    """A vote as JSON."""
-    return {
-        "kind": vote.kind,
-        "ballot": list(vote.ballot),
-        "accepted": _accepted_to(vote.accepted),
-        "fence": list(vote.fence),
-        "lineage": lineage_to(vote.lineage),
-        "value": value_to(vote.value),
-    }
-
-
-def vote_from(record: Any) -> Vote:
-    """The vote that :func:`vote_to` wrote."""
-    names = ("kind", "ballot", "accepted", "fence", "lineage", "value")
-    found = fields_of(record, "a vote", *names)
-    kind = found["kind"]
-    if kind not in ("yes", "no", "stale", "committed"):
-        raise Corrupt("a vote is of no known kind.")
-    return Vote(
-        kind,
-        pair(found["ballot"], "ballot", low=-1),
-        _accepted_from(found["accepted"]),
-        pair(found["fence"], "fence"),
-        lineage_from(found["lineage"]) if kind == "stale" else (),
-        value_from(found["value"]) if kind == "committed" else None,
-    )
 
 
 Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None
@@ -290,7 +250,7 @@ def state_to(state: PeerState) -> dict[str, Any]:
         "public": _public_to(state.public),
         "held": parcel_to(state.held),
         "kept": parcel_to(state.kept),
-        "accepted": _accepted_to(state.accepted),
+        "ends": [value_to(end) for end in state.ends],
         "committed": value_to(state.committed),
     }
 
@@ -309,8 +269,7 @@ def state_from(record: dict[str, Any]) -> PeerState:
             "path": tuple(record["path"]),
             "passed_over": tuple(record["passed_over"]),
             "kept": None if kept is None else parcel_from(kept),
-            "promised": pair(record["promised"], "promised", low=-1),
-            "accepted": _accepted_from(record["accepted"]),
+            "ends": tuple(value_from(end) for end in record["ends"]),
             "committed": None if committed is None else value_from(committed),
         }
     )

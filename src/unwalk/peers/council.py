@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.transcript import canonical
-from unwalk.peers import agenda as ag
 from unwalk.peers import codec, history, leaving
-from unwalk.peers.agenda import Seat, Spec, Word
+from unwalk.peers import decisions as de
+from unwalk.peers.agenda import Spec
 from unwalk.peers.erasure import receipt_of
 from unwalk.peers.gate import HEAD, PROTOCOL, Rate
-from unwalk.peers.protocol import Ballot, majority
+from unwalk.peers.network import Network
+from unwalk.peers.poll import TICK, Poll, pace_of
+from unwalk.peers.trust import Trust
+from unwalk.peers.votes import Clerk, Matter, decision_from, decision_to, digest_of
 from unwalk.peers.wire import MESSAGE
 
 if TYPE_CHECKING:
@@ -22,21 +26,21 @@ if TYPE_CHECKING:
 
 PREFIX = b"unwalk-chapter-1:"
 BODY = {
-    "agenda-prepare": ("number", "ballot"),
-    "agenda-accept": ("number", "ballot", "value"),
-    "agenda-decided": ("number", "value"),
+    "agenda-decide": ("number", "poll"),
+    "agenda-decided": ("number", "value", "decision"),
     "agenda-ask": ("number",),
     "agenda-visits": ("number", "after"),
     "agenda-receipt": ("number",),
     "agenda-left": ("number", "receipt"),
     "agenda-ready": ("number",),
-    "agenda-holds": ("number",),
 }
-AT_ONCE = 4
+AT_ONCE = 2
 """Decided chapters in one answer, at most."""
 PAGE = 40
 """Visits in one answer, at most."""
 MARK = b'"kind":"agenda-'
+FRESH = 0.25
+"""Seconds for which what this peer thinks of a chapter is not looked at again."""
 
 
 @dataclass(frozen=True)
@@ -47,54 +51,169 @@ class Said:
     spec: Spec
 
 
+def matter_of(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
+    """Which chapter is ``number``: who decides that was said by the chapter before."""
+    left = decided[number - 2].left if number > 1 else ()
+    return Matter(f"chapter {number}", number, network.rules(left, first=number))
+
+
+def words_of(run: str, spec: Spec) -> bytes:
+    """What a chapter's signature is on."""
+    return PREFIX + canonical({"network": run, "spec": spec.to_json()}).encode()
+
+
+def read_chapter(trust: Trust, run: str, number: int, text: Any) -> Said:
+    """A chapter in its signed text; refused unless whom it names signed it."""
+    if not isinstance(text, str) or not text.isascii():
+        raise Corrupt("a chapter is no plain text.")
+    record = codec.parse(text.encode(), MESSAGE)
+    found = codec.fields_of(record, "a chapter", "spec", "signature", "certificate")
+    spec = Spec.from_json(found["spec"], len(trust.network.peers))
+    if spec.number != number or canonical(record) != text:
+        raise Corrupt(f"a text is not chapter {number} in its one form.")
+    pem, signature = str(found["certificate"]), str(found["signature"])
+    signer = trust.network.index(trust.check(pem, signature, words_of(run, spec), past=True))
+    if signer != spec.holder:
+        raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
+    return Said(text, spec)
+
+
 class Council:
     """One peer's part in deciding chapters."""
 
     def __init__(self, chapters: Chapters) -> None:
         self.chapters = chapters
-        self.seats = history.seats(chapters.store)
+        self.clerk = Clerk(chapters.bundle, chapters.trust)
+        self.run_id = chapters.network.run_id
+        self.known = history.agenda(chapters.store)
+        self.specs = [self.read(n, text).spec for n, (text, _) in enumerate(self.known, 1)]
         self.rate = Rate(chapters.network.limits.messages)
-        self.refused: Ballot = (-1, -1)
         self.told: dict[int, float] = {}
+        self.judged: dict[str, tuple[float, bool]] = {}
         self.catching = False
-        self.known: list[Spec] = []
+        self.fork: str | None = None
+        self.wish: str | None = None
+        self.poll = self._open()
 
     def decided(self) -> list[Spec]:
         """The chapters that are known to be decided, in order, without a gap."""
-        found: list[Spec] = []
-        while (seat := self.seats.get(len(found) + 1)) is not None and seat.decided is not None:
-            if len(found) == len(self.known):
-                self.known.append(self.read(len(found) + 1, seat.decided).spec)
-            found.append(self.known[len(found)])
-        return found
+        return list(self.specs)
 
     def write(self, spec: Spec) -> str:
         """The signed text of a chapter."""
         bundle, said = self.chapters.bundle, spec.to_json()
-        signature = bundle.sign(PREFIX + self._words(spec)).hex()
+        signature = bundle.sign(words_of(self.run_id, spec)).hex()
         pem = bundle.certificate_pem.decode()
         return canonical({"spec": said, "signature": signature, "certificate": pem})
 
-    def _words(self, spec: Spec) -> bytes:
-        said = {"network": self.chapters.network.run_id, "spec": spec.to_json()}
-        return canonical(said).encode()
-
     def read(self, number: int, text: Any) -> Said:
         """A chapter in its signed text; refused unless whom it names signed it."""
-        if not isinstance(text, str) or not text.isascii():
-            raise Corrupt("a chapter is no plain text.")
-        record = codec.parse(text.encode(), MESSAGE)
-        names = ("spec", "signature", "certificate")
-        found = codec.fields_of(record, "a chapter", *names)
-        spec = Spec.from_json(found["spec"], len(self.chapters.network.peers))
-        if spec.number != number or canonical(record) != text:
-            raise Corrupt(f"a text is not chapter {number} in its one form.")
-        pem, signature = str(found["certificate"]), str(found["signature"])
-        trust, words = self.chapters.trust, PREFIX + self._words(spec)
-        signer = trust.network.index(trust.check(pem, signature, words, past=True))
-        if signer != spec.holder:
-            raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
-        return Said(text, spec)
+        return read_chapter(self.chapters.trust, self.run_id, number, text)
+
+    # The vote on the next number
+
+    def _open(self) -> Poll:
+        chapters, number = self.chapters, len(self.known) + 1
+        return Poll(
+            self.clerk,
+            chapters.store,
+            chapters.journal,
+            matter_of(chapters.network, number, self.specs),
+            judge=self._judge,
+            offer=lambda: self.wish,
+            told=self._decided,
+            tell=self._show,
+            pace=pace_of(chapters.network.limits),
+        )
+
+    def _judge(self, text: str, polled: bool) -> bool:
+        """Whether this peer stands for a chapter: one that it finds to be right itself."""
+        then, found = self.judged.get(text, (-FRESH, False))
+        if monotonic() - then >= FRESH:
+            try:
+                spec = self.read(len(self.known) + 1, text).spec
+                found = self.chapters.stands_for(spec)
+            except UnwalkError:
+                found = False
+            if len(self.judged) > 4 * len(self.chapters.network.peers):
+                self.judged.clear()
+            self.judged[text] = (monotonic(), found)
+        return found
+
+    def _decided(self, text: str, decision: de.Decision) -> None:
+        self._keep(len(self.known) + 1, text, decision)
+
+    def _keep(self, number: int, text: str, decision: de.Decision) -> None:
+        chapters, said = self.chapters, self.read(number, text)
+        record = decision_to(decision)
+        history.put_chapter(chapters.store, number, text, record)
+        self.known.append((text, record))
+        self.specs.append(said.spec)
+        self.wish = None
+        self.judged.clear()
+        self.poll = self._open()
+        chapters.store.fault("chapter decided")
+        chapters.journal.write("chapter decided", chapter=number, to=said.spec.peer)
+        chapters.wake.set()
+
+    def learn(self, number: int, text: Any, record: Any) -> None:
+        """Somebody says that a chapter was decided, and shows how; refused if it was not."""
+        if not 1 <= number <= len(self.known) + 1:
+            raise Refused(f"{len(self.known)} chapters are known here; {number} is not the next.")
+        chapters = self.chapters
+        matter = matter_of(chapters.network, number, self.specs)
+        known = self.known[number - 1] if number <= len(self.known) else None
+        if known is not None and known[0] == text:
+            return
+        said = self.read(number, text)
+        decision = decision_from(record, chapters.trust, self.run_id, matter)
+        if decision.value != digest_of(said.text):
+            raise Refused(f"those votes on chapter {number} are for another one.")
+        if known is None:
+            self._keep(number, said.text, decision)
+            return
+        mine = decision_from(known[1], chapters.trust, self.run_id, matter)
+        self.forked(number, sorted(de.blame(mine, decision)))
+
+    def forked(self, number: int, liars: list[int]) -> None:
+        """Two chapters were decided for one number: this peer stops, and says who lied."""
+        chapters = self.chapters
+        names = ", ".join(chapters.network.peers[p].name for p in liars)
+        self.fork = (
+            f"two chapters were decided for number {number}, which only lies make possible; two "
+            f"votes that no honest peer casts both are signed by: {names}."
+        )
+        chapters.journal.write("fork", chapter=number, liars=liars)
+        chapters.wake.set()
+        raise Refused(self.fork)
+
+    async def run(self) -> None:
+        """Take part in the vote on the next number, and the one after it, and so on."""
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                poll = self.poll
+                task = asyncio.create_task(poll.run())
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                while self.poll is poll:
+                    await asyncio.sleep(TICK)
+                if poll.decided is None:  # it was heard of elsewhere
+                    task.cancel()
+        finally:
+            for task in list(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _show(self, peer: int, record: dict[str, Any]) -> Any:
+        """Show another peer what is known of the next number; what it knows of it."""
+        number = len(self.known) + 1
+        if self.poll.decided is not None:
+            return None
+        message = self.words("agenda-decide", number=number, poll=record)
+        answer = await self._exchange(peer, message)
+        self._take_in(number, answer.get("decided"))
+        return answer.get("poll") if number == len(self.known) + 1 else None
 
     # Answers
 
@@ -121,15 +240,11 @@ class Council:
         if record["run"] != chapters.network.run_id:
             raise Refused("that run is not known here.")
         number = codec.whole(record["number"], "number")
-        if "ballot" in record and codec.pair(record["ballot"], "ballot")[1] != sender:
-            raise Refused("a ballot is proposed by the peer that it names.")
         if kind == "agenda-left":
             leaving.heard(chapters, sender, record["receipt"])
             return {"left": True}
         if kind == "agenda-ready":
             return {"ready": chapters.ready(number)}
-        if kind == "agenda-holds":
-            return {"holds": chapters.holds(number)}
         if kind == "agenda-receipt":
             return {"receipt": self._receipt(number)}
         if kind == "agenda-visits":
@@ -143,9 +258,20 @@ class Council:
         if kind == "agenda-ask":
             return {"decided": self._from(number)}
         if kind == "agenda-decided":
-            self.learn(number, record["value"])
+            self.learn(number, record["value"], record["decision"])
             return {"decided": []}
-        return {"word": ag.word_to(self._vote(kind, number, record))}
+        return self._vote(sender, number, record["poll"])
+
+    def _vote(self, sender: int, number: int, shown: Any) -> dict[str, Any]:
+        """A peer shows its part in the vote on a number: only the next one is voted on."""
+        if number <= len(self.known):
+            return {"decided": self._from(number)}
+        if number > len(self.known) + 1:
+            self.chapters.later(self.catch_up())
+            raise Refused(f"chapter {len(self.known) + 1} is the next here, not {number}.")
+        poll = self.poll
+        shown = poll.answer(sender, shown)
+        return {"poll": shown} if self.poll is poll else {"decided": self._from(number)}
 
     def _receipt(self, number: int) -> dict[str, Any] | None:
         chapters = self.chapters
@@ -154,56 +280,8 @@ class Council:
         receipt = receipt_of(chapters.store, chapters.runs[number], number)
         return None if receipt is None else receipt.to_json()
 
-    def _from(self, number: int) -> list[str]:
-        found: list[str] = []
-        while len(found) < AT_ONCE and (seat := self.seats.get(number + len(found))) is not None:
-            if seat.decided is None:
-                break
-            found.append(seat.decided)
-        return found
-
-    def _vote(self, kind: str, number: int, record: dict[str, Any]) -> Word:
-        ballot = codec.pair(record["ballot"], "ballot")
-        seat = self.seats.get(number, Seat())
-        if kind == "agenda-prepare":
-            seat, word = ag.prepare(seat, ballot)
-        else:
-            said = self.read(number, record["value"])
-            self._check_next(said.spec)
-            seat, word = ag.accept(seat, ballot, said.text)
-        self._put(number, seat)
-        return word
-
-    def _check_next(self, spec: Spec) -> None:
-        """Refuse a chapter that does not follow the ones that are known here."""
-        chapters = self.chapters
-        if spec.number != len(chapters.specs) + 1:
-            return
-        if chapters.over and spec.after != chapters.present:
-            raise Refused(f"the model here comes from chapter {chapters.present}.")
-        *before, _ = ag.marked([*chapters.specs, spec])
-        walked = len(ag.line(chapters.book.hops, before))
-        if spec.before != walked:
-            raise Refused(f"{walked} visits led to the model here, not {spec.before}.")
-
-    def members(self, number: int) -> frozenset[int]:
-        """Who decides chapter ``number``: those that the chapter before it counts."""
-        return ag.members(len(self.chapters.network.peers), self.decided()[: number - 1])
-
-    def _put(self, number: int, seat: Seat) -> None:
-        if seat != self.seats.get(number):
-            history.put_seat(self.chapters.store, number, seat)
-            self.seats[number] = seat
-
-    def learn(self, number: int, text: Any) -> None:
-        """Somebody says that a chapter was decided."""
-        said = self.read(number, text)
-        before = self.seats.get(number, Seat())
-        if before.decided is None:
-            self._put(number, ag.decide(before, said.text))
-            self.chapters.store.fault("chapter decided")
-            self.chapters.journal.write("chapter decided", chapter=number, to=said.spec.peer)
-            self.chapters.wake.set()
+    def _from(self, number: int) -> list[Any]:
+        return [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
 
     # Questions
 
@@ -213,14 +291,18 @@ class Council:
         head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id, "kind": kind}
         return codec.dump({**head, **fields})
 
-    async def ask(self, peer: int, message: bytes, field: str) -> Any:
-        """The answer's ``field``, or None if there is no good answer."""
+    async def _exchange(self, peer: int, message: bytes) -> dict[str, Any]:
+        """The answer, empty if there is no good one."""
         limits = self.chapters.network.limits
         try:
             data = await self.chapters.transport.tell(peer, message, limits.connect)
-            return codec.parse(data, MESSAGE).get(field)
+            return codec.parse(data, MESSAGE)
         except (UnwalkError, TimeoutError, OSError):
-            return None
+            return {}
+
+    async def ask(self, peer: int, message: bytes, field: str) -> Any:
+        """The answer's ``field``, or None if there is no good answer."""
+        return (await self._exchange(peer, message)).get(field)
 
     async def ask_all(self, message: bytes, field: str) -> dict[int, Any]:
         """The answers of all others who answer."""
@@ -229,59 +311,21 @@ class Council:
         found = await asyncio.gather(*(self.ask(p, message, field) for p in others))
         return {p: a for p, a in zip(others, found, strict=True) if a is not None}
 
-    async def secured(self, number: int) -> bool:
-        """Whether a majority has the model that chapter ``number`` is to go on from.
+    def propose(self, spec: Spec | None) -> None:
+        """What this peer would have decided for the next number; nothing any more if None."""
+        wish = None if spec is None else self.write(spec)
+        if wish != self.wish:
+            self.wish = wish
+            if wish is not None:
+                self.chapters.store.fault("chapter proposed")
 
-        Otherwise it could vanish with the peer that proposes, and nothing could go on without it.
-        """
-        members, chapters = self.members(number), self.chapters
-        answers = await self.ask_all(self.words("agenda-holds", number=number - 1), "holds")
-        answers[chapters.me] = chapters.holds(number - 1)
-        there = [p for p, answer in answers.items() if answer is True and p in members]
-        return len(there) >= majority(len(members))
-
-    async def propose(self, spec: Spec) -> bool:
-        """Try to have ``spec`` decided; whether something was decided for its number."""
-        number, own = spec.number, self.write(spec)
-        self.chapters.store.fault("chapter proposed")
-        ballot = ag.next_ballot(self.seats.get(number, Seat()), self.chapters.me, [self.refused])
-        seat, word = ag.prepare(self.seats.get(number, Seat()), ballot)
-        self._put(number, seat)
-        words = await self._round("agenda-prepare", number, ballot, {}, word)
-        if words is None:
-            return self._is_decided(number)
-        value = ag.chosen(own, words)
-        seat, word = ag.accept(self.seats.get(number, Seat()), ballot, value)
-        self._put(number, seat)
-        self.chapters.store.fault("chapter accepted")
-        if await self._round("agenda-accept", number, ballot, {"value": value}, word) is None:
-            return self._is_decided(number)
-        self.learn(number, value)
-        await self.ask_all(self.words("agenda-decided", number=number, value=value), "decided")
-        return True
-
-    def _is_decided(self, number: int) -> bool:
-        return self.seats.get(number, Seat()).decided is not None
-
-    async def _round(
-        self, kind: str, number: int, ballot: Ballot, fields: dict[str, Any], own: Word
-    ) -> list[Word] | None:
-        """One question to all others; the yes answers, if with ``own`` they are a majority."""
-        message = self.words(kind, number=number, ballot=list(ballot), **fields)
-        words = {self.chapters.me: own}
-        for peer, record in (await self.ask_all(message, "word")).items():
-            try:
-                words[peer] = ag.word_from(record)
-            except Corrupt:
-                continue
-        for word in words.values():
-            if word.kind == "decided":
-                self.learn(number, word.value)
-                return None
-            self.refused = max(self.refused, word.ballot)
-        members = self.members(number)
-        yes = [w for peer, w in words.items() if w.kind == "yes" and peer in members]
-        return yes if len(yes) >= majority(len(members)) else None
+    def offered(self) -> list[Spec]:
+        """The chapters that others would have decided for the next number, and this peer too."""
+        number, found = len(self.known) + 1, []
+        for text in self.poll.offers.values():
+            if self._judge(text, False):
+                found.append(self.read(number, text).spec)
+        return found
 
     async def catch_up(self) -> None:
         """Which chapters were decided while this peer did not listen?"""
@@ -295,27 +339,31 @@ class Council:
 
     async def _catch_up(self) -> None:
         while True:
-            number = len(self.decided()) + 1
+            number = len(self.known) + 1
             answers = await self.ask_all(self.words("agenda-ask", number=number), "decided")
-            lists = [a for a in answers.values() if isinstance(a, list)]
-            news: list[Any] = max(lists, key=len, default=[])
-            if not news:
+            for news in answers.values():
+                self._take_in(number, news)
+            if len(self.known) + 1 == number:
                 return
-            try:
-                for place, text in enumerate(news):
-                    self.learn(number + place, text)
-            except UnwalkError as error:
-                self.chapters.journal.write("refused", reason=str(error)[:300])
-                return
+
+    def _take_in(self, number: int, news: Any) -> None:
+        """Decided chapters from ``number`` on, as somebody shows them."""
+        try:
+            for place, item in enumerate(news if isinstance(news, list) else []):
+                if not isinstance(item, list) or len(item) != 2:
+                    raise Corrupt("a decided chapter is not shown with its votes.")
+                self.learn(number + place, *item)
+        except UnwalkError as error:
+            self.chapters.journal.write("refused", reason=str(error)[:300])
 
     async def inform(self, peer: int, number: int) -> None:
         """Tell a peer that is behind of the chapters from ``number`` on."""
         if monotonic() - self.told.get(peer, -10.0) < 1.0:
             return
         self.told[peer] = monotonic()
-        for place, text in enumerate(self._from(number)):
-            message = self.words("agenda-decided", number=number + place, value=text)
-            await self.ask(peer, message, "decided")
+        for place, (text, decision) in enumerate(self._from(number)):
+            fields = {"number": number + place, "value": text, "decision": decision}
+            await self.ask(peer, self.words("agenda-decided", **fields), "decided")
 
     async def fetch_visits(self, number: int, count: int, base: int) -> bool:
         """Ask others for the visits of a chapter; whether all ``count`` are here now."""

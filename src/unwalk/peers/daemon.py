@@ -17,7 +17,7 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import codec, memory
-from unwalk.peers.agenda import Spec, run_of
+from unwalk.peers.agenda import Spec, marked, run_of
 from unwalk.peers.chapters import Chapters
 from unwalk.peers.database import read_only
 from unwalk.peers.hoplog import Entry, chain_start, check_chain
@@ -171,6 +171,11 @@ def status(folder: Path) -> dict[str, Any]:
     with closing(read_only(path)) as db:
         specs = _chapters(db, len(bundle.network.peers))
         found["chapter"] = len(specs)
+        out = [
+            s.number for s in marked(specs) if s.vanished and s.peer == bundle.index and not s.void
+        ]
+        if out:
+            found["voted_out"] = out[-1]
         if specs:
             found["run"] = run_of(bundle.network.run_id, specs[-1])
         query = "SELECT state FROM runs WHERE run = ?"
@@ -203,11 +208,8 @@ def _chapters(db: sqlite3.Connection, peers: int) -> list[Spec]:
     """The chapters that were decided, as far as the store knows."""
     found: list[Spec] = []
     with suppress(sqlite3.OperationalError):
-        for (text,) in db.execute("SELECT seat FROM agenda ORDER BY number").fetchall():
-            decided = json.loads(text)["decided"]
-            if decided is None:
-                break
-            found.append(Spec.from_json(json.loads(decided)["spec"], peers))
+        for (text,) in db.execute("SELECT text FROM agenda ORDER BY number").fetchall():
+            found.append(Spec.from_json(json.loads(text)["spec"], peers))
     return found
 
 

@@ -81,6 +81,9 @@ class Delivery:
         if record["first"] is True and reply.kind == "accepted" and service.state.held == parcel:
             kept = Arrival(parcel.generation, parcel.hop, target, parcel.token)
         service.put(pr.answered(service.state, parcel, reply), arrival=kept)
+        if reply.kind == "over":
+            await service.talk.hear_end(target)
+            await service.pause(PAUSE)
         if reply.kind == "accepted":
             service.metrics.add("tokens_handed_total")
             service.metrics.add("bytes_handed_total", size)

@@ -19,7 +19,7 @@ from unwalk.peers.trust import Trust
 from unwalk.peers.wire import MESSAGE
 from unwalk.peers.work import ATTEMPTS, Work
 
-PROTOCOL = 1
+PROTOCOL = 2
 HEAD = ("protocol", "network", "run", "kind")
 OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 
@@ -44,7 +44,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class FinalOffer:
-    """The committed token, for a peer that does not have it yet."""
+    """The last token of a walk, for a peer that does not have it yet."""
 
     value: Value
     size: int
@@ -204,6 +204,14 @@ class Gate:
             raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
         self._rule(offer, file.header["memory"])
         return file
+
+    def final_content(self, path: Path) -> None:
+        """The bytes of the token after the last hop."""
+        file = open_token(path, len(self.network.peers))
+        check_token(file, self.work.expected, self.work.optional)
+        done = file.header["hop"] - self.work.base
+        if done != self.work.hops:
+            raise Refused(f"the token is after hop {done}, not after the last one.")
 
     def _rule(self, offer: Offer, memory: Mapping[str, int]) -> None:
         """The sender has to follow the route, which anybody can draw again."""

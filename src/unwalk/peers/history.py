@@ -1,4 +1,4 @@
-"""What a peer remembers of a network's chapters: its votes on them, and every visit that counted.
+"""What a peer remembers of a network's chapters: how each was decided, every visit that counted.
 
 Visits are kept as they were signed, without any digest of a token, so that they can stay when the
 log that they came from is erased.
@@ -13,14 +13,16 @@ from typing import Any
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import Hop
 from unwalk.peers import codec
-from unwalk.peers.agenda import Seat, Spec, line, seat_from, seat_to
+from unwalk.peers.agenda import Spec, line
 from unwalk.peers.forgetting import started
 from unwalk.peers.hoplog import BARE, Entry, bare_text, bare_visit
+from unwalk.peers.poll import end_of, forget_texts
 from unwalk.peers.store import Arrival, Store
 from unwalk.peers.trust import Trust
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS agenda (number INTEGER PRIMARY KEY, seat TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS agenda (
+    number INTEGER PRIMARY KEY, text TEXT NOT NULL, decision TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS visits (
     run TEXT NOT NULL, place INTEGER NOT NULL, visit TEXT NOT NULL, PRIMARY KEY (run, place));
 CREATE TABLE IF NOT EXISTS receipts (
@@ -32,18 +34,18 @@ LEAVERS = -1
 """Under this number stand the receipts of peers that have left: good for every chapter."""
 
 
-def seats(store: Store) -> dict[int, Seat]:
-    """This peer's votes on every number of the agenda."""
+def agenda(store: Store) -> list[tuple[str, dict[str, Any]]]:
+    """The chapters that were decided, in order: each as it was signed, and its decision."""
     store.db.executescript(SCHEMA)
-    rows = store.db.execute("SELECT number, seat FROM agenda ORDER BY number")
-    return {number: seat_from(json.loads(text)) for number, text in rows}
+    rows = store.db.execute("SELECT text, decision FROM agenda ORDER BY number")
+    return [(text, json.loads(decision)) for text, decision in rows]
 
 
-def put_seat(store: Store, number: int, seat: Seat) -> None:
-    """Write a vote down, before anybody is told."""
+def put_chapter(store: Store, number: int, text: str, decision: dict[str, Any]) -> None:
+    """Write a decided chapter down, with the votes that decided it."""
     with store.transaction() as db:
-        row = (number, json.dumps(seat_to(seat)))
-        db.execute("INSERT OR REPLACE INTO agenda VALUES (?, ?)", row)
+        row = (number, text, json.dumps(decision))
+        db.execute("INSERT OR IGNORE INTO agenda VALUES (?, ?, ?)", row)
 
 
 def keep_visits(store: Store, run: str, entries: Iterable[Entry]) -> None:
@@ -97,6 +99,8 @@ def forget_runs(store: Store, runs: Sequence[str]) -> None:
         for run in runs:
             for table in ("runs", "entries", "locals"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+    for run in runs:
+        forget_texts(store, end_of(run))
 
 
 def forget_logs(store: Store, run: str) -> None:
@@ -104,6 +108,7 @@ def forget_logs(store: Store, run: str) -> None:
     with store.transaction() as db:
         for table in ("entries", "locals"):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
+    forget_texts(store, end_of(run))
 
 
 def forget_arrivals(store: Store, run: str) -> None:

@@ -45,7 +45,7 @@ class Intake:
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
             offer = self.service.gate.offer(sender, envelope)
             if isinstance(offer, FinalOffer):
-                reply = await self.service.talk.take_final(offer, chunks)
+                reply = await self.service.talk.take_final(sender, offer, chunks)
                 return codec.dump(codec.reply_to(reply))
             reply = await self._take(offer, chunks)
             first = reply.kind == "accepted" and self.service.came_first(offer.parcel)

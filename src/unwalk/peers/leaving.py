@@ -98,7 +98,7 @@ class Leaving:
         value = service.state.committed
         assert value is not None
         blank = Value(value.generation, value.chain if service.void else NO_TOKEN, NO_TOKEN)
-        service.put(replace(service.state, accepted=None, committed=blank))
+        service.put(replace(service.state, committed=blank))
         history.forget_runs(store, chapters.runs[:-1])
         history.forget_logs(store, chapters.runs[-1])
         store.archive(service.run_id)

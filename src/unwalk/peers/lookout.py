@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.plan import Move
-from unwalk.peers import commit as cm
 from unwalk.peers import protocol as pr
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.intake import move_to, words_of
@@ -20,6 +20,10 @@ SLOW = 6.0
 """A peer that was released asks around after so many leases without news."""
 PATIENCE = 10.0
 """A chapter is given up after so many leases in which nobody had its token."""
+CONSENT = 5.0
+"""After so many a peer votes that it is given up, if another proposes it."""
+SALT = 16
+"""Bytes of the salt of an end."""
 
 
 class Lookout:
@@ -28,6 +32,7 @@ class Lookout:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.since = monotonic()
+        self.again = 0.0
 
     async def watch(self) -> None:
         """When the lease has run out without news, ask everybody where the token is."""
@@ -57,8 +62,8 @@ class Lookout:
             return  # the answers are about something that is over
         verdict = pr.consider(service.state, answers)
         service.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
-        if verdict.kind == "committed" and verdict.value is not None:
-            service.put(pr.commit(service.state, verdict.value))
+        if verdict.kind == "over":
+            await self._hear_end(answers)
         elif verdict.kind == "fenced":
             service.put(pr.fenced(service.state, verdict.fence, verdict.lineage))
         elif verdict.kind == "ahead":
@@ -71,25 +76,38 @@ class Lookout:
         left = self.service.chapter.left
         return {p: s for p, s in (await self.service.talk.ask_all()).items() if p not in left}
 
-    async def _perhaps_give_up(self) -> None:
-        """Have a chapter declared void that nobody who is there can begin."""
-        service, state = self.service, self.service.state
-        chapter = service.chapter
-        if chapter.spec is None or service.me in chapter.left or not pr.outside(state):
+    async def _hear_end(self, answers: dict[int, pr.Sighting]) -> None:
+        for peer, sighting in answers.items():
+            if sighting.over:
+                await self.service.talk.hear_end(peer)
+
+    @property
+    def idle(self) -> float:
+        """For how many leases nothing of the chapter's token was ever here."""
+        service = self.service
+        if service.chapter.spec is None or not pr.outside(service.state):
             self.since = monotonic()
+        return (monotonic() - self.since) / service.limits.lease
+
+    async def _perhaps_give_up(self) -> None:
+        """Propose that a chapter is void which nobody who is there can begin."""
+        service, chapter = self.service, self.service.chapter
+        if self.idle == 0.0 or not pr.outside(service.state):
+            service.void_end = None
             return
-        if monotonic() - self.since < PATIENCE * service.limits.lease * (1.0 + 0.1 * service.me):
+        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.void_end is not None:
             return
-        self.since = monotonic()
+        if monotonic() < self.again:
+            return
+        self.again = monotonic() + service.limits.lease
         answers = await self._ask()
-        for sighting in answers.values():
-            service.talk.learn(sighting)
+        for peer, sighting in answers.items():
+            await service.talk.learn(peer, sighting)
         if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
             return
-        seen = max((s.fence[0] for s in answers.values()), default=0)
-        value = cm.void_value(service.state, seen, service.start_chain, chapter.model)
         service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))
-        await service.talk.propose(value)
+        salt = secrets.token_hex(SALT)
+        service.void_end = pr.Value((0, 0), service.start_chain, chapter.model, salt)
 
     def _recover(self, seen: int) -> None:
         service, before = self.service, self.service.state

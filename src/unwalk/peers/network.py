@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_count, check_number
+from unwalk.peers.decisions import Rules, most_lies
 
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -64,7 +65,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Network:
-    """Everything that all peers agree on."""
+    """Everything that all peers agree on.
+
+    ``lies`` is how many of them may lie without any harm to what is decided: where nothing is
+    said, fewer than a third of those who count.
+    """
 
     name: str
     peers: tuple[Member, ...]
@@ -74,6 +79,7 @@ class Network:
     run: int = 1
     version: int = 1
     revoked: tuple[str, ...] = ()
+    lies: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
@@ -90,6 +96,15 @@ class Network:
             raise InvalidInput(f"noise is {self.noise!r}; allowed: secret, simulation.")
         check_count("run", self.run, low=1)
         check_count("version", self.version, low=1)
+        if self.lies is not None:
+            check_count("lies", self.lies, high=len(self.peers) - 2)
+
+    def rules(self, left: Iterable[int] = (), first: int = 0) -> Rules:
+        """Who decides when the peers in ``left`` do not count any more."""
+        gone = frozenset(left)
+        members = tuple(p for p in range(len(self.peers)) if p not in gone)
+        lies = most_lies(len(members)) if self.lies is None else self.lies
+        return Rules(members, lies, first)
 
     def index(self, name: str) -> int:
         """The number of the peer called ``name``."""
@@ -108,6 +123,7 @@ class Network:
             "settings": dict(self.settings),
             "noise": self.noise,
             "run": self.run,
+            "lies": self.lies,
         }
         return hashlib.sha256(canonical(said).encode()).hexdigest()[:32]
 
@@ -119,6 +135,7 @@ class Network:
             "version": self.version,
             "run": self.run,
             "noise": self.noise,
+            "lies": self.lies,
             "peers": [asdict(p) for p in self.peers],
             "limits": asdict(self.limits),
             "settings": dict(self.settings),
@@ -144,6 +161,7 @@ class Network:
                 run=record["run"],
                 version=record["version"],
                 revoked=tuple(str(s) for s in record["revoked"]),
+                lies=record.get("lies"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(

@@ -20,7 +20,8 @@ A generation is (number, peer that opened it), so no two peers ever open the sam
 *tentative*, shown to nobody, until another peer has accepted its token; before that the old token
 may be the only one that a second peer has.
 
-Which lineage counts in the end is decided by :mod:`unwalk.peers.commit`, not by luck.
+Which lineage counts in the end is decided by :mod:`unwalk.peers.decisions`, not by luck.  A peer
+votes for an end only if it has it whole (:func:`hold`): the log and the bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from dataclasses import dataclass, replace
 
 Generation = tuple[int, int]
 Place = tuple[int, int]
-Ballot = tuple[int, int]
 Lineage = tuple[tuple[Generation, int], ...]
 """Generations, oldest first, each with the number of visits it found done."""
 
 NOWHERE: Place = (-1, 0)
+MOST_ENDS = 4
+"""Ends of one walk that a peer keeps until one of them is decided."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,15 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Value:
-    """What a run is committed to: the end of one lineage."""
+    """What a run is committed to: the end of one lineage.
+
+    ``salt`` is erased with the token: votes hold a digest of all of it, which then tells nothing.
+    """
 
     generation: Generation
     chain: str
     token: str
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,12 @@ class PeerState:
     token while it is here (``stage`` says what comes next), ``kept`` the last one handed over, to
     ``kept_for``.  ``reached`` is the furthest (generation, place) that was ever held here.  While
     the fence is tentative, ``public`` holds the fence, lineage and place that others are told.
+    ``quorum`` is how many peers have to answer before anything is recovered.  ``ends`` are those
+    that this peer has whole, while none is decided.
     """
 
     me: int
-    peers: int
+    quorum: int
     hops: int
     fence: Generation
     lineage: Lineage
@@ -88,19 +96,17 @@ class PeerState:
     kept: Parcel | None = None
     kept_for: int = -1
     watching: bool = False
-    promised: Ballot = (-1, -1)
-    accepted: tuple[Ballot, Value] | None = None
+    ends: tuple[Value, ...] = ()
     committed: Value | None = None
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer to an offer: ``accepted``, ``stale``, ``busy`` or ``committed``."""
+    """Answer to an offer: ``accepted``, ``stale``, ``busy`` or ``over``: a decision to ask for."""
 
     kind: str
     fence: Generation = (0, 0)
     lineage: Lineage = ()
-    value: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -110,30 +116,20 @@ class Sighting:
     fence: Generation
     lineage: Lineage
     reached: tuple[Generation, Place]
-    committed: Value | None = None
+    over: bool = False
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from the answers: ``recover``, ``again``, ``ahead``, ``fenced``, ``wait``..."""
+    """What follows from the answers: ``recover``, ``again``, ``ahead``, ``fenced``, ``over``..."""
 
     kind: str
     fence: Generation = (0, 0)
     lineage: Lineage = ()
-    value: Value | None = None
-
-
-def majority(peers: int) -> int:
-    """How many peers decide.
-
-    >>> [majority(n) for n in (2, 3, 4, 5)]
-    [2, 2, 3, 3]
-    """
-    return peers // 2 + 1
 
 
 def begin(
-    me: int, peers: int, hops: int, first: int, chain: str, token: str, *, has: bool = True
+    me: int, quorum: int, hops: int, first: int, chain: str, token: str, *, has: bool = True
 ) -> PeerState:
     """Before the first hop: the first peer has the token, and so has every other that ``has`` it.
 
@@ -141,7 +137,7 @@ def begin(
     """
     generation = (0, first)
     parcel = Parcel(generation, 0, 0, chain, token, ((generation, 0),))
-    state = PeerState(me, peers, hops, generation, parcel.lineage, (generation, NOWHERE))
+    state = PeerState(me, quorum, hops, generation, parcel.lineage, (generation, NOWHERE))
     if me == first:
         return replace(state, held=parcel, stage="arrived", reached=(generation, parcel.place))
     return replace(state, kept=parcel, kept_for=first, watching=True) if has else state
@@ -173,7 +169,7 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
     Asking again is harmless: a place already reached in the same generation is ``accepted``.
     """
     if state.committed is not None:
-        return state, Reply("committed", value=state.committed)
+        return state, Reply("over")
     if parcel.generation < state.fence:
         if state.public is not None:
             return state, Reply("busy")
@@ -202,13 +198,25 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
     ), Reply("accepted")
 
 
-def visited(state: PeerState, chain: str, token: str) -> PeerState:
-    """The visit is done and written down."""
+def visited(state: PeerState, chain: str, token: str, salt: str = "") -> PeerState:
+    """The visit is done and written down; with the last one there is an end to decide on."""
     assert state.held is not None
     assert state.stage == "arrived"
     parcel = replace(state.held, hop=state.held.hop + 1, leg=0, chain=chain, token=token)
     stage = "final" if parcel.hop == state.hops else "visited"
-    return replace(state, held=parcel, stage=stage, reached=(parcel.generation, parcel.place))
+    state = replace(state, held=parcel, stage=stage, reached=(parcel.generation, parcel.place))
+    return hold(state, Value(parcel.generation, chain, token, salt)) if stage == "final" else state
+
+
+def hold(state: PeerState, value: Value, wanted: Value | None = None) -> PeerState:
+    """This peer has an end whole: log and bytes.  Of too many the oldest go, but for ``wanted``."""
+    if state.committed is not None or value in state.ends:
+        return state
+    ends = (*state.ends, value)
+    if len(ends) > MOST_ENDS:
+        gone = min((e for e in ends if e != wanted), key=lambda e: e.generation)
+        ends = tuple(e for e in ends if e != gone)
+    return replace(state, ends=ends)
 
 
 def address(state: PeerState, path: tuple[int, ...]) -> PeerState:
@@ -241,10 +249,10 @@ def restarted(state: PeerState) -> PeerState:
 
 def answered(state: PeerState, offered: Parcel, reply: Reply) -> PeerState:
     """The answer to an offer of ``offered``; an answer to anything else changes nothing."""
-    if reply.kind == "committed" and reply.value is not None:
-        return commit(state, reply.value)
     if reply.kind == "stale":
         return fenced(state, reply.fence, reply.lineage)
+    if reply.kind == "over":
+        return state
     if state.held != offered or state.stage != "offered":
         return state
     if reply.kind == "accepted":
@@ -309,6 +317,7 @@ def commit(state: PeerState, value: Value) -> PeerState:
         kept=None,
         kept_for=-1,
         watching=False,
+        ends=(),
     )
 
 
@@ -325,19 +334,18 @@ def sighting(state: PeerState) -> Sighting:
     """Where this peer believes the token to be."""
     fence, lineage = shown(state)
     reached = state.reached if state.public is None else state.public[2]
-    return Sighting(fence, lineage, reached, state.committed)
+    return Sighting(fence, lineage, reached, state.committed is not None)
 
 
 def consider(state: PeerState, answers: Mapping[int, Sighting]) -> Verdict:
     """The lease ran out and everybody was asked: what now?
 
     ``answers`` holds those who answered.  Nothing is recovered while somebody alive is further
-    along, nor by a minority, which could not commit anything.
+    along, nor by fewer than a quorum, who could not commit anything.
     """
     parcel = basis(state)
-    for other in answers.values():
-        if other.committed is not None:
-            return Verdict("committed", value=other.committed)
+    if any(other.over for other in answers.values()):
+        return Verdict("over")
     highest = max(answers.values(), key=lambda s: s.fence, default=None)
     if highest is not None and highest.fence > state.fence:
         return Verdict("fenced", highest.fence, highest.lineage)
@@ -351,7 +359,7 @@ def consider(state: PeerState, answers: Mapping[int, Sighting]) -> Verdict:
     next_peer = state.path[0] if state.stage == "offered" else state.kept_for
     if state.stage == "offered" and next_peer in answers:
         return Verdict("again")
-    if len(answers) + 1 < majority(state.peers):
+    if len(answers) + 1 < state.quorum:
         return Verdict("wait")
     return Verdict("recover")
 
@@ -363,12 +371,12 @@ def outside(state: PeerState) -> bool:
 
 
 def deserted(state: PeerState, answers: Mapping[int, Sighting]) -> bool:
-    """Whether a walk has not begun, as far as a majority knows, and this peer cannot begin it.
+    """Whether a walk has not begun, as far as a quorum knows, and this peer cannot begin it.
 
     Whoever could is away, and may have begun it alone: so this settles nothing by itself, but is
-    when :func:`unwalk.peers.commit.void_value` is proposed.
+    when it is proposed that the walk is void.
     """
-    if not outside(state) or len(answers) + 1 < majority(state.peers):
+    if not outside(state) or len(answers) + 1 < state.quorum:
         return False
     return all(other.reached[1] == NOWHERE for other in answers.values())
 

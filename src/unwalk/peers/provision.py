@@ -32,6 +32,7 @@ def make_network(
     noise: str = "secret",
     bundles: bool = True,
     days: float = PEER_DAYS,
+    lies: int | None = None,
 ) -> Network:
     """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
     from unwalk.peers.work import plan_of, token_size
@@ -39,7 +40,7 @@ def make_network(
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
-    network = Network(name, members, dict(settings), limits or Limits(), noise)
+    network = Network(name, members, dict(settings), limits or Limits(), noise, lies=lies)
     size, most = token_size(plan_of(network)), network.limits.token_bytes
     if size > most:
         raise InvalidInput(

@@ -409,7 +409,8 @@ class Store:
             if row is None:
                 return set()
             state = codec.state_from(json.loads(row[0]))
-        named = {p.token for p in (state.held, state.kept, state.committed) if p is not None}
+        parcels = (state.held, state.kept, state.committed, *state.ends)
+        named = {p.token for p in parcels if p is not None}
         rows = self.db.execute(
             "SELECT file FROM locals WHERE run = ? ORDER BY rowid DESC LIMIT ?",
             (run, LOCALS),

@@ -1,4 +1,4 @@
-"""Small talk between peers: where is the token, who fences whom, what is committed."""
+"""Small talk between peers: where is the token, who fences whom, how the walk ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers import codec
-from unwalk.peers import commit as cm
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
-from unwalk.peers.hoplog import Entry, parse_entry
+from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
 from unwalk.peers.wire import MESSAGE, FilePieces
@@ -24,13 +23,14 @@ BODY = {
     "where": (),
     "release": ("generation", "place"),
     "fence": ("fence", "lineage"),
-    "prepare": ("ballot", "generation"),
-    "accept": ("ballot", "value"),
-    "committed": ("value",),
+    "decide": ("poll",),
     "entry": ("chain",),
 }
 AGAIN = 5.0
-"""Seconds between attempts to bring the committed token to a neighbour."""
+"""Seconds between attempts to bring the last token to a neighbour, at most."""
+SOON = 0.1
+MOST_RECOVERIES = 4096
+"""Entries of one log besides its hops."""
 
 
 class Talk:
@@ -39,7 +39,6 @@ class Talk:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.refused: pr.Ballot = (-1, -1)
         self.wake = asyncio.Event()
 
     def words(self, kind: str, **fields: Any) -> bytes:
@@ -69,28 +68,13 @@ class Talk:
             if lineage[-1][0] != fence or sender != fence[1]:
                 raise Refused("a generation is announced by the peer that opened it.")
             service.put(pr.fenced(service.state, fence, lineage))
-        elif kind == "committed":
-            service.put(pr.commit(service.state, codec.value_from(record["value"])))
-        elif kind in ("prepare", "accept"):
-            return {"vote": codec.vote_to(self._vote(kind, sender, record))}
+        elif kind == "decide":
+            return {"poll": service.poll.answer(sender, record["poll"])}
         elif kind == "entry":
             return {"entry": service.store.entry(codec.digest(record["chain"], "chain"))}
         elif service.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
         return {"sighting": codec.sighting_to(pr.sighting(service.state))}
-
-    def _vote(self, kind: str, sender: int, record: dict[str, Any]) -> cm.Vote:
-        service = self.service
-        ballot = codec.pair(record["ballot"], "ballot")
-        if ballot[1] != sender:
-            raise Refused("a ballot is proposed by the peer that it names.")
-        if kind == "prepare":
-            generation = codec.pair(record["generation"], "generation")
-            state, vote = cm.prepare(service.state, ballot, generation)
-        else:
-            state, vote = cm.accept(service.state, ballot, codec.value_from(record["value"]))
-        service.put(state)
-        return vote
 
     # Questions
 
@@ -144,149 +128,162 @@ class Talk:
         message = self.words("release", generation=generation, place=place)
         record = await self._ask(before, message, "sighting")
         if record is not None:
-            self.learn(codec.sighting_from(record))
+            await self.learn(before, codec.sighting_from(record))
 
-    def learn(self, sighting: Sighting) -> None:
-        """Take over what somebody knows of the end or of a generation."""
+    async def learn(self, peer: int, sighting: Sighting) -> None:
+        """Take over what a peer knows of the end, which it has to show, or of a generation."""
         service = self.service
-        if sighting.committed is not None:
-            service.put(pr.commit(service.state, sighting.committed))
+        if sighting.over:
+            await self.hear_end(peer)
         elif sighting.fence > service.state.fence:
             service.put(pr.fenced(service.state, sighting.fence, sighting.lineage))
 
     async def catch_up(self) -> None:
         """After a start: what happened meanwhile?"""
-        for sighting in (await self.ask_all()).values():
-            self.learn(sighting)
+        for peer, sighting in (await self.ask_all()).items():
+            await self.learn(peer, sighting)
 
     # The end
 
-    async def propose(self, own: pr.Value | None = None) -> bool:
-        """Try to have the last token committed, or ``own``; whether this run is over now."""
-        service = self.service
-        own = cm.final_value(service.state) if own is None else own
-        if own is None:
-            return True
-        ballot = cm.next_ballot(service.state, [self.refused])
-        state, vote = cm.prepare(service.state, ballot, own.generation)
-        service.put(state)
-        fields: dict[str, Any] = {"generation": list(own.generation)}
-        votes = await self._round("prepare", ballot, fields, vote)
-        if votes is None:
-            return service.state.committed is not None
-        value = cm.chosen(own, votes)
-        state, vote = cm.accept(service.state, ballot, value)
-        service.put(state)
-        fields = {"value": codec.value_to(value)}
-        if await self._round("accept", ballot, fields, vote) is None:
-            return service.state.committed is not None
-        service.put(pr.commit(service.state, value))
-        await self._ask_all(self.words("committed", **fields), "sighting")
-        return True
+    async def hear_end(self, peer: int) -> None:
+        """Have somebody who says that the walk is over show the decision."""
+        if self.service.state.committed is None:
+            await self.service.poll.show(peer)
 
-    async def _round(
-        self, kind: str, ballot: pr.Ballot, fields: dict[str, Any], own: cm.Vote
-    ) -> list[cm.Vote] | None:
-        """One question to all others; the yes votes, if with ``own`` they are a majority."""
-        service = self.service
-        message = self.words(kind, ballot=list(ballot), **fields)
-        votes = {service.me: own}
-        for peer, record in (await self._ask_all(message, "vote")).items():
-            try:
-                votes[peer] = codec.vote_from(record)
-            except Corrupt:
-                continue
-        for vote in votes.values():
-            if vote.kind == "committed" and vote.value is not None:
-                service.put(pr.commit(service.state, vote.value))
-                return None
-            if vote.kind == "stale":
-                service.put(pr.fenced(service.state, vote.fence, vote.lineage))
-                return None
-            self.refused = max(self.refused, vote.ballot)
-        left = service.chapter.left
-        yes = [v for peer, v in votes.items() if v.kind == "yes" and peer not in left]
-        return yes if len(yes) >= pr.majority(service.state.peers) else None
+    async def show(self, peer: int, poll: dict[str, Any]) -> Any:
+        """Show another peer what is known of the end; what it knows."""
+        return await self._ask(peer, self.words("decide", poll=poll), "poll")
 
-    async def take_final(self, offer: FinalOffer, chunks: AsyncIterator[bytes]) -> Reply:
-        """A neighbour brings the committed token."""
-        service = self.service
-        committed = service.state.committed
-        if committed is None or committed != offer.value:
+    async def take_final(
+        self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes]
+    ) -> Reply:
+        """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
+        service, value = self.service, offer.value
+        committed, receiving = service.state.committed, service.intake.receiving
+        if committed is not None and committed != value:
             raise Refused("that is not what this run was committed to, as far as known here.")
-        if service.store.file(committed.token).exists():
+        if value in service.state.ends or (
+            committed is not None and service.store.file(value.token).exists()
+        ):
             return Reply("accepted")
+        if sender in receiving or len(receiving) >= 2:
+            raise Refused("another token is on its way already.")
+        receiving.add(sender)
+        try:
+            entries = [] if committed is not None else await self._whole_log(value, sender)
+            await self._receive_final(offer, chunks, entries)
+        finally:
+            receiving.discard(sender)
+        return Reply("accepted")
+
+    async def _receive_final(
+        self, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
+    ) -> None:
+        service, value = self.service, offer.value
         incoming = Incoming(service.store, offer.size)
         try:
-            await service.intake.receive_bytes(incoming, chunks)
+            async with asyncio.timeout(service.limits.lease):
+                await service.intake.receive_bytes(incoming, chunks)
             digest = await service.intake.on_disk(incoming.finish)
-            if digest != committed.token:
+            if digest != value.token:
                 raise Refused("the token's bytes do not match its digest.")
+            service.gate.final_content(incoming.path)
             incoming.keep(digest)
+            if service.state.committed is None:
+                service.store.add_entries(service.run_id, entries)
+                service.put(pr.hold(service.state, value, service.wanted_end()))
             service.journal.write("final")
             service.changed.set()
             service.notify()
-            return Reply("accepted")
+            self.wake.set()
+        except TimeoutError as error:
+            raise Refused("the token did not arrive within the lease.") from error
         finally:
-            service.store.pinned.discard(committed.token)
+            service.store.pinned.discard(value.token)
             incoming.discard()
 
-    async def spread(self) -> None:
-        """Once the run is committed, every neighbour gets the final token; the log is gathered."""
+    async def _whole_log(self, value: pr.Value, first: int) -> list[Entry]:
+        """The log that leads to an end, every entry checked; refused unless it is whole."""
         service = self.service
-        missing = {p for p in range(len(service.network.peers)) if service.gate.near(service.me, p)}
-        whole = False
-        while missing or not whole:
+        entries = await self.gather(value, first)
+        if not entries:
+            raise Refused("the log that leads to that end is not whole.")
+        work, last = service.work, entries[-1]["body"]
+        hops = check_chain(
+            entries, service.start_chain, value.chain, service.trust.signer, work.base
+        )
+        ends = (last["kind"], tuple(last["generation"]), last.get("token"))
+        if len(hops) != work.hops or ends != ("hop", value.generation, value.token):
+            raise Refused("that is not the end of the log that leads to it.")
+        return entries
+
+    async def spread(self) -> None:
+        """Bring each neighbour the last token: to vote on, and once it is decided to keep."""
+        service = self.service
+        near = [p for p in range(len(service.network.peers)) if service.gate.near(service.me, p)]
+        brought: set[tuple[int, pr.Value]] = set()
+        pause, whole = SOON, False
+        while True:
             value = service.state.committed
-            if value is None or not service.store.file(value.token).exists():
-                await asyncio.sleep(0.1)
-                continue
-            for peer in sorted(missing):
-                try:
-                    if await self._bring_final(peer, value):
-                        missing.discard(peer)
-                except (UnwalkError, TimeoutError, OSError):
-                    continue
-            if not whole and (entries := await self.gather()) is not None:
+            there = value is not None and service.store.file(value.token).exists()
+            ends = [value] if value is not None else list(service.state.ends)
+            missing = [
+                (peer, end)
+                for end in ends
+                for peer in near
+                if (peer, end) not in brought and service.store.file(end.token).exists()
+            ]
+            done = await asyncio.gather(*(self._bring_final(*item) for item in missing))
+            brought |= {item for item, good in zip(missing, done, strict=True) if good}
+            if there and not whole and (entries := await self._gathered()) is not None:
                 service.written(entries)
                 whole = True
-            if not missing and whole:
+            if there and whole and all(done):
                 return
+            pause = SOON if value is None else min(2.0 * pause, AGAIN)
             self.wake.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN):
+                async with asyncio.timeout(pause):
                     await self.wake.wait()
 
     async def _bring_final(self, peer: int, value: pr.Value) -> bool:
         service = self.service
-        path, said = service.store.file(value.token), codec.value_to(value)
-        told = self.words("committed", value=said)
-        await service.transport.tell(peer, told, service.limits.connect)
-        pieces = FilePieces(path)
         try:
-            envelope = self.words("final", value=said, size=pieces.size)
-            data = await service.transport.hand(peer, envelope, pieces, service.limits.lease)
-        finally:
-            pieces.close()
-        return codec.reply_from(codec.parse(data, MESSAGE))[0].kind == "accepted"
+            if service.state.committed is not None:
+                await service.poll.show(peer)
+            pieces = FilePieces(service.store.file(value.token))
+            try:
+                envelope = self.words("final", value=codec.value_to(value), size=pieces.size)
+                data = await service.transport.hand(peer, envelope, pieces, service.limits.lease)
+            finally:
+                pieces.close()
+            reply, _ = codec.reply_from(codec.parse(data, MESSAGE))
+        except (UnwalkError, TimeoutError, OSError):
+            return False
+        return reply.kind == "accepted"
 
-    async def gather(self) -> list[Entry] | None:
-        """The whole log of the committed lineage, asked for entry by entry, last one first."""
-        service = self.service
-        value = service.state.committed
+    async def _gathered(self) -> list[Entry] | None:
+        """The whole log of the committed lineage, put down here."""
+        service, value = self.service, self.service.state.committed
         assert value is not None
-        chain, asked = value.chain, -1
+        entries = await self.gather(value)
+        if entries:
+            service.store.add_entries(service.run_id, entries)
+        return entries
+
+    async def gather(self, value: pr.Value, first: int = -1) -> list[Entry] | None:
+        """The log that leads to ``value``, asked for entry by entry, last one first."""
+        service = self.service
+        chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
-            entry = service.store.entry(chain)
-            if entry is None:
-                entry = await self._find_entry(chain, asked)
-                if entry is None:
-                    return None
-                service.store.add_entries(service.run_id, [entry])
+            entry = service.store.entry(chain) or await self._find_entry(chain, asked)
+            if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
+                return None
+            found.append(entry)
             body = entry["body"]
             chain = body["previous"]
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
-        return service.store.chain(value.chain, service.start_chain)
+        return found[::-1]
 
     async def _find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""
