@@ -38,7 +38,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def network(
-    folder: Path, peers: int = 5, lease: float = 0.6, connect: float = 2.0, **settings: Any
+    folder: Path,
+    peers: int = 5,
+    lease: float = 0.6,
+    connect: float = 2.0,
+    visit: float = 600.0,
+    **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
     return make_network(
@@ -46,7 +51,7 @@ def network(
         name="test",
         addresses=free_addresses(peers),
         settings={**SETTINGS, **changed},
-        limits=Limits(lease=lease, connect=connect, stop=1.5, messages=5000.0),
+        limits=Limits(lease=lease, connect=connect, stop=1.5, messages=5000.0, visit=visit),
         noise="simulation",
     )
 

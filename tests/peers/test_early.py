@@ -138,8 +138,8 @@ class Slow:
 
     @property
     def digest(self) -> str:
-        """Of all that was sent but the stamp."""
-        return hashlib.sha256(b"".join(self.pieces[:-1])).hexdigest()
+        """Of all that was sent but the stamp and the log."""
+        return hashlib.sha256(b"".join(self.pieces[:-2])).hexdigest()
 
 
 async def slow_one(here, hop: int) -> Any:

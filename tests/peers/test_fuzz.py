@@ -53,7 +53,7 @@ class Scene:
         self.target = village.services[caught["peer"]]
         self.sender: int = caught["sender"]
         self.envelope = json.loads(caught["envelope"])
-        *pieces, stamp = caught["chunks"]
+        *pieces, stamp, _ = caught["chunks"]
         self.data, self.stamp = b"".join(pieces), json.loads(stamp)
         near = self.target.gate.near
         self.stranger = next(p for p in range(PEERS) if not near(p, self.target.me))
@@ -362,9 +362,9 @@ def counted(service) -> list[int]:
 
 
 def bad_words(rng: random.Random, service) -> bytes:
-    kinds = ["where", "release", "fence", "decide", "entry", "x", 7, None]
-    fields = ["generation", "place", "fence", "lineage", "poll", "chain"]
-    record = json.loads(service.talk.words("where"))
+    kinds = ["where", "release", "fence", "opening", "decide", "entry", "x", 7, None]
+    fields = ["generation", "place", "poll", "chain", "entry"]
+    record = json.loads(service.talk.words("where", chain=""))
     record["kind"] = rng.choice(kinds)
     for name in rng.sample(fields, rng.randint(0, 3)):
         record[name] = rng.choice([*ODD, [0, 0], [[0, 0, 0]], [1, 2]])
@@ -395,7 +395,7 @@ def test_bad_words_are_answered_with_a_reason_and_change_nothing(tmp_path):
                 refused += 1
                 assert reply["reason"]
             else:
-                assert set(reply) <= {"sighting", "entry", "poll"}
+                assert set(reply) <= {"sighting", "signature", "certificate", "entry", "poll"}
         assert refused > 300
         after = snapshot(service)
         assert after[2:] == before[2:]
@@ -413,7 +413,7 @@ def test_too_many_calls_are_refused(tmp_path):
     async def main() -> None:
         service = village.start(2)
         service.intake.rate.rate = 5.0
-        message = service.talk.words("where")
+        message = service.talk.words("where", chain="")
         replies = [codec.parse(await service.answer(1, message), 1 << 18) for _ in range(12)]
         assert sum("sighting" in r for r in replies) == 10
         assert "5 calls a second" in replies[-1]["reason"]

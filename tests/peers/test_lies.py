@@ -6,7 +6,11 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.peers.deletions import Hamlet, ask, ended, hamlet, trained_on
+from tests.peers.harness import Village, lived
+from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.peers import codec
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
@@ -104,3 +108,182 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
         assert here.stage(0, "r") == "done", "and life goes on"
 
     hamlet(tmp_path, script, peers=3)
+
+
+def shown(here: Hamlet, matter: Matter, votes: list[Vote]) -> dict[str, Any]:
+    """What a liar shows: votes that it signed."""
+    writer = Writer()
+    said = writer.votes(frozenset(signed(here, matter, v) for v in votes))
+    empty: dict[str, Any] = {"opened": [], "chains": [], "decided": None, "texts": []}
+    return {"votes": said, **empty, "offer": None, "certificates": writer.certificates}
+
+
+def test_rounds_numbers_and_votes_out_of_range_leave_nothing_behind(tmp_path):
+    """Row 5: ballots of 2^31, thousands of votes with arbitrary numbers."""
+
+    async def script(here):
+        await here.until(here.trained)
+        liar, honest = here.peers[LIAR].council, here.peers[0].council
+        matter = liar.poll.matter
+        rows = here.peers[0].store.db.execute("SELECT COUNT(*) FROM polls").fetchone()
+        values = [digest_of(str(n)) for n in range(400)]
+        for number in (0, 2, 3, 1000, 2**31 - 1):
+            far = liar.words("agenda-decide", number=number, poll=liar.poll.record())
+            assert (await tell(here, 0, far))["kind"] == "refused"
+        for round in (1, 7, 4000, 2**31):
+            votes = [Vote(kind, round, values[0], NEVER, LIAR) for kind in (PREVOTE, PRECOMMIT)]
+            poll = shown(here, matter, votes)
+            poll["opened"] = [v for v in poll["votes"] if v[0] == PRECOMMIT]
+            await tell(here, 0, liar.words("agenda-decide", number=1, poll=poll))
+        assert honest.poll.state.round == 0
+        for value in values:
+            poll = shown(here, matter, [Vote(PREVOTE, 0, value, NEVER, LIAR)])
+            await tell(here, 0, liar.words("agenda-decide", number=1, poll=poll))
+        of_liar = [v for v in honest.poll.state.votes if v.voter == LIAR]
+        assert len(of_liar) == de.TWICE
+        assert here.peers[0].store.db.execute("SELECT COUNT(*) FROM polls").fetchone()[0] <= (
+            rows[0] + 1
+        )
+        assert {e["who"] for e in here.events if e["event"] == "liar"} == {LIAR}
+        await here.crash(0)
+        here.start(0)  # a peer starts again with what it wrote down
+        ask(here, 1, "r", *trained_on(here, 1)[:1])
+        await here.until(ended(here, r=1))
+
+    hamlet(tmp_path, script)
+
+
+def test_a_member_that_votes_both_ways_is_named_and_changes_nothing(tmp_path):
+    """Row 5: different votes to two peers; within f they agree, and know who lied."""
+
+    async def script(here):
+        await here.until(here.trained)
+        liar = here.peers[LIAR].council
+        matter = liar.poll.matter
+        for peer, value in ((0, "one"), (1, "other"), (3, "third")):
+            votes = [Vote(k, 0, digest_of(value), NEVER, LIAR) for k in (PREVOTE, PRECOMMIT)]
+            poll = shown(here, matter, votes)
+            await tell(here, peer, liar.words("agenda-decide", number=1, poll=poll))
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        ask(here, 1, "s", *trained_on(here, 1)[:1])
+        await here.until(ended(here, r=0, s=1))
+        await here.until(lambda: len({tuple(p.specs) for p in here.peers.values()}) == 1)
+        named = {e["who"] for e in here.events if e["event"] == "liar"}
+        assert named == {LIAR}
+
+    hamlet(tmp_path, script)
+
+
+def test_beyond_f_liars_a_fork_stops_those_who_see_it_and_names_the_liar(tmp_path):
+    """Three peers of which none may lie: one that does can have two chapters decided."""
+
+    async def script(here):
+        await here.until(here.trained)
+        matter = here.peers[0].council.poll.matter
+        ends = []
+        for honest in (0, 1):
+            spec = Spec(1, honest, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, honest)
+            text = here.peers[honest].council.write(spec)
+            ends.append((text, decision_to(made_up(here, matter, text, (honest, LIAR), {}))))
+        words_to = here.peers[LIAR].council.words
+        here.memory.cut = {frozenset((0, 1))}
+        for peer, (text, decision) in enumerate(ends):
+            fields = {"number": 1, "value": text, "decision": decision}
+            answer = await tell(here, peer, words_to("agenda-decided", **fields))
+            assert answer == {"decided": []}, "each has a quorum of votes"
+        here.memory.cut = set()
+        with pytest.raises(InvalidInput, match=r"two chapters .* signed by: peer-2\."):
+            async with asyncio.timeout(30):
+                await asyncio.gather(here.tasks[0], here.tasks[1])
+        liars = [e["liars"] for e in here.events if e["event"] == "fork"]
+        assert liars
+        assert all(found == [LIAR] for found in liars)
+        here.tasks.pop(0), here.tasks.pop(1)
+
+    hamlet(tmp_path, script, peers=3)
+
+
+def test_a_token_with_huge_weights_is_refused_and_the_run_ends_without_it(tmp_path):
+    """Row 5: a signed token with weights of 1e30; its peer says that it is far ahead."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        work = services[LIAR].work
+        visit = work.visit
+
+        def wild(*args: Any, **options: Any) -> Any:
+            found = visit(*args, **options)
+            found.token.parameters.fill_(1e30)
+            return found
+
+        work.visit = wild  # type: ignore[method-assign]
+        honest = [p for p in range(4) if p != LIAR]
+        await here.until(lambda: here.finished(*honest))
+
+    here = lived(tmp_path, script, peers=4, visit=0.8)
+    reasons = [str(e.get("reason")) for e in here.events if e["event"] == "refused"]
+    assert any("allowed: up to 1e+09" in r for r in reasons)
+
+
+def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path):
+    """Row 5: it answers that all is well, for ever; the others go on after limits.visit."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+
+        async def never() -> None:
+            await asyncio.sleep(3600.0)
+
+        services[LIAR]._visit = never  # type: ignore[method-assign]
+        honest = [p for p in range(4) if p != LIAR]
+        await here.until(lambda: here.finished(*honest))
+
+    here = lived(tmp_path, script, peers=4, visit=0.5)
+    late = [e for e in here.events if e["event"] == "overrun"]
+    assert {e["who"] for e in late} == {LIAR}
+    assert any(e["event"] == "committed" for e in here.events)
+
+
+def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
+    """Row 5: a token at hop 2999 of a run at hop 37, and generations that nobody opened."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        await here.until(here.finished)
+        await here.until(lambda: all(s.whole.is_set() for s in services))
+        first = services[0]
+        value = first.state.committed
+        assert value is not None
+        log = first.store.chain(value.chain, first.start_chain)
+        assert log is not None
+        known, check = first.state.lineage, first.succession.entry
+        before = None
+        for entry in log:
+            check(entry, before, known)
+            before = entry["body"]
+
+        def forged(entry: Any, **changes: Any) -> Any:
+            """The same, changed, and signed by the peer that it names."""
+            body = {k: v for k, v in entry["body"].items() if k != "previous"}
+            peer = changes.get("peer", body["peer"])
+            return services[peer].sign(entry["body"]["previous"], {**body, **changes})
+
+        third, second = log[2], log[1]["body"]
+        visit = third["body"]["visit"]
+        far = {"hop": 11, "visit": {**visit, "hop": 11}}
+        lineage = [*third["body"]["lineage"], [9, third["body"]["peer"], 2]]
+        opened = {"generation": [9, third["body"]["peer"]], "lineage": lineage}
+        stranger = next(p for p in range(4) if p != second["peer"])
+        for changes in (
+            far,
+            opened,
+            {"run": "0" * 32},
+            {"visit": {**visit, "sender": stranger}},
+            {"visit": {**visit, "path": [third["body"]["peer"]] * 2}},
+        ):
+            with pytest.raises((Refused, Corrupt)):
+                check(forged(third, **changes), second, known)
+        with pytest.raises(Refused, match="begin where"):
+            check(third, None, known)
+
+    lived(tmp_path, script, peers=4, train__hops=8)

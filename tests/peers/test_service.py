@@ -12,6 +12,7 @@ import pytest
 from tests.peers.harness import Village, check_end, network
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
+from unwalk.peers.hoplog import recovery_body
 
 
 def walk(tmp_path, script, peers=4, lease=0.4, **settings):
@@ -175,34 +176,62 @@ def test_stopping_hands_the_token_over(tmp_path):
     assert events(village)["recovered"] == 0
 
 
-def test_a_stale_token_is_refused_and_dropped(tmp_path):
+def test_a_generation_counts_only_if_a_quorum_signed_that_the_token_was_lost(tmp_path):
+    """Whoever is told of one by a member that made it up keeps its token."""
+
     async def script(village):
         services = [village.start(peer) for peer in range(4)]
         await village.until(lambda: any(s.state.stage for s in services))
         holder = next(s for s in services if s.state.stage)
-        other = next(s for s in services if s is not holder)
-        fence = (5, other.me)
-        lineage = (*other.state.lineage, (fence, 0))
-        fields = {"fence": list(fence), "lineage": codec.lineage_to(lineage)}
-        reply = codec.parse(
-            await holder.answer(other.me, holder.talk.words("fence", **fields)), 9999
-        )
-        assert codec.sighting_from(reply["sighting"]).fence == fence
-        assert holder.state.held is None
-        assert events(village)["dropped"] == 1
-        # Only whoever opened a generation may announce it.
-        fields["fence"] = [6, 3]
-        fields["lineage"] = codec.lineage_to((*lineage, ((6, 3), 0)))
-        third = next(s.me for s in services if s not in (holder, other) and s.me != 3)
-        message = other.talk.words("fence", **fields)
-        refused = codec.parse(await other.answer(third, message), 9999)
-        assert refused["kind"] == "refused"
-        assert other.state.fence < (6, 3)
+        other, *rest = [s for s in services if s is not holder]
+        basis = pr.basis(other.state)
+        assert basis is not None
+        seen = await other.talk.ask_all(basis.chain)
+        signed = [seen[s.me].record for s in rest]
+
+        def opened(number, sightings, by=other, start=0):
+            lineage = (*basis.lineage, ((number, other.me), start))
+            body = recovery_body(
+                run=other.run_id,
+                generation=(number, other.me),
+                lineage=lineage,
+                peer=other.me,
+                hop=start,
+                token=basis.token,
+                lost=holder.me,
+                sightings=sightings,
+            )
+            return by.sign(basis.chain, body)
+
+        async def tell(entry):
+            message = holder.talk.words("fence", entry=entry)
+            return codec.parse(await holder.answer(other.me, message), 1 << 18)
+
+        wrong = [
+            opened(1, signed[:1]),
+            opened(1, [signed[0], signed[0]]),
+            opened(2**30, signed),
+            opened(2, signed),
+            opened(1, signed, by=rest[0]),
+            opened(1, [signed[0], {**signed[1], "signature": "00" * 64}]),
+            opened(1, [*signed, seen[holder.me].record]) if holder.state.reached[1][0] else {},
+            {},
+        ]
+        held = holder.state.held
+        for entry in wrong:
+            assert (await tell(entry))["kind"] == "refused"
+        assert holder.state.fence == basis.generation
+        assert holder.state.held is None or holder.state.held.hop >= held.hop
+        if holder.state.held is not None:
+            reply = await tell(opened(1, signed))
+            assert codec.sighting_from(reply["sighting"]).fence == (1, other.me)
+            assert holder.state.held is None
+            assert events(village)["dropped"] == 1
 
     walk(tmp_path, script)
 
 
-def test_recovery_needs_a_majority(tmp_path):
+def test_recovery_needs_a_quorum(tmp_path):
     async def script(village):
         services = [village.start(peer) for peer in range(4)]
         await village.until(lambda: any(s.state.reached[1][0] >= 2 for s in services))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.token import Token
 from unwalk.peers.daemon import status, stop_peer
 from unwalk.peers.telemetry import Journal, Metrics
-from unwalk.peers.tokens import check_token, finite, open_token, shapes_of, token_pieces
+from unwalk.peers.tokens import check_token, largest_in, open_token, shapes_of, token_pieces
 
 
 def token() -> Token:
@@ -69,10 +71,24 @@ def test_damaged_token_files_are_refused(tmp_path, damage):
         open_token(path, peers=3)
 
 
-def test_finite_is_not_fooled_by_sums():
-    assert finite(torch.full((4,), 3e38))
-    assert not finite(torch.tensor([1.0, float("nan")]))
-    assert not finite(torch.tensor([float("inf"), float("-inf")]))
+def test_the_largest_value_shows_what_is_not_finite():
+    assert largest_in(torch.full((4,), -3e38)) == pytest.approx(3e38)
+    assert not math.isfinite(largest_in(torch.tensor([1.0, float("nan")])))
+    assert not math.isfinite(largest_in(torch.tensor([float("inf"), float("-inf")])))
+
+
+@pytest.mark.parametrize(("value", "right"), [(-7.0, True), (7.5, False), (-1e30, False)])
+def test_weights_that_are_too_large_are_refused(tmp_path, value, right):
+    path = tmp_path / "t"
+    wild = replace(token(), parameters=torch.tensor([0.0, value, 1.0, 2.0, 3.0]))
+    path.write_bytes(b"".join(token_pieces(wild)))
+    file, shapes = open_token(path, peers=3), shapes_of(wild)
+    check_token(file, shapes, {})
+    if right:
+        check_token(file, shapes, {}, 7.0)
+    else:
+        with pytest.raises(Corrupt, match=r"'parameters' holds .*; allowed: up to 7"):
+            check_token(file, shapes, {}, 7.0)
 
 
 def test_metrics_are_served_on_loopback_only():

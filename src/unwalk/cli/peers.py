@@ -53,7 +53,9 @@ def init(
     lease: Annotated[float, typer.Option(help="Seconds until a silent holder is given up.")] = 30.0,
     limit: Annotated[
         list[str] | None,
-        typer.Option(help="Another limit, NAME=VALUE: messages, token_bytes, connect, stop."),
+        typer.Option(
+            help="Another limit, NAME=VALUE: messages, token_bytes, connect, stop, visit, weight."
+        ),
     ] = None,
     noise: Annotated[str, typer.Option(help="secret (each peer's own) or simulation.")] = "secret",
     bundles: Annotated[

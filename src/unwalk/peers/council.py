@@ -34,7 +34,7 @@ BODY = {
     "agenda-left": ("number", "receipt"),
     "agenda-ready": ("number",),
 }
-AT_ONCE = 2
+AT_ONCE = 3
 """Decided chapters in one answer, at most."""
 PAGE = 40
 """Visits in one answer, at most."""
@@ -339,11 +339,12 @@ class Council:
 
     async def _catch_up(self) -> None:
         while True:
-            number = len(self.known) + 1
+            before = len(self.known)
+            number = max(before, 1)  # the last one that is known too: others may know another
             answers = await self.ask_all(self.words("agenda-ask", number=number), "decided")
             for news in answers.values():
                 self._take_in(number, news)
-            if len(self.known) + 1 == number:
+            if len(self.known) == before:
                 return
 
     def _take_in(self, number: int, news: Any) -> None:

@@ -11,7 +11,8 @@ from unwalk.peers import protocol as pr
 from unwalk.peers.intake import words_of
 from unwalk.peers.protocol import Parcel, PeerState
 from unwalk.peers.store import Arrival
-from unwalk.peers.wire import FilePieces, MemoryPieces, Unreachable
+from unwalk.peers.succession import MOST_ENTRIES
+from unwalk.peers.wire import MESSAGE, FilePieces, MemoryPieces, Unreachable
 from unwalk.walks import NOBODY
 
 if TYPE_CHECKING:
@@ -50,6 +51,19 @@ class Delivery:
         task.add_done_callback(service.talk.ended)
         return task
 
+    def log(self, chain: str, target: int) -> bytes:
+        """The entries up to ``chain`` that ``target`` may not know, the latest first."""
+        found: list[Any] = []
+        while len(found) < MOST_ENTRIES and (entry := self.service.store.entry(chain)) is not None:
+            body = entry["body"]
+            if body["peer"] == target:  # it made that one, and knew what came before
+                break
+            found.append(entry)
+            chain = body["previous"]
+        while len(data := codec.dump({"log": found})) > MESSAGE:
+            found = found[: len(found) // 2]
+        return data
+
     async def offer(self) -> None:
         """Offer the token that is here to whoever is next."""
         service = self.service
@@ -58,8 +72,9 @@ class Delivery:
         target = state.path[0]
         begun, self.early = self.early, None
         if begun is None or begun[0] != parcel:
-            stamp = codec.dump(service.store.entry(parcel.chain) or {})
-            pieces = FilePieces(service.store.file(parcel.token), stamp)
+            entry = service.store.entry(parcel.chain) or {}
+            log = self.log(entry.get("body", {}).get("previous", ""), target)
+            pieces = FilePieces(service.store.file(parcel.token), codec.dump(entry), log)
             begun = parcel, self.send(state, service.open_move, pieces)
         size = service.store.file(parcel.token).stat().st_size  # later it may be gone
         try:
@@ -74,6 +89,11 @@ class Delivery:
             raise
         if reply.kind in ("refused", "busy"):
             await self._not_delivered(parcel, target, certain=True, why=reason or reply.kind)
+            return
+        if reply.kind == "stale":
+            shown = await service.talk.hear_fence(target, reply.fence)
+            if not shown:  # so it refuses the token, for whatever reason
+                await self._not_delivered(parcel, target, certain=True, why="stale, not shown how")
             return
         before = int(service.open_move.get("sender", NOBODY))
         opened = service.state.public is not None

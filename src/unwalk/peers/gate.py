@@ -197,18 +197,22 @@ class Gate:
 
     def content(self, offer: Offer, path: Path) -> TokenFile:
         """The token's own bytes; whether they have the right digest is seen elsewhere."""
-        file = open_token(path, len(self.network.peers))
-        check_token(file, self.work.expected, self.work.optional)
+        file = self._opened(path)
         done = file.header["hop"] - self.work.base
         if done != offer.parcel.hop:
             raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
         self._rule(offer, file.header["memory"])
         return file
 
+    def _opened(self, path: Path) -> TokenFile:
+        file = open_token(path, len(self.network.peers))
+        largest = self.network.limits.weight
+        check_token(file, self.work.expected, self.work.optional, largest)
+        return file
+
     def final_content(self, path: Path) -> None:
         """The bytes of the token after the last hop."""
-        file = open_token(path, len(self.network.peers))
-        check_token(file, self.work.expected, self.work.optional)
+        file = self._opened(path)
         done = file.header["hop"] - self.work.base
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")

@@ -9,7 +9,7 @@ chain value is enough to check the whole log: hops of a dropped lineage are not 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unwalk.core.errors import Corrupt
@@ -104,8 +104,12 @@ def recovery_body(
     hop: int,
     token: str,
     lost: int,
+    sightings: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """A peer goes on from its copy after peer ``lost`` was not heard of within the lease."""
+    """A peer goes on from its copy after peer ``lost`` was not heard of within the lease.
+
+    ``sightings`` are what the others signed when they were asked where the token is.
+    """
     return {
         "kind": "recovery",
         "run": run,
@@ -115,6 +119,7 @@ def recovery_body(
         "hop": hop,
         "token": token,
         "lost": lost,
+        "sightings": list(sightings),
     }
 
 
@@ -126,7 +131,7 @@ def lineage_json(lineage: Lineage) -> list[list[int]]:
 COMMON = frozenset({"kind", "run", "generation", "lineage", "peer", "hop", "token", "previous"})
 BODIES = {
     "hop": COMMON | {"token_in", "passed_over", "visit", "bare"},
-    "recovery": COMMON | {"lost"},
+    "recovery": COMMON | {"lost", "sightings"},
 }
 
 

@@ -15,11 +15,13 @@ from unwalk.core.plan import Move
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import FinalOffer, Gate, Offer, Rate
+from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
 from unwalk.peers.store import Incoming
+from unwalk.peers.succession import MOST_ENTRIES, MOST_RECOVERIES
 from unwalk.peers.tokens import TokenFile
-from unwalk.peers.wire import CHUNK
+from unwalk.peers.wire import CHUNK, MESSAGE
 
 if TYPE_CHECKING:
     from unwalk.peers.service import Service
@@ -124,11 +126,39 @@ class Intake:
                 file = await loop.run_in_executor(self.service.hashing, look)
             self.service.ahead.begin(incoming, offer, file)
             offer = gate.stamped(offer, await anext(chunks, b""))
+            await self._check_log(offer, await anext(chunks, b""))
         finally:
             await flushed
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
         return offer, file
+
+    async def _check_log(self, offer: Offer, data: bytes) -> None:
+        """Check a token's log back to the last entry that is known here."""
+        service = self.service
+        assert offer.entry is not None
+        sent: dict[str, Entry] = {}
+        if data:
+            record = codec.fields_of(codec.parse(data, MESSAGE), "a log", "log")
+            for item in codec.listed(record["log"], "log", most=MOST_ENTRIES):
+                parsed = parse_entry(item)
+                sent[parsed["chain"]] = parsed
+        fresh, later, store = list[Entry](), offer.entry, service.store
+        known = service.state.lineage
+        while (chain := later["body"]["previous"]) != service.start_chain:
+            here = store.entry(chain)
+            entry = here or sent.get(chain) or await service.talk.find_entry(chain, offer.sender)
+            if entry is None or len(fresh) > service.work.hops + MOST_RECOVERIES:
+                raise Refused("the log of the token is not whole.")
+            service.succession.entry(later, entry["body"], known)
+            if here is not None:
+                break
+            fresh.append(entry)
+            later = entry
+        else:
+            service.succession.entry(later, None, known)
+        if fresh:
+            store.add_entries(service.run_id, fresh)
 
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
         """Hash and write, each in a thread of its own, while the next pieces are on their way."""

@@ -11,6 +11,7 @@ from unwalk.core.plan import Move
 from unwalk.peers import protocol as pr
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.intake import move_to, words_of
+from unwalk.peers.talk import Seen
 from unwalk.walks import NOBODY
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ PATIENCE = 10.0
 """A chapter is given up after so many leases in which nobody had its token."""
 CONSENT = 5.0
 """After so many a peer votes that it is given up, if another proposes it."""
+OVERRUNS = 3
+"""After so many visits that took too long a peer is passed over for the rest of the chapter."""
 SALT = 16
 """Bytes of the salt of an end."""
 
@@ -33,6 +36,9 @@ class Lookout:
         self.service = service
         self.since = monotonic()
         self.again = 0.0
+        self.handed: tuple[pr.Parcel, float] | None = None
+        self.overruns: dict[int, int] = {}
+        self.slow: set[int] = set()
 
     async def watch(self) -> None:
         """When the lease has run out without news, ask everybody where the token is."""
@@ -46,6 +52,9 @@ class Lookout:
             if pr.basis(state) is None:
                 left = service.limits.lease
                 await self._perhaps_give_up()
+            if self._overrun():
+                await self.look_around(overrun=True)
+                continue
             if left > 0:
                 await asyncio.sleep(min(left, service.limits.lease / 4))
                 continue
@@ -53,28 +62,60 @@ class Lookout:
             await self.look_around()
             service.news = monotonic()
 
-    async def look_around(self) -> None:
+    def _overrun(self) -> bool:
+        """Whether the peer that has the token should have done its visit by now."""
+        state, now = self.service.state, monotonic()
+        if state.kept is None or state.held is not None or state.kept.hop == 0:
+            self.handed = None
+        elif self.handed is None or self.handed[0] != state.kept:
+            self.handed = (state.kept, now)
+        elif now - self.handed[1] > self.service.limits.visit:
+            self.handed = (state.kept, now)
+            return True
+        return False
+
+    async def look_around(self, *, overrun: bool = False) -> None:
         """Ask all, decide, and go on from this peer's copy if the token is lost."""
         service = self.service
         before = pr.basis(service.state)
-        answers = await self._ask()
+        seen = await self._ask("" if before is None else before.chain)
+        answers = {p: s.sighting for p, s in seen.items()}
         if pr.basis(service.state) != before:
             return  # the answers are about something that is over
-        verdict = pr.consider(service.state, answers)
+        verdict = pr.consider(service.state, answers, overrun=overrun)
         service.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
         if verdict.kind == "over":
             await self._hear_end(answers)
         elif verdict.kind == "fenced":
-            service.put(pr.fenced(service.state, verdict.fence, verdict.lineage))
+            for peer in sorted(answers, key=lambda p: answers[p].fence, reverse=True):
+                if answers[peer].fence > service.state.fence:
+                    await service.talk.hear_fence(peer, answers[peer].fence)
         elif verdict.kind == "ahead":
             service.put(pr.released(service.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not service.stopping:
-            self._recover(max((s.fence[0] for s in answers.values()), default=0))
+            highest = max((s.fence[0] for s in answers.values()), default=0)
+            assert before is not None
+            if len(answers) - overrun + 1 < service.state.quorum:
+                return  # what the peer that is late says of itself does not count
+            if max(highest, before.generation[0]) < service.state.fence[0]:
+                await service.talk.announce()  # so that others can sign that they know of it
+                return
+            lost = service.state.kept_for if overrun else -1
+            if overrun:
+                self._count_overrun(lost)
+            self._recover(highest, [s.record for p, s in seen.items() if p != lost])
 
-    async def _ask(self) -> dict[int, pr.Sighting]:
+    def _count_overrun(self, peer: int) -> None:
+        """A peer had the token for too long: the third time it is passed over in this chapter."""
+        self.overruns[peer] = self.overruns.get(peer, 0) + 1
+        self.service.journal.write("overrun", who=peer, times=self.overruns[peer])
+        if self.overruns[peer] >= OVERRUNS:
+            self.slow.add(peer)
+
+    async def _ask(self, chain: str = "") -> dict[int, Seen]:
         """What those say who count."""
         left = self.service.chapter.left
-        return {p: s for p, s in (await self.service.talk.ask_all()).items() if p not in left}
+        return {p: s for p, s in (await self.service.talk.ask_all(chain)).items() if p not in left}
 
     async def _hear_end(self, answers: dict[int, pr.Sighting]) -> None:
         for peer, sighting in answers.items():
@@ -100,7 +141,7 @@ class Lookout:
         if monotonic() < self.again:
             return
         self.again = monotonic() + service.limits.lease
-        answers = await self._ask()
+        answers = {p: s.sighting for p, s in (await self._ask()).items()}
         for peer, sighting in answers.items():
             await service.talk.learn(peer, sighting)
         if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
@@ -109,7 +150,7 @@ class Lookout:
         salt = secrets.token_hex(SALT)
         service.void_end = pr.Value((0, 0), service.start_chain, chapter.model, salt)
 
-    def _recover(self, seen: int) -> None:
+    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
         service, before = self.service, self.service.state
         parcel = pr.basis(before)
         assert parcel is not None
@@ -124,6 +165,7 @@ class Lookout:
             hop=held.hop,
             token=held.token,
             lost=lost,
+            sightings=sightings,
         )
         entry = service.sign(parcel.chain, body)
         move: dict[str, Any] = {}

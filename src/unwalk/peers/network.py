@@ -31,7 +31,9 @@ class Limits:
 
     ``lease``: seconds after which a peer that took the token has to be heard of.  ``messages``:
     calls a second from one peer.  ``token_bytes``: largest token.  ``connect``: seconds to reach
-    a peer.  ``stop``: seconds that a peer which is asked to stop gives its visit.
+    a peer.  ``stop``: seconds that a peer which is asked to stop gives its visit.  ``visit``:
+    seconds after which a peer that has the token has to have done its visit.  ``weight``: largest
+    absolute value in a token.
     """
 
     lease: float = 30.0
@@ -39,9 +41,11 @@ class Limits:
     token_bytes: int = 1 << 30
     connect: float = 5.0
     stop: float = 60.0
+    visit: float = 600.0
+    weight: float = 1e9
 
     def __post_init__(self) -> None:
-        for name in ("lease", "messages", "connect", "stop"):
+        for name in ("lease", "messages", "connect", "stop", "visit", "weight"):
             check_number(f"limits.{name}", getattr(self, name), above=0.0)
         check_count("limits.token_bytes", self.token_bytes, low=1024)
 

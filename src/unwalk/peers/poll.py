@@ -236,7 +236,7 @@ class Poll:
             self.since = monotonic()
         for one, other in state.evidence[len(before.evidence) :]:
             self.journal.write(
-                "liar", peer=one.voter, matter=self.matter.name, votes=[_words(one), _words(other)]
+                "liar", who=one.voter, matter=self.matter.name, votes=[_words(one), _words(other)]
             )
         if state.decided is not None and before.decided is None:
             self.told(self.texts[state.decided.value], state.decided)

@@ -337,8 +337,13 @@ def sighting(state: PeerState) -> Sighting:
     return Sighting(fence, lineage, reached, state.committed is not None)
 
 
-def consider(state: PeerState, answers: Mapping[int, Sighting]) -> Verdict:
+def consider(
+    state: PeerState, answers: Mapping[int, Sighting], *, overrun: bool = False
+) -> Verdict:
     """The lease ran out and everybody was asked: what now?
+
+    ``overrun``: whoever has the token has had it for longer than a visit may take.  Then it does
+    not matter what that peer says of itself: only somebody after it is further along.
 
     ``answers`` holds those who answered.  Nothing is recovered while somebody alive is further
     along, nor by fewer than a quorum, who could not commit anything.
@@ -352,9 +357,11 @@ def consider(state: PeerState, answers: Mapping[int, Sighting]) -> Verdict:
     if parcel is None:
         return Verdict("wait")
     here = (parcel.generation, parcel.place)
-    for other in answers.values():
+    for peer, other in answers.items():
         generation, place = other.reached
-        if other.reached >= here and belongs(generation, place[0], state.lineage):
+        further = other.reached >= here and belongs(generation, place[0], state.lineage)
+        late = overrun and (peer == state.kept_for or place[0] == parcel.hop)
+        if further and not late:
             return Verdict("ahead")
     next_peer = state.path[0] if state.stage == "offered" else state.kept_for
     if state.stage == "offered" and next_peer in answers:

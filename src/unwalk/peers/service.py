@@ -32,6 +32,7 @@ from unwalk.peers.lookout import CONSENT, SALT, Lookout
 from unwalk.peers.poll import Poll, end_of, pace_of
 from unwalk.peers.protocol import Parcel, PeerState
 from unwalk.peers.store import Arrival, KeptLocal, Store
+from unwalk.peers.succession import Succession
 from unwalk.peers.talk import Talk
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.tokens import open_token, token_pieces
@@ -88,6 +89,7 @@ class Service:
         self.talk, self.delivery, self.lookout = Talk(self), Delivery(self), Lookout(self)
         self.intake, self.ahead = Intake(self), Ahead(self)
         rules = self.network.rules(self.chapter.left, first=self.chapter.number)
+        self.succession = Succession(trust, work, rules, self.run_id, self.start_chain)
         self.poll = Poll(
             Clerk(bundle, trust),
             store,
@@ -350,7 +352,8 @@ class Service:
         parts, begun = list(token_pieces(visited.token)), None
         try:
             if after.stage == "offered" and parcel.hop and not visited.noisy:
-                pieces = self.ahead.leaving = MemoryPieces(parts, stamp)
+                log = self.delivery.log(parcel.chain, after.path[0])
+                pieces = self.ahead.leaving = MemoryPieces(parts, stamp, log)
                 begun = self.delivery.send(after, move, pieces)
                 await pieces.left()
                 self.store.fault("token left")
@@ -419,7 +422,7 @@ class Service:
         """The state with the next peer chosen by the route's rule, or None if nobody is left."""
         parcel = state.held
         assert parcel is not None
-        over = {*state.passed_over, *self.avoid}
+        over = {*state.passed_over, *self.avoid, *self.lookout.slow}
         found = self.work.choose(parcel.hop + 1, self.me, memory, over)
         if found is None:
             return None

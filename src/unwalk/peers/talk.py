@@ -5,32 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
-from unwalk.peers import codec
+from unwalk.peers import codec, succession
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
 from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
+from unwalk.peers.succession import MOST_RECOVERIES
 from unwalk.peers.wire import MESSAGE, FilePieces
 
 if TYPE_CHECKING:
     from unwalk.peers.service import Service
 
 BODY = {
-    "where": (),
+    "where": ("chain",),
     "release": ("generation", "place"),
-    "fence": ("fence", "lineage"),
+    "fence": ("entry",),
+    "opening": ("generation",),
     "decide": ("poll",),
     "entry": ("chain",),
 }
 AGAIN = 5.0
 """Seconds between attempts to bring the last token to a neighbour, at most."""
 SOON = 0.1
-MOST_RECOVERIES = 4096
-"""Entries of one log besides its hops."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a peer says of the token, and the same as it signed it."""
+
+    sighting: Sighting
+    record: dict[str, Any]
 
 
 class Talk:
@@ -63,29 +72,35 @@ class Talk:
             generation = codec.pair(record["generation"], "generation")
             service.put(pr.released(service.state, generation, place))
         elif kind == "fence":
-            lineage = codec.lineage_from(record["lineage"])
-            fence = codec.pair(record["fence"], "fence")
-            if lineage[-1][0] != fence or sender != fence[1]:
-                raise Refused("a generation is announced by the peer that opened it.")
-            service.put(pr.fenced(service.state, fence, lineage))
+            self.hear_opening(record["entry"])
+        elif kind == "opening":
+            generation = codec.pair(record["generation"], "generation")
+            return {"entry": service.store.opening(service.run_id, generation)}
+        elif kind == "where":
+            if service.state.committed is not None:
+                self.wake.set()  # somebody who asks after the end may lack the final token
+            chain, said = str(record["chain"])[:64], pr.sighting(service.state)
+            return succession.sign(service.bundle, service.run_id, sender, chain, said)
         elif kind == "decide":
             return {"poll": service.poll.answer(sender, record["poll"])}
         elif kind == "entry":
             return {"entry": service.store.entry(codec.digest(record["chain"], "chain"))}
-        elif service.state.committed is not None:
-            self.wake.set()  # somebody who asks after the end may lack the final token
         return {"sighting": codec.sighting_to(pr.sighting(service.state))}
 
     # Questions
 
-    async def _ask(self, peer: int, message: bytes, field: str) -> Any:
-        """The answer's ``field``, or None if there is no good answer."""
+    async def _exchange(self, peer: int, message: bytes) -> dict[str, Any]:
+        """The answer, empty if there is no good one."""
         service = self.service
         try:
             data = await service.transport.tell(peer, message, service.limits.connect)
-            return codec.parse(data, MESSAGE).get(field)
+            return codec.parse(data, MESSAGE)
         except (UnwalkError, TimeoutError, OSError):
-            return None
+            return {}
+
+    async def _ask(self, peer: int, message: bytes, field: str) -> Any:
+        """The answer's ``field``, or None if there is no good answer."""
+        return (await self._exchange(peer, message)).get(field)
 
     async def _ask_all(self, message: bytes, field: str) -> dict[int, Any]:
         service = self.service
@@ -93,15 +108,46 @@ class Talk:
         found = await asyncio.gather(*(self._ask(p, message, field) for p in others))
         return {p: a for p, a in zip(others, found, strict=True) if a is not None}
 
-    async def ask_all(self) -> dict[int, Sighting]:
-        """Where every reachable peer believes the token to be."""
-        found = {}
-        for peer, record in (await self._ask_all(self.words("where"), "sighting")).items():
+    async def ask_all(self, chain: str = "") -> dict[int, Seen]:
+        """Where every reachable peer believes the token to be, signed for who goes on there."""
+        service, message, found = self.service, self.words("where", chain=chain), dict[int, Seen]()
+        others = [p for p in range(len(service.network.peers)) if p != service.me]
+        answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
+        for peer, record in zip(others, answers, strict=True):
             try:
-                found[peer] = codec.sighting_from(record)
-            except Corrupt:
+                who, sighting = service.succession.sighted(record, service.me, chain)
+            except UnwalkError:
                 continue
+            if who == peer:
+                found[peer] = Seen(sighting, record)
         return found
+
+    def hear_opening(self, record: Any) -> None:
+        """Somebody shows how a generation was opened; refused unless it was allowed."""
+        service = self.service
+        known = service.state.lineage
+        entry, fence, lineage = service.succession.opening(record, known)
+        if fence > service.state.fence:
+            service.store.add_entries(service.run_id, [entry])
+            service.put(pr.fenced(service.state, fence, lineage))
+
+    async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
+        """Have somebody who knows of a generation show how it was opened; whether it did."""
+        service = self.service
+        record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
+        try:
+            self.hear_opening(record)
+        except UnwalkError as error:
+            service.journal.write("refused", sender=peer, reason=str(error)[:300])
+            return False
+        return fence <= service.state.fence
+
+    async def announce(self) -> None:
+        """Show all others how the generation that is known here was opened."""
+        service = self.service
+        entry = service.store.opening(service.run_id, pr.shown(service.state)[0])
+        if entry is not None:
+            await self._ask_all(self.words("fence", entry=entry), "sighting")
 
     def _later(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -119,9 +165,7 @@ class Talk:
         if before >= 0 and before != self.service.me:
             self._later(self._release(before, parcel))
         if opened:
-            lineage = codec.lineage_to(parcel.lineage)
-            message = self.words("fence", fence=list(parcel.generation), lineage=lineage)
-            self._later(self._ask_all(message, "sighting"))
+            self._later(self.announce())
 
     async def _release(self, before: int, parcel: Parcel) -> None:
         place, generation = list(parcel.place), list(parcel.generation)
@@ -136,12 +180,12 @@ class Talk:
         if sighting.over:
             await self.hear_end(peer)
         elif sighting.fence > service.state.fence:
-            service.put(pr.fenced(service.state, sighting.fence, sighting.lineage))
+            await self.hear_fence(peer, sighting.fence)
 
     async def catch_up(self) -> None:
         """After a start: what happened meanwhile?"""
-        for peer, sighting in (await self.ask_all()).items():
-            await self.learn(peer, sighting)
+        for peer, seen in (await self.ask_all()).items():
+            await self.learn(peer, seen.sighting)
 
     # The end
 
@@ -276,7 +320,7 @@ class Talk:
         service = self.service
         chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
-            entry = service.store.entry(chain) or await self._find_entry(chain, asked)
+            entry = service.store.entry(chain) or await self.find_entry(chain, asked)
             if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
                 return None
             found.append(entry)
@@ -285,7 +329,7 @@ class Talk:
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
         return found[::-1]
 
-    async def _find_entry(self, chain: str, first: int) -> Entry | None:
+    async def find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""
         service = self.service
         others = [p for p in range(len(service.network.peers)) if p != service.me]

@@ -176,8 +176,13 @@ def open_token(path: Path, peers: int) -> TokenFile:
     return TokenFile(header, tensors, mapped)
 
 
-def check_token(file: TokenFile, expected: Shapes, optional: Shapes) -> None:
-    """Refuse tensors that are missing, unknown, of another type or shape, or not finite."""
+def check_token(
+    file: TokenFile, expected: Shapes, optional: Shapes, largest: float = math.inf
+) -> None:
+    """Refuse tensors that are missing, unknown, of another type or shape, or not finite.
+
+    No value may be larger than ``largest``, either way.
+    """
     given = {k: (_NAMES[v.dtype], tuple(v.shape)) for k, v in file.tensors.items()}
     for name in expected:
         if name not in given:
@@ -189,10 +194,18 @@ def check_token(file: TokenFile, expected: Shapes, optional: Shapes) -> None:
         if found != wanted:
             raise Corrupt(f"tensor {name!r} is {found}; allowed: {wanted}.")
     for name, tensor in file.tensors.items():
-        if tensor.dtype.is_floating_point and not finite(tensor):
-            raise Corrupt(f"tensor {name!r} holds values that are not finite.")
+        if tensor.dtype.is_floating_point and tensor.numel():
+            value = largest_in(tensor)
+            if not math.isfinite(value):
+                raise Corrupt(f"tensor {name!r} holds values that are not finite.")
+            if value > largest:
+                raise Corrupt(f"tensor {name!r} holds {value:.3g}; allowed: up to {largest:g}.")
 
 
-def finite(tensor: torch.Tensor) -> bool:
-    """Whether every value is finite; a sum shows it, unless the sum itself overflows."""
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+def largest_in(tensor: torch.Tensor) -> float:
+    """The largest absolute value; not finite if any value is not.
+
+    >>> largest_in(torch.tensor([1.0, -3.0]))
+    3.0
+    """
+    return float(torch.linalg.vector_norm(tensor, math.inf))

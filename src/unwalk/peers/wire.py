@@ -60,8 +60,10 @@ class MemoryPieces:
     memory is still read from; afterwards it is not, whoever asks for more.
     """
 
-    def __init__(self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None]) -> None:
-        self.parts, self.stamp = parts, stamp
+    def __init__(
+        self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None], log: bytes = b""
+    ) -> None:
+        self.parts, self.stamp, self.log = parts, stamp, log
         self.size = sum(len(part) for part in parts)
         self.gone = asyncio.Event()
 
@@ -86,6 +88,8 @@ class MemoryPieces:
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
         yield stamp
+        if self.log:
+            yield self.log
 
     async def left(self) -> None:
         """Wait until all pieces have left, or none will; not long if the far end is slow."""
@@ -102,8 +106,8 @@ class MemoryPieces:
 class FilePieces:
     """A file in pieces of 1 MiB, then a stamp if there is one; it may be renamed meanwhile."""
 
-    def __init__(self, path: Path, stamp: bytes = b"") -> None:
-        self.stamp = stamp
+    def __init__(self, path: Path, stamp: bytes = b"", log: bytes = b"") -> None:
+        self.stamp, self.log = stamp, log
         self.fd = os.open(path, os.O_RDONLY)
         self.size = os.fstat(self.fd).st_size
 
@@ -113,8 +117,9 @@ class FilePieces:
             piece = os.pread(self.fd, CHUNK, self.size - left)
             left = left - len(piece) if piece else 0
             yield piece
-        if self.stamp:
-            yield self.stamp
+        for words in (self.stamp, self.log):
+            if words:
+                yield words
 
     def close(self) -> None:
         if self.fd >= 0:
