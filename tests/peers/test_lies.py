@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.peers.deletions import Hamlet, ask, ended, hamlet, trained_on
+from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
+from unwalk.certificates.document import read_certificate, text_of
+from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
-from unwalk.peers import codec
+from unwalk.peers import attest, codec
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol import Value
+from unwalk.peers.provision import network_of, publish, revoke
 from unwalk.peers.service import end_text
+from unwalk.peers.trust import Bundle
 from unwalk.peers.votes import Matter, Writer, decision_to, digest_of, words
 
 LIAR, VICTIM = 2, 1
@@ -287,3 +292,63 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
             check(third, None, known)
 
     lived(tmp_path, script, peers=4, train__hops=8)
+
+
+def resigned(here: Hamlet, document: dict[str, Any], by: int, **changes: Any) -> dict[str, Any]:
+    """A certificate with something changed under ``peers``, signed by a member."""
+    bundle = Bundle.read(here.folder / f"peer-{by}")
+    body = {k: v for k, v in document.items() if k not in ("signer", "signature")}
+    body["peers"] = {**document["peers"], **changes}
+    return sign(body, bundle.keys.signing, bundle.certificate_pem.decode())
+
+
+def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_path):
+    """Row 2: re-signed with other request ids, or without receipts; a revoked one neither."""
+
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(ended(here, r=0))
+
+    here = hamlet(tmp_path, script)
+    place, authority = certificate(here, 0, "chapter-1"), here.folder / "ca.pem"
+    document = read_certificate(place)
+    newest = here.folder / "network.json"
+
+    def problems(forged: dict[str, Any], network: Path | None = None) -> list[str]:
+        place.write_text(text_of(forged))
+        found = attest.verified(place, authority, network)
+        assert (found["verdict"] == "changed") == bool(found["problems"])
+        return list(found["problems"])
+
+    assert problems(document) == []
+    assert problems(document, newest) == []
+    for by in (0, LIAR):
+        name = f"peer-{by}"
+        tried: list[dict[str, Any]] = [
+            {"requests": ["another"]},
+            {"requests": ["another"], "issuer": name},
+            {"receipts": [], "pending": []},
+            {"receipts": [], "pending": [], "issuer": name, "decided": False},
+            {"issuer": "peer-1"},
+            {"peer": name, "issuer": name} if by else {"issuer": "peer-3"},
+            {"decisions": [], "issuer": name},
+            {"decisions": [], "chapter": 0, "issuer": name},
+            {"members": document["peers"]["members"][:2], "issuer": name},
+            {"pending": ["peer-1"], "issuer": name},
+        ]
+        for changes in tried:
+            assert problems(resigned(here, document, by, **changes)), (by, changes)
+    assert problems(resigned(here, document, LIAR))
+    assert problems(resigned(here, document, LIAR, issuer="peer-2"))
+    place.write_text(text_of(document))
+    without = attest.verified(place, authority)["checked"]
+    assert any("revocation not checked" in text for text in without)
+    assert any(text.startswith("issued by peer-0") for text in without)
+    later = revoke(here.folder, "peer-0", chapter=2)
+    assert later.version == 2
+    assert problems(document, newest) == [], "what it signed before chapter 2 stays good"
+    serial = next(iter(later.revoked))
+    earlier = replace(later, revoked={serial: 1}, version=3)
+    publish(here.folder, earlier, network_of(here.folder)[1])
+    assert "revoked from chapter 1 on" in problems(document, newest)[0]

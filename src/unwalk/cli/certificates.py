@@ -33,6 +33,10 @@ def verify(
         str | None,
         typer.Option(help="Fingerprint of a signer, or the file of a CA's certificate (PEM)."),
     ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(help="The newest network.json of its network, to see what was revoked."),
+    ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(metavar="RUN_DIR", help="Do the run again from data and secrets, compare."),
@@ -48,7 +52,8 @@ def verify(
         raise InvalidInput("name a certificate, or give --replay RUN_DIR.")
     try:
         with TemporaryDirectory() as folder:
-            code = _verify(_laid_out(place, Path(folder)), transcript, trust, replay, json_)
+            laid = _laid_out(place, Path(folder))
+            code = _verify(laid, transcript, trust, network, replay, json_)
     except Corrupt as error:
         _tell(json_, {"verdict": "changed", "problems": [str(error)]}, [f"changed: {error}"])
         code = 1
@@ -67,7 +72,12 @@ def _laid_out(place: Path, folder: Path) -> Path:
 
 
 def _verify(
-    place: Path, transcript: Path | None, trust: str | None, replay: Path | None, json_: bool
+    place: Path,
+    transcript: Path | None,
+    trust: str | None,
+    network: Path | None,
+    replay: Path | None,
+    json_: bool,
 ) -> int:
     from unwalk.certificates import read_certificate
     from unwalk.certificates import verify as check
@@ -76,7 +86,7 @@ def _verify(
     recorded = _transcript(place, transcript)
     verdict = check(document, recorded, trust=trust, now=datetime.now(UTC))
     if "peers" in document:
-        verdict = _with_peers(verdict, document, recorded, place, trust)
+        verdict = _with_peers(verdict, document, recorded, place, trust, network)
     differences: list[str] = []
     if replay is not None:
         differences = _replayed(replay, recorded)
@@ -90,6 +100,7 @@ def _with_peers(
     recorded: Transcript | None,
     place: Path,
     trust: str | None,
+    network: Path | None,
 ) -> Verdict:
     """Check what the certificate says of peers as well: that needs the network's CA."""
     if recorded is None or trust is None or not Path(trust).is_file():
@@ -100,7 +111,7 @@ def _with_peers(
         return replace(verdict, known=False, notes=(*verdict.notes, note))
     from unwalk.peers.attest import check
 
-    problems, notes = check(document, recorded, place, Path(trust))
+    problems, notes = check(document, recorded, place, Path(trust), network)
     return replace(
         verdict,
         problems=(*verdict.problems, *problems),

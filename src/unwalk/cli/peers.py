@@ -160,12 +160,16 @@ def revoke(
     keep_latest: Annotated[
         bool, typer.Option("--keep-latest", help="All but the newest: its keys were rotated.")
     ] = False,
+    chapter: Annotated[
+        int | None,
+        typer.Option(help="The first chapter in which nothing counts that it signed."),
+    ] = None,
 ) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
     _there()
     from unwalk.peers import provision
 
-    _told(provision.revoke(folder, name, keep_latest=keep_latest))
+    _told(provision.revoke(folder, name, keep_latest=keep_latest, chapter=chapter))
     show("give the new network.json to every peer (SIGHUP makes a running peer read it)")
 
 

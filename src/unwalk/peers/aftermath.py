@@ -215,6 +215,7 @@ class Aftermath:
                 spec.requests,
                 0 if spec.method == "restart" else spec.position,
                 known,
+                tuple(chapters.council.known[:number]),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others

@@ -22,15 +22,17 @@ from typing import Any
 from unwalk.certificates import certificate_of, verify
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
-from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.transcript import Transcript, canonical
+from unwalk.peers import minutes
+from unwalk.peers.agenda import run_of
 from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import as_walked
 from unwalk.peers.history import check_visit
-from unwalk.peers.identity import now
+from unwalk.peers.identity import now, raw_key
 from unwalk.peers.identity import read_certificate as read_pem
-from unwalk.peers.network import Member, Network
-from unwalk.peers.trust import Bundle, Trust
+from unwalk.peers.network import Network, read_document
+from unwalk.peers.trust import Bundle, Trust, network_from, read_network
 from unwalk.runs.store import write_file
 
 FOLDER = "certificates"
@@ -43,13 +45,19 @@ RULE = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What a certificate says of peers; ``receipts`` by name, of those who have erased."""
+    """What a certificate says of peers; ``receipts`` by name, of those who have erased.
+
+    ``decisions`` are all chapters up to this one, with the votes that decided them.  Requests that
+    needed no walk were not ``decided``: they are those of the peer that issues the certificate.
+    """
 
     chapter: int
     run: str
     requests: tuple[str, ...]
     erased_after: int
     receipts: Mapping[str, dict[str, Any]]
+    decisions: Sequence[tuple[str, dict[str, Any]]] = ()
+    decided: bool = True
     silent: bool = False
 
     def pending(self, network: Network) -> list[str]:
@@ -139,8 +147,12 @@ def issue(
     ]
     known = [(c["epsilon"], c["delta"]) for c in (*others, claim) if c is not None]
     epsilon, delta = compose(known)
+    content, signature = read_document(bundle.folder / "network.json")
     document["peers"] = {
         "network": network.name,
+        "network_file": {"network": content, "signature": signature},
+        "decisions": [list(decision) for decision in facts.decisions],
+        "decided": facts.decided,
         "members": [p.name for p in network.peers],
         "peer": network.peers[document["public"]["unlearner"]].name,
         "issuer": bundle.name,
@@ -191,17 +203,24 @@ def read_visits(path: Path) -> list[dict[str, Any]]:
 
 
 def check(
-    document: Mapping[str, Any], transcript: Transcript, place: Path, authority: Path
+    document: Mapping[str, Any],
+    transcript: Transcript,
+    place: Path,
+    authority: Path,
+    network: Path | None = None,
 ) -> tuple[list[str], list[str]]:
     """Problems and notes about what a certificate says of peers.
 
-    ``place`` is its file, ``authority`` the file of the network's CA.
+    ``place`` is its file, ``authority`` the file of the network's CA.  ``network`` is the newest
+    file of the network: only with it can be seen what was revoked since.
     """
     try:
         said = document["peers"]
-        names = said["members"]
-        members = tuple(Member(n, f"localhost:{k}") for k, n in enumerate(names, 1))
-        trust = Trust(read_pem(authority), Network(said["network"], members, {}))
+        trust = _trust(said, authority, network)
+        names = [p.name for p in trust.network.peers]
+        if (said["members"], said["network"]) != (names, trust.network.name):
+            return ["members are not those of the network's file"], []
+        _check_issuer(document, said, trust)
         path = place.with_name(VISITS)
         if not path.is_file():
             return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
@@ -212,11 +231,19 @@ def check(
         signers = _check_receipts(said, trust)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return ["peers.peer is not the peer that forgets"], []
+        _check_decided(said, trust, names)
     except UnwalkError as error:
         return [str(error).rstrip(".")], []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         return [f"peers lacks or mistypes {error}"], []
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
+    notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
+    if said["decisions"]:
+        notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
+    if network is None:
+        notes.append("revocation not checked: that needs --network with the network's newest file")
+    else:
+        notes.append(f"revocation checked with version {trust.network.version} of the network")
     if signers:
         notes.append(f"erasure is signed by {', '.join(signers)}")
     gone = sorted(r["peer"] for r in said["receipts"] if r["run"] == LEFT)
@@ -225,6 +252,48 @@ def check(
     if said["pending"]:
         notes.append(f"still pending: {', '.join(said['pending'])}")
     return [], notes
+
+
+def _trust(said: Mapping[str, Any], authority: Path, newest: Path | None) -> Trust:
+    """The network that a certificate was issued in, as its CA signed it."""
+    shown, ca = said["network_file"], read_pem(authority)
+    network = network_from(shown["network"], shown["signature"], ca, "peers.network_file")
+    if newest is not None:
+        given = read_network(newest, ca)
+        if given.run_id != network.run_id:
+            raise Refused(f"the certificate is not from the run that {newest} is of.")
+        network = given
+    return Trust(ca, network)
+
+
+def _check_issuer(document: Mapping[str, Any], said: Mapping[str, Any], trust: Trust) -> None:
+    """The peer that the certificate names as its issuer has to have signed it, with its own key."""
+    signer = document["signer"]
+    identity = trust.identity(str(signer["chain"]), past=True, chapter=said["chapter"])
+    if identity.peer != said["issuer"]:
+        raise Refused(f"the certificate says that {said['issuer']} issued it, not {identity.peer}.")
+    if raw_key(identity.signing).hex() != signer["public_key"]:
+        raise Refused(f"the key that signed is not that of {identity.peer}.")
+
+
+def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) -> None:
+    """What was decided has to be what is certified: for whom, by whom, and which requests."""
+    run = trust.network.run_id
+    specs = minutes.read_all(trust, run, said["decisions"])
+    if len(specs) != said["chapter"]:
+        raise Refused(f"{len(specs)} chapters are shown as decided, not {said['chapter']}.")
+    if specs:
+        run = run_of(run, specs[-1])
+    if said["run"] != run:
+        raise Refused("the certificate is about another walk than the chapter that is shown.")
+    if said["decided"] is not True:
+        if said["issuer"] != said["peer"]:
+            raise Refused("only the peer itself can say that its records were never used.")
+        return
+    spec = specs[-1]
+    stated = (said["requests"], said["peer"], said["issuer"])
+    if stated != (list(spec.requests), names[spec.peer], names[spec.holder]):
+        raise Refused("requests, peer or issuer are not those that the peers decided on.")
 
 
 def _check_visits(visits: list[dict[str, Any]], transcript: Transcript, trust: Trust) -> None:
@@ -246,14 +315,15 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
         else:
             receipt.check(trust, run=said["run"], chapter=said["chapter"])
         names.add(receipt.peer)
-    if names & set(said["pending"]) or (
-        names and names | set(said["pending"]) != set(said["members"])
-    ):
+    pending = list(said["pending"])
+    everybody = sorted([*names, *pending]) == sorted(said["members"])
+    nobody = not names and not pending and said["decided"] is not True and said["chapter"] == 0
+    if not everybody and not nobody:
         raise Corrupt("receipts and pending peers are not all peers, each once.")
     return sorted(names)
 
 
-def verified(place: Path, authority: Path) -> dict[str, Any]:
+def verified(place: Path, authority: Path, network: Path | None = None) -> dict[str, Any]:
     """What ``unwalk verify --json`` says of the certificate in a file, with its CA trusted."""
     document = read_certificate(place)
     path = place.with_name(TRANSCRIPT)
@@ -261,7 +331,7 @@ def verified(place: Path, authority: Path) -> dict[str, Any]:
     verdict = verify(document, transcript, trust=str(authority), now=now())
     problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
-        found, said = check(document, transcript, place, authority)
+        found, said = check(document, transcript, place, authority, network)
         problems, notes = problems + found, notes + said
     return {
         "verdict": "changed" if problems else verdict.headline,

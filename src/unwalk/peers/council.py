@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +13,14 @@ from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
 from unwalk.peers.erasure import receipt_of
 from unwalk.peers.gate import HEAD, PROTOCOL, Rate
-from unwalk.peers.network import Network
+from unwalk.peers.minutes import Said, matter_of, read_chapter, read_decision, words_of
 from unwalk.peers.poll import TICK, Poll, pace_of
-from unwalk.peers.trust import Trust
-from unwalk.peers.votes import Clerk, Matter, decision_from, decision_to, digest_of
+from unwalk.peers.votes import Clerk, decision_from, decision_to
 from unwalk.peers.wire import MESSAGE
 
 if TYPE_CHECKING:
     from unwalk.peers.chapters import Chapters
 
-PREFIX = b"unwalk-chapter-1:"
 BODY = {
     "agenda-decide": ("number", "poll"),
     "agenda-decided": ("number", "value", "decision"),
@@ -41,41 +37,6 @@ PAGE = 40
 MARK = b'"kind":"agenda-'
 FRESH = 0.25
 """Seconds for which what this peer thinks of a chapter is not looked at again."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """A chapter as it was proposed: the signed text, and what it says."""
-
-    text: str
-    spec: Spec
-
-
-def matter_of(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
-    """Which chapter is ``number``: who decides that was said by the chapter before."""
-    left = decided[number - 2].left if number > 1 else ()
-    return Matter(f"chapter {number}", number, network.rules(left, first=number))
-
-
-def words_of(run: str, spec: Spec) -> bytes:
-    """What a chapter's signature is on."""
-    return PREFIX + canonical({"network": run, "spec": spec.to_json()}).encode()
-
-
-def read_chapter(trust: Trust, run: str, number: int, text: Any) -> Said:
-    """A chapter in its signed text; refused unless whom it names signed it."""
-    if not isinstance(text, str) or not text.isascii():
-        raise Corrupt("a chapter is no plain text.")
-    record = codec.parse(text.encode(), MESSAGE)
-    found = codec.fields_of(record, "a chapter", "spec", "signature", "certificate")
-    spec = Spec.from_json(found["spec"], len(trust.network.peers))
-    if spec.number != number or canonical(record) != text:
-        raise Corrupt(f"a text is not chapter {number} in its one form.")
-    pem, signature = str(found["certificate"]), str(found["signature"])
-    signer = trust.network.index(trust.check(pem, signature, words_of(run, spec), past=True))
-    if signer != spec.holder:
-        raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
-    return Said(text, spec)
 
 
 class Council:
@@ -161,18 +122,16 @@ class Council:
         if not 1 <= number <= len(self.known) + 1:
             raise Refused(f"{len(self.known)} chapters are known here; {number} is not the next.")
         chapters = self.chapters
-        matter = matter_of(chapters.network, number, self.specs)
         known = self.known[number - 1] if number <= len(self.known) else None
         if known is not None and known[0] == text:
             return
-        said = self.read(number, text)
-        decision = decision_from(record, chapters.trust, self.run_id, matter)
-        if decision.value != digest_of(said.text):
-            raise Refused(f"those votes on chapter {number} are for another one.")
+        trust = chapters.trust
+        said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
         if known is None:
             self._keep(number, said.text, decision)
             return
-        mine = decision_from(known[1], chapters.trust, self.run_id, matter)
+        matter = matter_of(chapters.network, number, self.specs)
+        mine = decision_from(known[1], trust, self.run_id, matter)
         self.forked(number, sorted(de.blame(mine, decision)))
 
     def forked(self, number: int, liars: list[int]) -> None:

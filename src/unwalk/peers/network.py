@@ -72,7 +72,9 @@ class Network:
     """Everything that all peers agree on.
 
     ``lies`` is how many of them may lie without any harm to what is decided: where nothing is
-    said, fewer than a third of those who count.
+    said, fewer than a third of those who count.  ``revoked`` maps serial numbers of certificates
+    to the first chapter in which nothing counts that was signed with them; None: what was signed
+    stays good, and only connections are refused.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Network:
     noise: str = "secret"
     run: int = 1
     version: int = 1
-    revoked: tuple[str, ...] = ()
+    revoked: Mapping[str, int | None] = field(default_factory=dict)
     lies: int | None = None
 
     def __post_init__(self) -> None:
@@ -143,7 +145,7 @@ class Network:
             "peers": [asdict(p) for p in self.peers],
             "limits": asdict(self.limits),
             "settings": dict(self.settings),
-            "revoked": list(self.revoked),
+            "revoked": [{"serial": s, "chapter": c} for s, c in sorted(self.revoked.items())],
         }
 
     @staticmethod
@@ -164,7 +166,7 @@ class Network:
                 noise=record["noise"],
                 run=record["run"],
                 version=record["version"],
-                revoked=tuple(str(s) for s in record["revoked"]),
+                revoked={str(item["serial"]): item["chapter"] for item in record["revoked"]},
                 lies=record.get("lies"),
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -172,10 +174,15 @@ class Network:
                 f"{where} is no network file: it lacks or mistypes {error}."
             ) from error
 
-    def without(self, serials: tuple[str, ...]) -> Network:
-        """The next version, in which certificates with these serial numbers are revoked."""
-        gone = tuple(sorted({*self.revoked, *serials}))
-        return replace(self, revoked=gone, version=self.version + 1)
+    def without(self, serials: tuple[str, ...], chapter: int | None = None) -> Network:
+        """The next version, in which certificates with these serial numbers are revoked.
+
+        ``chapter`` is the first in which nothing counts that was signed with them.
+        """
+        if chapter is not None:
+            check_count("chapter", chapter)
+        gone = {serial: chapter for serial in serials if self.revoked.get(serial) is None}
+        return replace(self, revoked={**self.revoked, **gone}, version=self.version + 1)
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], str]:

@@ -131,8 +131,13 @@ def _peer_of(path: Path) -> str:
     return common_name(read_certificate(path).subject)
 
 
-def revoke(folder: Path, peer: str, *, keep_latest: bool = False) -> Network:
-    """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one)."""
+def revoke(
+    folder: Path, peer: str, *, keep_latest: bool = False, chapter: int | None = None
+) -> Network:
+    """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one).
+
+    From ``chapter`` on nothing counts that was signed with them.
+    """
     network, authority = network_of(folder)
     network.index(peer)
     issued = sorted(
@@ -144,7 +149,7 @@ def revoke(folder: Path, peer: str, *, keep_latest: bool = False) -> Network:
         other = " but its newest" if keep_latest else ""
         raise InvalidInput(f"{peer} has no certificate{other} from {folder}.")
     serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
-    return publish(folder, network.without(serials), authority)
+    return publish(folder, network.without(serials, chapter), authority)
 
 
 def rotate(folder: Path, peer: str, days: float = PEER_DAYS) -> Path:

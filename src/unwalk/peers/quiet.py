@@ -73,7 +73,10 @@ class Quiet:
         header = chapters.book.quiet(spec, run, chapters.specs).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.aftermath.receipts(last) if last else {}
-        facts = attest.Facts(last, run, batch.ids, len(places), known, silent=not last)
+        decisions = tuple(chapters.council.known[:last])
+        facts = attest.Facts(
+            last, run, batch.ids, len(places), known, decisions, decided=False, silent=not last
+        )
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
         attest.issue(chapters.bundle, name, walked(header, places, visits), signed, facts, issued)
@@ -96,6 +99,8 @@ class Quiet:
                 tuple(said["requests"]),
                 said["erased_after_hop"],
                 known,
+                tuple((text, decision) for text, decision in said["decisions"]),
+                decided=False,
             )
             said = attest.issue(
                 chapters.bundle,

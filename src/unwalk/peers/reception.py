@@ -219,8 +219,9 @@ class Reception:
         """What ``unwalk verify --json`` says of it, with the network's CA trusted."""
         if self.certificate(name) is None:
             return None
-        place, authority = self._folder / name / FILE, self.chapters.bundle.folder / "ca.pem"
+        place, bundle = self._folder / name / FILE, self.chapters.bundle.folder
+        files = (bundle / "ca.pem", bundle / "network.json")
         try:
-            return await asyncio.to_thread(attest.verified, place, authority)
+            return await asyncio.to_thread(attest.verified, place, *files)
         except UnwalkError as error:
             return {"verdict": "changed", "problems": [str(error)]}

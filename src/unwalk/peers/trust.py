@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -50,10 +51,11 @@ class Trust:
     network: Network
     _known: dict[str, tuple[x509.Certificate, Identity]] = field(default_factory=dict)
 
-    def identity(self, pem: str, *, past: bool = False) -> Identity:
+    def identity(self, pem: str, *, past: bool = False, chapter: int | None = None) -> Identity:
         """Whose certificate this is; :class:`Refused` unless it is good now.
 
-        With ``past`` one that was good once will do, for what was signed in the past.
+        With ``past`` one that was good once will do, for what was signed in the past: in a
+        ``chapter`` before the first that its revocation covers.
         """
         if pem not in self._known:
             if len(self._known) >= KNOWN:
@@ -67,8 +69,14 @@ class Trust:
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC."
             )
-        if identity.serial in self.network.revoked and not past:
-            raise Refused(f"the certificate of {identity.peer} was revoked.")
+        if identity.serial in self.network.revoked:
+            first = self.network.revoked[identity.serial]
+            if not past:
+                raise Refused(f"the certificate of {identity.peer} was revoked.")
+            if first is not None and chapter is not None and chapter >= first:
+                raise Refused(
+                    f"the certificate of {identity.peer} was revoked from chapter {first} on."
+                )
         return identity
 
     def _examine(self, pem: str) -> tuple[x509.Certificate, Identity]:
@@ -92,9 +100,17 @@ class Trust:
             raise Refused(f"the certificate of {peer} holds no signing key.") from error
         return certificate, Identity(peer, f"{certificate.serial_number:x}", signing)
 
-    def check(self, pem: str, signature: str, data: bytes, *, past: bool = False) -> str:
+    def check(
+        self,
+        pem: str,
+        signature: str,
+        data: bytes,
+        *,
+        past: bool = False,
+        chapter: int | None = None,
+    ) -> str:
         """The name of the peer that signed ``data``."""
-        identity = self.identity(pem, past=past)
+        identity = self.identity(pem, past=past, chapter=chapter)
         try:
             identity.signing.verify(bytes.fromhex(signature), data)
         except (InvalidSignature, ValueError) as error:
@@ -115,16 +131,26 @@ class Trust:
 def read_network(path: Path, authority: x509.Certificate) -> Network:
     """A network file; refused unless the network's CA signed it."""
     content, signature = read_document(path)
+    try:
+        return network_from(content, signature, authority, str(path))
+    except Refused as error:
+        raise InvalidInput(
+            f"{path} is not signed by the CA in {path.with_name('ca.pem')}; "
+            "ask whoever runs the network for the right files."
+        ) from error
+
+
+def network_from(
+    content: dict[str, Any], signature: str, authority: x509.Certificate, where: str
+) -> Network:
+    """The network in a document that its CA signed."""
     key = authority.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
     try:
         key.verify(bytes.fromhex(signature), canonical(content).encode(), ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError, TypeError) as error:
-        raise InvalidInput(
-            f"{path} is not signed by the CA in {path.with_name('ca.pem')}; "
-            "ask whoever runs the network for the right files."
-        ) from error
-    return Network.from_json(content, str(path))
+        raise Refused(f"{where} is not signed by the network's CA.") from error
+    return Network.from_json(content, where)
 
 
 @dataclass(frozen=True, eq=False)

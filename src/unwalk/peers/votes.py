@@ -168,6 +168,7 @@ class Checker:
         """Refuse a vote that its voter did not sign with a certificate good for the chapter."""
         data = words(self.network, matter, vote)
         seen = (vote.certificate, vote.signature, data)
+        self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
         if seen not in self.known:
             name = self.trust.check(vote.certificate, vote.signature, data, past=True)
             if self.trust.network.index(name) != vote.voter:
