@@ -18,9 +18,9 @@ from unwalk.peers import attest, codec
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
+from unwalk.peers.ends import end_text
 from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
-from unwalk.peers.service import end_text
 from unwalk.peers.trust import Bundle
 from unwalk.peers.votes import Matter, Writer, decision_to, digest_of, words
 

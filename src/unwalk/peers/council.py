@@ -14,7 +14,7 @@ from unwalk.peers.agenda import Spec
 from unwalk.peers.erasure import receipt_of
 from unwalk.peers.gate import HEAD, PROTOCOL, Rate
 from unwalk.peers.minutes import Said, matter_of, read_chapter, read_decision, words_of
-from unwalk.peers.poll import TICK, Poll, pace_of
+from unwalk.peers.poll import Poll, pace_of
 from unwalk.peers.votes import Clerk, decision_from, decision_to
 from unwalk.peers.wire import MESSAGE
 
@@ -54,7 +54,10 @@ class Council:
         self.catching = False
         self.fork: str | None = None
         self.wish: str | None = None
+        self.moved = asyncio.Event()
         self.poll = self._open()
+        while (decided := self.poll.decided) is not None:  # written down, and then this peer died
+            self._decided(self.poll.texts[decided.value], decided)
 
     def decided(self) -> list[Spec]:
         """The chapters that are known to be decided, in order, without a gap."""
@@ -113,6 +116,8 @@ class Council:
         self.wish = None
         self.judged.clear()
         self.poll = self._open()
+        self.moved.set()
+        self.moved = asyncio.Event()
         chapters.store.fault("chapter decided")
         chapters.journal.write("chapter decided", chapter=number, to=said.spec.peer)
         chapters.wake.set()
@@ -151,12 +156,11 @@ class Council:
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
-                poll = self.poll
+                poll, moved = self.poll, self.moved
                 task = asyncio.create_task(poll.run())
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                while self.poll is poll:
-                    await asyncio.sleep(TICK)
+                await moved.wait()
                 if poll.decided is None:  # it was heard of elsewhere
                     task.cancel()
         finally:

@@ -17,6 +17,7 @@ from unwalk.peers.agenda import Spec, line
 from unwalk.peers.forgetting import started
 from unwalk.peers.hoplog import BARE, Entry, bare_text, bare_visit
 from unwalk.peers.poll import end_of, forget_texts
+from unwalk.peers.protocol import Generation
 from unwalk.peers.store import Arrival, Store
 from unwalk.peers.trust import Trust
 
@@ -91,6 +92,16 @@ def check_visit(trust: Trust, visit: Any, run: str, number: int) -> Hop:
     if trust.network.index(signer) != hop.receiver:
         raise Refused(f"visit {number} was signed by {signer}, which did not do it.")
     return hop
+
+
+def opening(store: Store, run: str, generation: Generation) -> Entry | None:
+    """The recovery with which a generation of a walk was opened, if it is known here."""
+    query = "SELECT entry FROM entries WHERE run = ? AND number = ? AND opener = ? ORDER BY hop"
+    for (text,) in store.db.execute(query, (run, *generation)):
+        entry: Entry = json.loads(text)
+        if entry["body"]["kind"] == "recovery":
+            return entry
+    return None
 
 
 def forget_runs(store: Store, runs: Sequence[str]) -> None:

@@ -134,9 +134,9 @@ class Lookout:
         """Propose that a chapter is void which nobody who is there can begin."""
         service, chapter = self.service, self.service.chapter
         if self.idle == 0.0 or not pr.outside(service.state):
-            service.void_end = None
+            service.ends.void = None
             return
-        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.void_end is not None:
+        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.ends.void is not None:
             return
         if monotonic() < self.again:
             return
@@ -148,7 +148,7 @@ class Lookout:
             return
         service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))
         salt = secrets.token_hex(SALT)
-        service.void_end = pr.Value((0, 0), service.start_chain, chapter.model, salt)
+        service.ends.void = pr.Value((0, 0), service.start_chain, chapter.model, salt)
 
     def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
         service, before = self.service, self.service.state

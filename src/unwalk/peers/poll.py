@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS polls (
 """
 AGAIN = 1.0
 """Seconds after which a peer shows what it knows once more."""
-TICK = 0.02
+TICK, IDLE = 0.02, 0.1
+"""Seconds between looks at what can be done, while there is something to decide or nothing."""
 SLOWER = 1.25
 LONGEST = 10.0
 """Seconds that a step waits at most; each round waits a little longer than the one before."""
@@ -271,7 +272,7 @@ class Poll:
         try:
             while self.state.decided is None:
                 self.step()
-                await asyncio.sleep(TICK)
+                await asyncio.sleep(TICK if self.active else IDLE)
             await asyncio.wait(showing, timeout=LONGEST) if showing else None
         finally:
             for task in showing:

@@ -8,7 +8,6 @@ awaited between deciding and writing: so they are atomic.  Visits and file write
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,20 +15,18 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
 from unwalk.core.plan import Local
-from unwalk.core.transcript import canonical
-from unwalk.peers import codec, decisions
+from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.ahead import Ahead
 from unwalk.peers.chapter import NO_TOKEN, Chapter
 from unwalk.peers.delivery import PAUSE, Delivery
+from unwalk.peers.ends import Ends
 from unwalk.peers.gate import Gate
 from unwalk.peers.history import keep_visits
 from unwalk.peers.hoplog import Entry, chain_start, hop_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to
-from unwalk.peers.lookout import CONSENT, SALT, Lookout
-from unwalk.peers.poll import Poll, end_of, pace_of
+from unwalk.peers.lookout import SALT, Lookout
 from unwalk.peers.protocol import Parcel, PeerState
 from unwalk.peers.store import Arrival, KeptLocal, Store
 from unwalk.peers.succession import Succession
@@ -37,7 +34,6 @@ from unwalk.peers.talk import Talk
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.tokens import open_token, token_pieces
 from unwalk.peers.trust import Bundle, Trust
-from unwalk.peers.votes import Clerk, Matter
 from unwalk.peers.wire import MemoryPieces, Transport
 from unwalk.peers.work import Visited, Work
 from unwalk.walks import NOBODY
@@ -82,25 +78,14 @@ class Service:
         self.visits = ThreadPoolExecutor(1, "visit")
         self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
         self.arrivals = store.arrivals(self.run_id)
-        self.void_end: pr.Value | None = None
         self.state, self.open_move = self._first_state()
         if self.state.committed is not None:
             self.over.set()
         self.talk, self.delivery, self.lookout = Talk(self), Delivery(self), Lookout(self)
         self.intake, self.ahead = Intake(self), Ahead(self)
-        rules = self.network.rules(self.chapter.left, first=self.chapter.number)
-        self.succession = Succession(trust, work, rules, self.run_id, self.start_chain)
-        self.poll = Poll(
-            Clerk(bundle, trust),
-            store,
-            journal,
-            Matter(end_of(self.run_id), self.chapter.number, rules),
-            judge=self._stands_for,
-            offer=self._offers,
-            told=self._decided,
-            tell=self.talk.show,
-            pace=pace_of(self.limits),
-        )
+        self.ends = Ends(self)
+        self.poll = self.ends.poll
+        self.succession = Succession(trust, work, self.poll.rules, self.run_id, self.start_chain)
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
         found = self.store.load(self.run_id)
@@ -130,51 +115,6 @@ class Service:
         """Whether this walk was given up: it ended without a visit."""
         committed = self.state.committed
         return committed is not None and committed.chain == self.start_chain
-
-    # How the walk ends
-
-    def _offers(self) -> str | None:
-        """The end that this peer would have decided: the last token, if it is here, or none."""
-        if self.state.committed is not None:
-            return None
-        fence = pr.shown(self.state)[0]
-        ends = [e for e in self.state.ends if e.generation >= fence]
-        value = max(ends, key=lambda e: e.generation, default=self.void_end)
-        return None if value is None else end_text(value)
-
-    def _stands_for(self, text: str, polled: bool) -> bool:
-        """Whether this peer votes for an end: it has the whole log and the bytes.
-
-        ``polled``: a quorum has voted for it before, so that it may be decided already; then it
-        does not matter whether a later generation is under way.
-        """
-        value = end_from(text)
-        if value is None or self.state.committed is not None:
-            return False
-        if value.chain == self.start_chain:
-            same = self.chapter.model != "" and value.token == self.chapter.model
-            alone = pr.outside(self.state) and self.lookout.idle >= CONSENT
-            return self.chapter.spec is not None and same and (polled or alone)
-        return value in self.state.ends and (polled or value.generation >= pr.shown(self.state)[0])
-
-    def wanted_end(self) -> pr.Value | None:
-        """The end that may have been decided, as far as is known here."""
-        wanted = decisions.to_propose(self.poll.state)
-        return end_from(self.poll.texts.get(wanted, ""))
-
-    def _decided(self, text: str, decision: decisions.Decision) -> None:
-        value = end_from(text)
-        if value is None:
-            raise Corrupt("what was decided is no end of a walk.")
-        self.put(pr.commit(self.state, value))
-
-    async def _take_part(self) -> None:
-        """Vote on the end; a fork ends this peer."""
-        if self.poll.decided is not None and self.state.committed is None and self.poll.texts:
-            self._decided(self.poll.texts[self.poll.decided.value], self.poll.decided)
-        await self.poll.run()
-        await self.poll.forked.wait()
-        raise InvalidInput(str(self.poll.fork))
 
     def to_keep(self, state: PeerState) -> Arrival | None:
         """The token that has just come to stay, if it is the first one of its lineage."""
@@ -265,7 +205,7 @@ class Service:
             for c in (
                 self._drive(),
                 self.lookout.watch(),
-                self._take_part(),
+                self.ends.take_part(),
                 self.talk.spread(),
                 self.talk.catch_up(),
             )
@@ -442,20 +382,6 @@ class Service:
             self.put(pr.waited(self.state))
             return
         self.put(found[0], move=found[1])
-
-
-def end_text(value: pr.Value) -> str:
-    """An end as it is voted on."""
-    return canonical(codec.value_to(value) or {})
-
-
-def end_from(text: str) -> pr.Value | None:
-    """The end in a text; None if it is none, or not in its one form."""
-    try:
-        value = codec.value_from(json.loads(text))
-    except (UnwalkError, ValueError, RecursionError):
-        return None
-    return value if end_text(value) == text else None
 
 
 async def in_full(work: asyncio.Future[Any]) -> None:

@@ -339,15 +339,6 @@ class Store:
         found: Entry | None = None if row is None else json.loads(row[0])
         return found
 
-    def opening(self, run: str, generation: Generation) -> Entry | None:
-        """The recovery with which a generation was opened, if it is known here."""
-        query = "SELECT entry FROM entries WHERE run = ? AND number = ? AND opener = ? ORDER BY hop"
-        for (text,) in self.db.execute(query, (run, *generation)):
-            entry: Entry = json.loads(text)
-            if entry["body"]["kind"] == "recovery":
-                return entry
-        return None
-
     def entries(self, run: str) -> list[Entry]:
         """All entries known here, in order of generation and hop."""
         rows = self.db.execute(

@@ -12,6 +12,7 @@ from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers import codec, succession
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
+from unwalk.peers.history import opening
 from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
@@ -75,7 +76,7 @@ class Talk:
             self.hear_opening(record["entry"])
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
-            return {"entry": service.store.opening(service.run_id, generation)}
+            return {"entry": opening(service.store, service.run_id, generation)}
         elif kind == "where":
             if service.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
@@ -145,7 +146,7 @@ class Talk:
     async def announce(self) -> None:
         """Show all others how the generation that is known here was opened."""
         service = self.service
-        entry = service.store.opening(service.run_id, pr.shown(service.state)[0])
+        entry = opening(service.store, service.run_id, pr.shown(service.state)[0])
         if entry is not None:
             await self._ask_all(self.words("fence", entry=entry), "sighting")
 
@@ -235,7 +236,7 @@ class Talk:
             incoming.keep(digest)
             if service.state.committed is None:
                 service.store.add_entries(service.run_id, entries)
-                service.put(pr.hold(service.state, value, service.wanted_end()))
+                service.put(pr.hold(service.state, value, service.ends.wanted()))
             service.journal.write("final")
             service.changed.set()
             service.notify()
