@@ -21,14 +21,14 @@ Proof = Callable[[Transcript, list[Hop], float], Claim]
 def _events(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """Any method without an accountant of its own: whatever its events allow."""
     if not hops:
-        raise Refused(_unbounded(transcript))
+        raise Refused(_unbounded(transcript), "un-noised")
     return sealed_claim(transcript, hops[0].phase, delta)
 
 
 def _phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
     def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
         if not hops:
-            raise Refused("the phase that forgets has no hop.")
+            raise Refused("the phase that forgets has no hop.", "no-start")
         return accountant(transcript, hops[0].phase, delta)
 
     return proof
@@ -97,13 +97,14 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
     except Refused as refusal:
-        return [*found, refused(str(refusal))]
+        return [*found, refused(str(refusal), refusal.code)]
     return [*found, _plain(claim, header)]
 
 
-def refused(reason: str) -> dict[str, Any]:
-    """A claim that is not made, with the reason."""
+def refused(reason: str, code: str) -> dict[str, Any]:
+    """A claim that is not made, with the reason and its code."""
     return {
+        "code": code,
         "grade": "refused",
         "epsilon": None,
         "delta": None,
@@ -118,15 +119,16 @@ def _plain(claim: Claim, header: dict[str, Any]) -> dict[str, Any]:
     if claim.grade == "certified" and header["noise"] == "simulation":
         reason += "; a rehearsal, whose noise came from a known seed and protects nobody"
     assumptions = [*claim.assumptions, SCALINGS[header["normalisation"]]]
-    return {**claim.to_json(), "assumptions": assumptions, "reason": reason}
+    return {"code": None, **claim.to_json(), "assumptions": assumptions, "reason": reason}
 
 
 def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
     """A formula's number for the run, made anew from what was announced and what happened."""
     problem = formula_problem(transcript, hops, announced)
     if problem:
-        return refused(f"a formula's number was announced, but {problem}.")
+        return refused(f"a formula's number was announced, but {problem}.", "formula")
     return {
+        "code": None,
         "grade": "nominal",
         "epsilon": announced["epsilon"],
         "delta": announced["delta"],

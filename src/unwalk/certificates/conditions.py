@@ -44,24 +44,28 @@ def check_announced(transcript: Transcript) -> None:
     for entry in transcript.header["phases"]:
         if not isinstance(entry.get("hops"), int):
             raise Refused(
-                f"the header does not announce how many hops phase {entry['name']!r} has."
+                f"the header does not announce how many hops phase {entry['name']!r} has.",
+                "not-announced",
             )
         announced += [(entry["name"], number) for number in range(1, entry["hops"] + 1)]
     for number, hop in enumerate(transcript.hops, 1):
         if hop.hop != number or (hop.path and hop.path[-1] != hop.receiver):
             raise Refused(
                 f"line {number} of the walk is hop {hop.hop} to peer {hop.receiver} along "
-                f"{list(hop.path)}: hops have to be numbered as they came, and end where they lead."
+                f"{list(hop.path)}: hops are numbered as they came, and end where they lead.",
+                "not-announced",
             )
         if number > len(announced) or (hop.phase, hop.phase_hop) != announced[number - 1]:
             raise Refused(
                 f"hop {number} is number {hop.phase_hop} of phase {hop.phase!r}, which was not "
-                "announced so."
+                "announced so.",
+                "not-announced",
             )
     if len(transcript.hops) != len(announced):
         raise Refused(
             f"{len(announced)} hops were announced and {len(transcript.hops)} walked: when to stop "
-            "may have been decided by looking at the model."
+            "may have been decided by looking at the model.",
+            "not-announced",
         )
 
 
@@ -72,7 +76,8 @@ def check_noise(transcript: Transcript) -> None:
         if any(part in plain for part in _TELLING):
             raise Refused(
                 f"the transcript's header holds {name!r}: whoever knows the noise's seed can "
-                "subtract the noise."
+                "subtract the noise.",
+                "noise-known",
             )
     said = transcript.header.get("noise")
     for hop, event in transcript.events():
@@ -80,9 +85,19 @@ def check_noise(transcript: Transcript) -> None:
         if origin is None:
             continue
         if origin not in ORIGINS:
-            refuse(hop, event, f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}")
+            refuse(
+                "noise-origin",
+                hop,
+                event,
+                f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}",
+            )
         if origin != said:
-            refuse(hop, event, f"its noise is {origin}, but the header announced {said!r}")
+            refuse(
+                "noise-origin",
+                hop,
+                event,
+                f"its noise is {origin}, but the header announced {said!r}",
+            )
 
 
 def _keys(value: Any) -> Iterator[str]:
@@ -113,14 +128,16 @@ def check_single_draw(transcript: Transcript) -> None:
     if attempt != 1:
         raise Refused(
             f"the header records attempt {attempt!r}: the noise was redrawn, and a draw that is "
-            "chosen after a look is not the noise that was accounted for."
+            "chosen after a look is not the noise that was accounted for.",
+            "redrawn",
         )
     release = transcript.header.get("release")
     if release is not None and release.get("earlier") != 0:
         raise Refused(
             f"the peer's register shows {release.get('earlier')!r} earlier noisy releases for "
             "records of this request: the noise was redrawn, and a draw that is chosen after a "
-            "look is not the noise that was accounted for; a restart is exact at any time."
+            "look is not the noise that was accounted for; a restart is exact at any time.",
+            "redrawn",
         )
 
 
@@ -131,7 +148,8 @@ def check_scaling(transcript: Transcript) -> None:
         raise Refused(
             f"the header records normalisation {scaling!r}: statistics that may contain D_f "
             "release it; published constants are needed (and, for a data file, the names of its "
-            "classes), or statistics recomputed without D_f and replayed."
+            "classes), or statistics recomputed without D_f and replayed.",
+            "scaling",
         )
 
 
@@ -148,6 +166,7 @@ def check_digests(transcript: Transcript) -> None:
         if carries and hop.digest is not None and not last:
             culprit = hop.events[-1]
             refuse(
+                "digest",
                 hop,
                 culprit,
                 "a plain digest of the un-noised model was published; a salted commitment is "
@@ -184,6 +203,7 @@ def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
                 tainted.discard(hop.receiver)
             elif isinstance(event, ev.GradientSteps) and hop.receiver in tainted:
                 refuse(
+                    "local-state",
                     hop,
                     event,
                     "the peer kept local state from after u's first use of D_f, and no wipe of it "

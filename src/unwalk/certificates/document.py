@@ -17,7 +17,8 @@ from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.transcript import Hop, Transcript, canonical
 
-FORMAT = 1
+FORMAT = 2
+"""1 rested on noise that was not rounded; do such a run again."""
 FILE = "certificate.json"
 NOISE = {
     "simulation": "the noise came from a known seed: this is a simulation, which shows what a "

@@ -27,7 +27,12 @@ def fresh_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """A walk from the public initial model that never met the forgotten records."""
     start = start_of(hops)
     if start.start != "initial":
-        refuse(hops[0], start, f"the walk began from {start.start!r}, not from the initial model")
+        refuse(
+            "not-initial",
+            hops[0],
+            start,
+            f"the walk began from {start.start!r}, not from the initial model",
+        )
     claim = sealed_claim(transcript, hops[0].phase, delta)
     if claim.grade != "exact":
         return claim
@@ -60,12 +65,14 @@ def sisa_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     u = unlearner_of(transcript)
     names = [entry["name"] for entry in transcript.header["phases"][:-1]]
     if len(names) != shards:
-        raise Refused(f"the header names {shards} shards and {len(names)} walks of training.")
+        raise Refused(
+            f"the header names {shards} shards and {len(names)} walks of training.", "shards"
+        )
     own: list[Hop] = []
     for shard, name in enumerate(names):
         walk = [hop for hop in transcript.hops if hop.phase == name]
         if not walk or start_of(walk).start != "initial":
-            raise Refused(f"walk {name!r} did not begin from the initial model.")
+            raise Refused(f"walk {name!r} did not begin from the initial model.", "shards")
         _check_members(walk, shard, shards)
         own = walk if u % shards == shard else own
     _check_members(hops, u % shards, shards)
@@ -78,7 +85,9 @@ def _check_members(hops: list[Hop], shard: int, shards: int) -> None:
     """Refuse a visit to a peer of another shard: peer v belongs to shard v modulo their number."""
     for hop in hops:
         if hop.receiver % shards != shard:
-            refuse(hop, hop.events[0], f"the peer is not of shard {shard + 1} of {shards}")
+            refuse(
+                "shards", hop, hop.events[0], f"the peer is not of shard {shard + 1} of {shards}"
+            )
 
 
 def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Claim:
@@ -87,19 +96,21 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     iterate = fact(transcript, "iterate", "which of training's models went on is not known")
     if iterate != "last":
-        raise Refused(f"the header records iterate {iterate!r}: older models would stay in it.")
+        raise Refused(
+            f"the header records iterate {iterate!r}: older models would stay in it.", "iterate"
+        )
     if not hops:
         return _nothing_to_do(before, u, way)
     start = start_of(hops)
     if start.start != "arrival" or start.hop is None:
-        refuse(hops[0], start, "the walk did not begin from an arrival that u kept")
+        refuse("not-a-rewind", hops[0], start, "the walk did not begin from an arrival that u kept")
     place = next((at for at, hop in enumerate(before) if hop.hop == start.hop), None)
     if place is None or before[place].receiver != u:
-        refuse(hops[0], start, f"hop {start.hop} is no arrival at u")
+        refuse("not-a-rewind", hops[0], start, f"hop {start.hop} is no arrival at u")
     if way == "first-contact":
         for hop in before[:place]:
             if hop.receiver == u:
-                refuse(hop, hop.events[0], f"u was visited before hop {start.hop}")
+                refuse("not-a-rewind", hop, hop.events[0], f"u was visited before hop {start.hop}")
     left = len(before) - place
     vanished = transcript.header.get("vanished") is True
     recovered = transcript.header.get("recovered") is True
@@ -107,6 +118,7 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
         _check_absent(hops, u)
     if len(hops) != left or (hops[0].receiver != u and not (vanished or recovered)):
         refuse(
+            "not-a-rewind",
             hops[0],
             start,
             f"the walk has {len(hops)} hops from peer {hops[0].receiver}; training had {left} "
@@ -124,13 +136,18 @@ def _check_absent(hops: list[Hop], u: int) -> None:
     """Where u has vanished, all of its records are forgotten, and it takes no part any more."""
     for hop in hops:
         if hop.receiver == u:
-            refuse(hop, hop.events[0], "u had vanished, and was visited")
+            refuse("not-a-rewind", hop, hop.events[0], "u had vanished, and was visited")
 
 
 def _nothing_to_do(before: list[Hop], u: int, way: str) -> Claim:
     visited = [hop for hop in before if hop.receiver == u]
     if way == "first-contact" and visited:
-        refuse(visited[0], visited[0].events[0], "u was visited, and the walk did not go back")
+        refuse(
+            "not-a-rewind",
+            visited[0],
+            visited[0].events[0],
+            "u was visited, and the walk did not go back",
+        )
     reason = NOTHING if visited else "the walk never visited the forgetting peer"
     said = [_log(before[-1].hop + 1)] if visited else []
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
@@ -148,7 +165,7 @@ def _check_untouched(hops: list[Hop], u: int) -> None:
         for event in hop.events:
             used = isinstance(event, ev.GradientSteps | ev.OwnSums) and event.touched
             if used and hop.receiver == u:
-                refuse(hop, event, "it may have touched the forgotten records")
+                refuse("touched", hop, event, "it may have touched the forgotten records")
 
 
 def _check_same_work(before: list[Hop], after: list[Hop]) -> None:
@@ -157,7 +174,12 @@ def _check_same_work(before: list[Hop], after: list[Hop]) -> None:
         wanted = {_kind(event) for event in old.events if not isinstance(event, _MARKS)}
         for event in new.events:
             if not isinstance(event, _MARKS) and wanted and _kind(event) not in wanted:
-                refuse(new, event, f"it is not what training did in its place, in hop {old.hop}")
+                refuse(
+                    "other-work",
+                    new,
+                    event,
+                    f"it is not what training did in its place, in hop {old.hop}",
+                )
 
 
 _MARKS = (ev.Start, ev.Wipe)
@@ -189,11 +211,15 @@ def sums_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
             case ev.Start() | ev.Wipe():
                 pass
             case _:
-                refuse(hop, event, "the model is more than a function of sums")
+                refuse("not-sums", hop, event, "the model is more than a function of sums")
     if len(kinds) > 1:
-        raise Refused(f"contributions differ in precision or ridge parameter: {sorted(kinds)}.")
+        raise Refused(
+            f"contributions differ in precision or ridge parameter: {sorted(kinds)}.", "not-sums"
+        )
     if last is not None and last.touched:
-        raise Refused("u's last contribution is over all its records, the forgotten ones too.")
+        raise Refused(
+            "u's last contribution is over all its records, the forgotten ones too.", "touched"
+        )
     caveat = "peers who kept the token from before see, as a difference, moments of D_f"
     reason = "u put its sums without the forgotten records in the place of its former ones"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC[:2], caveat), reason)

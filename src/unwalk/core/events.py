@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 
 from unwalk.core.errors import Corrupt
 
+Draw = tuple[int, str, int]
+"""An entry of a register of draws: number, chain value, earlier draws for the same records."""
+
 
 @dataclass(frozen=True)
 class GradientSteps:
@@ -19,7 +22,8 @@ class GradientSteps:
     ``data`` is ``all``, ``retained``, ``forgotten`` or ``mixed``; ``touched`` says whether records
     to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for
     descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
-    gradient, 0 for none.
+    gradient, 0 for none, and ``grid`` what the noisy gradient was rounded to, None where it was
+    left as floating-point arithmetic gave it.
     """
 
     kind: ClassVar[str] = "gradient-steps"
@@ -39,6 +43,7 @@ class GradientSteps:
     momentum: float
     weight_decay: float
     state: str
+    grid: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,18 @@ class GaussianNoise:
 
     ``sensitivity`` is the largest distance, in parameters, that the forgotten records can have
     made *in this visit*; None when nothing bounds it.  ``origin`` is ``simulation`` or ``secret``.
+    ``grid`` is the power of two to whose multiples the sum was correctly rounded, None where it
+    was left as floating-point arithmetic gave it.  ``draw`` is the entry of the secret's register
+    of draws: its number, its chain value, and how many earlier draws hid any of these records;
+    None where no register is kept.
     """
 
     kind: ClassVar[str] = "gaussian-noise"
     std: float
     sensitivity: float | None
     origin: str
+    grid: float | None = None
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)

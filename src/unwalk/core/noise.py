@@ -21,12 +21,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.events import Draw
+from unwalk.core.rounding import add_rounded
 
 
 class NoiseSource(Protocol):
@@ -51,6 +54,57 @@ class NoiseSource(Protocol):
         device: torch.device,
     ) -> torch.Tensor:
         """``count`` independent standard normals for noise number ``step`` of hop ``hop``."""
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        """The rounded sum of ``values`` and noise, and the entry in the register of draws."""
+
+
+class Register(Protocol):
+    """Where a peer notes what noise is drawn for, before it is drawn (see ``runs.releases``)."""
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        """The entry for this draw, written now unless the very same stands there already.
+
+        ``inputs`` commits to what the noise is added to; the noise is keyed by the chain value.
+        """
+
+
+@dataclass(frozen=True)
+class ShakeBits:
+    """Bits of SHAKE-256: nobody without the 256-bit ``key`` can tell them from random ones."""
+
+    key: bytes = field(repr=False)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        return np.frombuffer(hashlib.shake_256(self.key).digest(8 * count), "<u8")
+
+    def more(self, place: int, count: int) -> int:
+        key = self.key + b"/more/" + str(place).encode()
+        size = (count + 7) // 8
+        return int.from_bytes(hashlib.shake_256(key).digest(size), "big") >> (8 * size - count)
+
+
+@dataclass(frozen=True)
+class PhiloxBits:
+    """Bits of the counter-based generator Philox: fast, repeatable, and no secret."""
+
+    key: bytes
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        key = np.frombuffer(self.key[:16], dtype=np.uint64)
+        return np.random.Philox(key=key).random_raw(count)
+
+    def more(self, place: int, count: int) -> int:
+        return ShakeBits(self.key).more(place, count)
 
 
 def _known_normals(
@@ -91,8 +145,22 @@ class SimulatedNoise:
         dtype: torch.dtype,
         device: torch.device,
     ) -> torch.Tensor:
-        key = hashlib.sha256(f"unwalk/simulated-noise/{self.seed}/{hop}/{step}".encode()).digest()
-        return _known_normals(key, count, dtype, device)
+        return _known_normals(self._key(hop, step), count, dtype, device)
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        return add_rounded(values, std, grid, PhiloxBits(self._key(hop, step))), None
+
+    def _key(self, hop: int, step: int) -> bytes:
+        return hashlib.sha256(f"unwalk/simulated-noise/{self.seed}/{hop}/{step}".encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -101,6 +169,7 @@ class SecretNoise:
 
     run: str
     secret: bytes = field(repr=False)
+    register: Register | None = None
     origin: str = field(default="secret", init=False)
     needs_digest: bool = field(default=True, init=False)
 
@@ -125,3 +194,23 @@ class SecretNoise:
         message = f"unwalk/secret-noise/{self.run}/{hop}/{step}/{digest}".encode()
         key = hmac.new(self.secret, message, hashlib.sha256).digest()
         return _secret_normals(key, count, dtype, device)
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        stated = f"unwalk/draw/{std.hex()}/{grid.hex()}/{values.shape}/{values.dtype}/".encode()
+        inputs = hmac.new(self.secret, stated + values.tobytes(), hashlib.sha256).hexdigest()
+        draw, named = None, f"{self.run}/{hop}/{step}/{inputs}"
+        if self.register is not None:
+            draw = self.register.enter(run=self.run, peer=peer, hop=hop, step=step, inputs=inputs)
+            named = draw[1]
+        message = f"unwalk/rounded-noise/{named}".encode()
+        key = hmac.new(self.secret, message, hashlib.sha256).digest()
+        return add_rounded(values, std, grid, ShakeBits(key)), draw

@@ -18,7 +18,8 @@ from typing import Any
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt
 
-FORMAT = 1
+FORMAT = 2
+"""1 had noise that was not rounded; its certificates are not to be relied on."""
 
 
 def canonical(record: dict[str, Any]) -> str:
@@ -146,7 +147,7 @@ class Transcript:
                 raise Corrupt(f"transcript line {number} does not continue the hash chain.")
             if header is None:
                 if record.pop("transcript", None) != FORMAT:
-                    raise Corrupt("the first line is not a transcript header of format 1.")
+                    raise Corrupt(f"the first line is not a transcript header of format {FORMAT}.")
                 header = record
             else:
                 hops.append(Hop.from_json(record))

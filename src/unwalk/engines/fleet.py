@@ -155,10 +155,12 @@ class _Convoy:
                 if place >= len(arrival.program):
                     continue
                 op, bench = arrival.program[place], arrival.bench
-                if isinstance(op, Steps):
+                if isinstance(op, Steps) and not op.rounded:
                     key = settings(op, bench.noise.origin)
                     if key not in orders:
-                        orders[key] = Order(op, steps_event(op, bench.noise.origin))
+                        orders[key] = Order(
+                            op, steps_event(op, bench.noise.origin, self.parameters.dtype)
+                        )
                     order = orders[key]
                     order.party[row] = (op, bench)
                     events[row].append(order.event)

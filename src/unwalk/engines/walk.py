@@ -9,7 +9,7 @@ import torch
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
-from unwalk.core.program import Program, Visit
+from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.workspace import State
@@ -97,6 +97,8 @@ class Walk:
             captured=captured,
         )
         program = phase.method.visit(visit)
+        if any(isinstance(op, Project) and op.round_arrival for op in program):
+            state.anchors["arrival"] = state.parameters.clone()
         return Arrival(hop, phase, phase_hop, move, nbytes, begun, program, bench)
 
     def seed(self, arrival: Arrival) -> None:

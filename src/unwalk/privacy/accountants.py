@@ -54,13 +54,30 @@ class _Visit:
 def _moved(hop: Hop, event: ev.GradientSteps) -> float:
     """How far un-noised steps on forgotten records can have moved the parameters."""
     if event.optimizer != "sgd":
-        refuse(hop, event, f"{event.optimizer} on forgotten records: nothing bounds the step")
+        refuse(
+            "unbounded-step",
+            hop,
+            event,
+            f"{event.optimizer} on forgotten records: nothing bounds the step",
+        )
     if event.clip is None:
-        refuse(hop, event, "steps on forgotten records without a clip: nothing bounds them")
+        refuse(
+            "unbounded-step",
+            hop,
+            event,
+            "steps on forgotten records without a clip: nothing bounds them",
+        )
     if event.weight_decay != 0.0:
-        refuse(hop, event, "weight decay on un-noised steps of D_f: nothing bounds the distance")
+        refuse(
+            "unbounded-step",
+            hop,
+            event,
+            "weight decay on un-noised steps of D_f: nothing bounds the distance",
+        )
     if min(event.steps, event.step_size, event.clip) < 0.0:
-        refuse(hop, event, "a negative number of steps, step size or clip is none")
+        refuse(
+            "unbounded-step", hop, event, "a negative number of steps, step size or clip is none"
+        )
     sides = 1.0 if event.data == "forgotten" else 2.0
     return sides * event.steps * event.step_size * event.clip
 
@@ -68,9 +85,19 @@ def _moved(hop: Hop, event: ev.GradientSteps) -> float:
 def _noisy_steps(hop: Hop, event: ev.GradientSteps) -> float:
     """Squared mu of steps whose every gradient is clipped and noised."""
     if event.clip is None:
-        refuse(hop, event, "noisy gradients of D_f without a clip have no sensitivity")
+        refuse(
+            "noisy-without-clip",
+            hop,
+            event,
+            "noisy gradients of D_f without a clip have no sensitivity",
+        )
     if event.optimizer != "sgd" and event.state != "fresh":
-        refuse(hop, event, f"{event.optimizer} with {event.state} state may carry D_f on")
+        refuse(
+            "noisy-with-state",
+            hop,
+            event,
+            f"{event.optimizer} with {event.state} state may carry D_f on",
+        )
     sides = 1.0 if event.data == "forgotten" else 2.0
     return event.steps * (sides * event.clip / event.noise) ** 2
 
@@ -87,13 +114,19 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
                 if not event.touched or event.data == "retained":
                     if pending > 0.0 or (brought > 0.0 and not shrinking):
                         refuse(
+                            "steps-before-noise",
                             hop,
                             event,
                             "steps between D_f and the noise that is to hide it may expand",
                         )
                 elif event.noise > 0.0:
                     if pending + brought > 0.0:
-                        refuse(hop, event, "noisy gradients at a point that D_f moved un-noised")
+                        refuse(
+                            "noisy-after-move",
+                            hop,
+                            event,
+                            "noisy gradients at a point that D_f moved un-noised",
+                        )
                     squared += _noisy_steps(hop, event)
                 else:
                     pending += _moved(hop, event)
@@ -102,6 +135,7 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
                     size = max(event.sensitivity or 0.0, pending + brought)
                     if event.sensitivity is not None and pending > event.sensitivity + _SLACK:
                         refuse(
+                            "sensitivity",
                             hop,
                             event,
                             f"it records sensitivity {event.sensitivity:g}, but the visit's steps "
@@ -116,10 +150,10 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
             case _:
                 refuse_unknown(hop, event)
     if brought > 0.0:
-        refuse(hop, start, UN_NOISED)
+        refuse("un-noised", hop, start, UN_NOISED)
     if pending > 0.0:
         last = next(e for e in reversed(hop.events) if isinstance(e, ev.GradientSteps))
-        refuse(hop, last, "what it did with D_f leaves u un-noised")
+        refuse("leaves-un-noised", hop, last, "what it did with D_f leaves u un-noised")
     return _Visit(hop, math.sqrt(squared))
 
 
@@ -136,7 +170,7 @@ def _visits(
     brought = 0.0
     if start.carries_forgotten:
         if hops[0].receiver != u or distance is None:
-            refuse(hops[0], start, UN_NOISED)
+            refuse("un-noised", hops[0], start, UN_NOISED)
         check_travels(hops[0], start)
         brought = check_number("distance", distance, low=0.0)
     check_local_state(hops)
@@ -209,12 +243,19 @@ def public_coin_claim(
     hops = phase_of(transcript, phase)
     seal_mu, visits, start = _visits(transcript, hops, distance)
     if not visits:
-        raise Refused(f"phase {phase!r} has no visit to u from which a visit's cost can be read.")
+        raise Refused(
+            f"phase {phase!r} has no visit to u from which a visit's cost can be read.", "no-visit"
+        )
     ratio = visits[0].mu
     for visit in visits:
         if not math.isclose(visit.mu, ratio, rel_tol=1e-9):
             event = next(e for e in visit.hop.events if not isinstance(e, ev.Start))
-            refuse(visit.hop, event, f"this visit has mu {visit.mu:g}, the first one {ratio:g}")
+            refuse(
+                "visits-differ",
+                visit.hop,
+                event,
+                f"this visit has mu {visit.mu:g}, the first one {ratio:g}",
+            )
     left = len(hops) - (1 if start.carries_forgotten else 0)
     return Claim(
         "certified",
@@ -237,16 +278,26 @@ def _seal_ratio(hop: Hop) -> tuple[int, float]:
         match event:
             case ev.GradientSteps():
                 if event.touched and event.data != "retained":
-                    refuse(hop, event, "a ball seal's steps must not touch D_f")
+                    refuse("touched", hop, event, "a ball seal's steps must not touch D_f")
                 if place < last and event.state not in ("none", "fresh"):
-                    refuse(hop, event, f"{event.state} optimizer state is carried between steps")
+                    refuse(
+                        "seal-state",
+                        hop,
+                        event,
+                        f"{event.state} optimizer state is carried between steps",
+                    )
                 ball = None
             case ev.Projection():
                 check_centres(hop, event, carries=True)
                 ball = min(radius for _, radius in event.balls)
             case ev.GaussianNoise():
                 if ball is None or event.std <= 0.0:
-                    refuse(hop, event, "noise without a projection right before it seals nothing")
+                    refuse(
+                        "seal-projection",
+                        hop,
+                        event,
+                        "noise without a projection right before it seals nothing",
+                    )
                 steps, ratio, ball = steps + 1, max(ratio, 2.0 * ball / event.std), None
             case ev.Wipe() | ev.Start():
                 pass
@@ -268,11 +319,11 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     hops = phase_of(transcript, phase)
     start = start_of(hops)
     if hops[0].receiver != u:
-        refuse(hops[0], start, UN_NOISED)
+        refuse("un-noised", hops[0], start, UN_NOISED)
     check_travels(hops[0], start)
     steps, ratio = _seal_ratio(hops[0])
     if steps == 0:
-        refuse(hops[0], start, UN_NOISED)
+        refuse("un-noised", hops[0], start, UN_NOISED)
     check_local_state(hops)
     _check_all_centres(hops, replace(start, carries_forgotten=True))
     later = [hop for hop in hops[1:] if hop.receiver == u]

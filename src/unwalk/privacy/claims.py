@@ -48,23 +48,23 @@ class Claim:
         return asdict(self)
 
 
-def refuse(hop: Hop, event: ev.Event, why: str) -> NoReturn:
+def refuse(code: str, hop: Hop, event: ev.Event, why: str) -> NoReturn:
     """Raise :class:`Refused` with the event's name and place in front."""
-    raise Refused(f"hop {hop.hop}, {event.kind} at peer {hop.receiver}: {why}.")
+    raise Refused(f"hop {hop.hop}, {event.kind} at peer {hop.receiver}: {why}.", code)
 
 
 def unlearner_of(transcript: Transcript) -> int:
     """The peer that forgets, from the header."""
     u = transcript.header.get("unlearner", -1)
     if not isinstance(u, int) or isinstance(u, bool) or u < 0:
-        raise Refused("the transcript's header names no unlearning peer.")
+        raise Refused("the transcript's header names no unlearning peer.", "missing-fact")
     return u
 
 
 def fact(transcript: Transcript, name: str, why: str) -> Any:
     """A public fact from the header; refused when it is not recorded."""
     if name not in transcript.header:
-        raise Refused(f"the transcript's header does not record {name!r}: {why}.")
+        raise Refused(f"the transcript's header does not record {name!r}: {why}.", "missing-fact")
     return transcript.header[name]
 
 
@@ -82,7 +82,7 @@ def start_of(hops: Sequence[Hop]) -> ev.Start:
     for event in hops[0].events:
         if isinstance(event, ev.Start):
             return event
-    raise Refused(f"hop {hops[0].hop} begins a phase without a start event.")
+    raise Refused(f"hop {hops[0].hop} begins a phase without a start event.", "no-start")
 
 
 def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start:
@@ -97,7 +97,12 @@ def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start
             if isinstance(event, ev.Start) and event.start == "initial":
                 return start
             if isinstance(event, ev.GradientSteps) and hop.receiver == u and event.touched:
-                refuse(hops[0], start, f"it says that nothing carries D_f, but hop {hop.hop} did")
+                refuse(
+                    "start-contradicted",
+                    hops[0],
+                    start,
+                    f"it says that nothing carries D_f, but hop {hop.hop} did",
+                )
     return start
 
 
@@ -116,6 +121,7 @@ def check_travels(hop: Hop, start: ev.Start) -> None:
         needed = "optimizer" if name in MOMENTS else "buffers"
         if needed not in wiped:
             refuse(
+                "travelling-state",
                 hop,
                 start,
                 f"the token carries {name!r}, which depends on D_f, and no wipe of {needed} "
@@ -136,6 +142,7 @@ def check_local_state(hops: Iterable[Hop]) -> None:
                 and hop.receiver not in clean
             ):
                 refuse(
+                    "local-state",
                     hop,
                     event,
                     "the peer's local state may depend on D_f, and no wipe of it was recorded",
@@ -149,14 +156,14 @@ def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
     """
     for centre, _ in event.balls:
         if centre == "start" and carries:
-            refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+            refuse("centre", hop, event, "the ball is centred on theta_0, which depends on D_f")
         if centre not in (*FREE_CENTRES, "start"):
-            refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+            refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
 
 
 def refuse_unknown(hop: Hop, event: ev.Event) -> NoReturn:
     """Refuse an event for which an accountant has no bound."""
-    refuse(hop, event, "this accountant knows no bound for such an event")
+    refuse("unknown-event", hop, event, "this accountant knows no bound for such an event")
 
 
 def noise_origins(hops: Iterable[Hop]) -> tuple[str, ...]:

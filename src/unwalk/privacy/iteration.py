@@ -40,7 +40,8 @@ def check_nonexpansive(step_size: float, smoothness: float) -> None:
     if step_size * smoothness > 2.0:
         raise Refused(
             f"step size {step_size:g} exceeds 2/beta = {2.0 / smoothness:g}: the gradient step may "
-            "expand, and nothing bounds the distance between the two worlds."
+            "expand, and nothing bounds the distance between the two worlds.",
+            "expanding",
         )
 
 

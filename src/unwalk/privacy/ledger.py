@@ -115,7 +115,8 @@ class SlotSteps:
         if factor > 1.0:
             raise Refused(
                 f"step size {self.step_size:g} exceeds 2/beta_j = {2.0 / largest:g} for a full "
-                "slot: a step may expand, and the ledger cannot bound the distance."
+                "slot: a step may expand, and the ledger cannot bound the distance.",
+                "expanding",
             )
         return factor
 
@@ -148,7 +149,8 @@ class Ledger:
         check_count("count", count, low=0)
         if not 0.0 <= factor <= 1.0:
             raise Refused(
-                f"a step multiplies distances by {factor:g}; the ledger takes factors in [0, 1]."
+                f"a step multiplies distances by {factor:g}; the ledger takes factors in [0, 1].",
+                "expanding",
             )
         return Ledger(self.distance * factor**count)
 

@@ -67,25 +67,29 @@ class Facts:
         name = fact(transcript, "loss", "convexity cannot be shown")
         if name not in _LOSSES:
             raise Refused(
-                f"the header records loss {name!r}; the ledger knows {', '.join(sorted(_LOSSES))}."
+                f"the header records loss {name!r}; the ledger knows {', '.join(sorted(_LOSSES))}.",
+                "loss",
             )
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
         if fact(transcript, "batching", "the worlds cannot be coupled") != "slots":
             raise Refused(
                 f"the header records batching {transcript.header['batching']!r}; the ledger needs "
-                "keyed slots."
+                "keyed slots.",
+                "batching",
             )
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
         if scaled not in SCALINGS:
             raise Refused(
                 f"the header records normalisation {scaled!r}: statistics that contain D_f "
-                "release it."
+                "release it.",
+                "scaling",
             )
         precision = fact(transcript, "precision", "rounding is not bounded")
         if precision not in _PRECISIONS:
             raise Refused(
                 f"the header records precision {precision!r}: its rounding is coarser than the "
-                f"distances that the ledger bounds; it knows {', '.join(_PRECISIONS)}."
+                f"distances that the ledger bounds; it knows {', '.join(_PRECISIONS)}.",
+                "precision",
             )
         why = "an epoch's steps are not known"
         return Facts(
@@ -99,14 +103,24 @@ class Facts:
     def steps(self, hop: Hop, event: ev.GradientSteps, u: int) -> SlotSteps:
         """The event as slotted SGD, or a refusal that says what it is instead."""
         if event.optimizer != "sgd" or event.momentum:
-            refuse(hop, event, f"{event.optimizer} does not keep distances bounded; plain SGD does")
+            refuse(
+                "optimizer",
+                hop,
+                event,
+                f"{event.optimizer} does not keep distances bounded; plain SGD does",
+            )
         if event.clip is not None or event.clip_per_example is not None:
-            refuse(hop, event, "clipping breaks the convexity that the ledger rests on")
+            refuse("clipping", hop, event, "clipping breaks the convexity that the ledger rests on")
         if event.direction != -1 or event.scale != 1.0:
-            refuse(hop, event, "ascent or scaled gradients are not steps of the ledger")
+            refuse("ascent", hop, event, "ascent or scaled gradients are not steps of the ledger")
         epochs, rest = divmod(event.steps, self.slots)
         if rest:
-            refuse(hop, event, f"{event.steps} steps are no whole epochs of {self.slots} slots")
+            refuse(
+                "partial-epoch",
+                hop,
+                event,
+                f"{event.steps} steps are no whole epochs of {self.slots} slots",
+            )
         touched = hop.receiver == u and event.touched and event.data != "retained"
         return SlotSteps(
             epochs=epochs,
@@ -128,14 +142,19 @@ def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, 
                 try:
                     ledger = ledger.steps(work, facts.loss)
                 except Refused as error:
-                    refuse(hop, event, str(error).rstrip("."))
+                    refuse(error.code, hop, event, str(error).rstrip("."))
             case ev.Projection():
                 for centre, _ in event.balls:
                     if centre not in FREE_CENTRES:
-                        refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+                        refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
             case ev.Start():
                 if event.start == "arrival":
-                    refuse(hop, event, "the ledger does not follow a walk back to an old token")
+                    refuse(
+                        "old-token",
+                        hop,
+                        event,
+                        "the ledger does not follow a walk back to an old token",
+                    )
             case ev.GaussianNoise() | ev.Wipe():
                 pass
             case _:
@@ -150,7 +169,12 @@ def _check_bare(hops: Sequence[Hop]) -> None:
             if isinstance(event, ev.Start) and event.travels:
                 what = event.travels[0]
                 whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
-                refuse(hop, event, f"the token carries {what!r}{whose} besides parameters")
+                refuse(
+                    "travelling-state",
+                    hop,
+                    event,
+                    f"the token carries {what!r}{whose} besides parameters",
+                )
 
 
 def _check_iterate(transcript: Transcript) -> None:
@@ -159,7 +183,8 @@ def _check_iterate(transcript: Transcript) -> None:
     if iterate != "last":
         raise Refused(
             f"the header records iterate {iterate!r}: the ledger bounds the distance of training's "
-            "last model, and an earlier one may lie further away."
+            "last model, and an earlier one may lie further away.",
+            "iterate",
         )
 
 
@@ -191,14 +216,14 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     ledger = ledger_before(transcript, first.hop)
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     if first.receiver != u:
-        refuse(first, first.events[0], UN_NOISED)
+        refuse("un-noised", first, first.events[0], UN_NOISED)
     check_travels(first, start_of(hops))
     before: list[ev.Event] = []
     for event in first.events:
         if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
             break
         if isinstance(event, ev.GradientSteps) and event.touched and event.data != "retained":
-            refuse(first, event, "u's steps before the seal must be on retained data")
+            refuse("touched", first, event, "u's steps before the seal must be on retained data")
         before.append(event)
     ledger = _follow(ledger, first, before, facts, u)
     claim = sealed_claim(transcript, phase, delta, distance=ledger.distance, shrinking=True)
@@ -222,18 +247,25 @@ def release_claim(transcript: Transcript, delta: float) -> Claim:
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     ledger = Ledger()
     if not transcript.hops or not transcript.hops[-1].events:
-        raise Refused("the walk's last hop recorded nothing, no release noise either.")
+        raise Refused(
+            "the walk's last hop recorded nothing, no release noise either.", "no-noise-last"
+        )
     last = transcript.hops[-1]
     _check_bare(transcript.hops)
     _check_iterate(transcript)
     for hop in transcript.hops:
         for event in hop.events:
             if isinstance(event, ev.GaussianNoise) and event is not last.events[-1]:
-                refuse(hop, event, "release level is accounted for one noise at the very end")
+                refuse(
+                    "early-noise",
+                    hop,
+                    event,
+                    "release level is accounted for one noise at the very end",
+                )
         ledger = _follow(ledger, hop, hop.events, facts, u)
     noise = last.events[-1]
     if not isinstance(noise, ev.GaussianNoise) or noise.std <= 0.0:
-        refuse(last, noise, "the released model was not noised last")
+        refuse("no-noise-last", last, noise, "the released model was not noised last")
     return Claim(
         "certified",
         gaussian_epsilon(delta, ledger.distance / noise.std),
@@ -267,7 +299,9 @@ def noisy_start_claim(transcript: Transcript, delta: float) -> Claim:
                 mus.append(ledger.mu(event.std))
                 ledger = Ledger()
         if ledger.distance > 0.0:
-            refuse(hop, hop.events[-1], "the visit's use of D_f leaves u un-noised")
+            refuse(
+                "leaves-un-noised", hop, hop.events[-1], "the visit's use of D_f leaves u un-noised"
+            )
     mu = compose_mu(mus)
     return Claim(
         "certified",
@@ -313,18 +347,25 @@ def view_zcdp(
 def _noisy_step(hop: Hop, facts: Facts, u: int) -> ev.GradientSteps:
     """The one noisy step of a hop, or a refusal."""
     if not hop.events:
-        raise Refused(f"hop {hop.hop} at peer {hop.receiver} recorded nothing, no noise either.")
+        raise Refused(
+            f"hop {hop.hop} at peer {hop.receiver} recorded nothing, no noise either.", "noisy-step"
+        )
     if len(hop.path) > 1:
-        refuse(hop, hop.events[0], f"the token went through relay {hop.path[0]}, who saw it too")
+        refuse(
+            "relays",
+            hop,
+            hop.events[0],
+            f"the token went through relay {hop.path[0]}, who saw it too",
+        )
     found = [event for event in hop.events if isinstance(event, ev.GradientSteps)]
     if len(found) != 1 or found[0].steps != 1 or found[0].noise <= 0.0:
         culprit = found[0] if found else hop.events[0]
-        refuse(hop, culprit, "network DP needs one noisy gradient step at every hop")
+        refuse("noisy-step", hop, culprit, "network DP needs one noisy gradient step at every hop")
     (step,) = found
     if step.optimizer != "sgd" or step.direction != -1 or step.scale != 1.0:
-        refuse(hop, step, "network DP is proved for plain descent on a convex loss")
+        refuse("optimizer", hop, step, "network DP is proved for plain descent on a convex loss")
     if step.clip is not None or step.clip_per_example is not None:
-        refuse(hop, step, "clipping breaks the convexity that network DP rests on")
+        refuse("clipping", hop, step, "clipping breaks the convexity that network DP rests on")
     _follow(Ledger(), hop, [event for event in hop.events if event is not step], facts, u)
     return step
 
@@ -345,11 +386,11 @@ def network_claim(transcript: Transcript, delta: float) -> Claim:
         try:
             check_nonexpansive(step.step_size, fill * facts.loss.smoothness + step.weight_decay)
         except Refused as error:
-            refuse(hop, step, str(error).rstrip("."))
+            refuse(error.code, hop, step, str(error).rstrip("."))
     route = [hop.receiver for hop in transcript.hops]
     watchers = sorted(set(route) - {u})
     if not watchers:
-        raise Refused("nobody but u ever held the token, or the walk has no hop.")
+        raise Refused("nobody but u ever held the token, or the walk has no hop.", "no-observer")
     gaps = [2.0 * fill * facts.loss.lipschitz * step.step_size for step in steps]
     stds = [step.step_size * step.noise for step in steps]
     costs = {v: view_zcdp(route, u, v, gaps, stds) for v in watchers}
