@@ -163,18 +163,15 @@ class Case:
             "iterate": keeps[0] if keeps else "last",
             "precision": self.dtype,
             "batching": "slots" if slotted else "epochs",
+            "slots": self.slots,
+            "nominal_batch": self.nominal,
+            "slot_cap": self.slot_cap,
             "inputs": self.inputs,
             "outputs": self.outputs,
             "initial_norm": float(np.linalg.norm(self.theta0)) * (1.0 + 1e-12),
         }
-        if slotted:
-            found |= {
-                "slots": self.slots,
-                "nominal_batch": self.nominal,
-                "slot_cap": self.slot_cap,
-            }
-        if self.model != "quadratic":
-            found |= {"loss": "softmax", "feature_norm": self.norm}
+        loss = {"softmax": "softmax", "buffer": "of a model with layer Counting"}
+        found |= {"loss": loss.get(self.model, "the task's own"), "feature_norm": self.norm}
         if self.method in ("rewind", "sisa"):
             found["rewind"] = "first-contact"
         found |= self.said
@@ -208,8 +205,9 @@ def acts(case: Case, work: Work, peer: int, world: int) -> bool:
 
 
 def datasets(case: Case) -> tuple[Floats, Ints]:
-    """16 extreme ones: retained records random, aligned, zero or tiny; those to be forgotten
-    duplicates, of opposite label, random or opposite; all as long as the header allows."""
+    """16 extreme ones: retained records random, aligned, zero or tiny, aligned with both labels;
+    those to be forgotten duplicates, of opposite label, random or opposite; all as long as the
+    header allows."""
     rng = np.random.default_rng((case.seed, 1))
     shape = (DATASETS, case.peers, case.records, case.inputs)
     random_ = rng.normal(size=shape)
@@ -221,8 +219,10 @@ def datasets(case: Case) -> tuple[Floats, Ints]:
         kept, gone = divmod(number, 4)
         if kept == 1:
             x[number], y[number] = axis, 0
-        elif kept:
-            x[number] = 0.0 if kept == 2 else 1e-8 * random_[number]
+        elif kept == 2:
+            x[number] *= 0.0 if number % 2 else 1e-8
+        elif kept == 3:
+            x[number], y[number] = axis, np.arange(case.records) % 2
         mine = x[number, case.u, : case.forgotten]
         mine[...] = (axis, axis, random_[number, case.u, : case.forgotten], -axis)[gone]
         y[number, case.u, : case.forgotten] = (0, 1, 1, 0)[gone]
@@ -249,7 +249,7 @@ class Counting(nn.Module):
 
 
 def _squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return 0.5 * (output[:, 0] - y).square()
+    return 0.5 * (output - y[:, None]).square().sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,8 +462,10 @@ class Maker:
         if work is not None:
             return replace(work, data=data, steps=case.slots * epochs, key=self.rng.randrange(9**6))
         beta = 0.5 * case.norm**2 * case.slot_cap / case.nominal
-        decay = self.one(0.0, 0.0, 0.1, 1.0)
+        decay = self.one(0.0, 0.0, 0.1, 1.0, 1.0)
         step = self.one(0.1, 0.5, 1.0, 1.9) / (beta + decay)
+        if decay == 1.0 and beta < 0.2 and self.maybe(0.7):
+            step = self.rng.uniform(0.8, 1.0)  # shrinks what was there to almost nothing
         return Work(
             data,
             "slots",
@@ -525,8 +527,8 @@ class Maker:
                 )
                 noise = AddNoise(std, reach * (1.0 if work.data == "forgotten" else 2.0))
                 ball = Project((Ball("arrival", reach),))
-                found.append((work, ball, noise) if self.maybe(0.8) else (work, noise))
-            elif peer == case.u and self.maybe(0.3):
+                found.append((work, ball, noise) if self.maybe(0.85) else (work, noise))
+            elif peer == case.u and self.maybe(0.5):
                 clip, data = self.spread(0.01, 3.0), self.one("forgotten", "mixed", "all")
                 found.append(
                     (replace(self._any(case, data), clip=clip, noise=1.0, state="fresh"),)
@@ -559,7 +561,7 @@ class Maker:
         programs: list[Template] = []
         for peer in route:
             data = "retained" if peer == case.u else "all"
-            programs.append((self._slotted(case, data, self.one(1, 1, 6), kind),))
+            programs.append((self._slotted(case, data, self.one(1, 1, 1, 6), kind),))
         programs[-1] = (*programs[-1], AddNoise(apart * self.spread(0.01, 30.0)))
         part = Part("forget", tuple(route), self._wiping(route, programs), carries=True)
         return replace(case, phases=(train, part))
@@ -629,6 +631,13 @@ class Maker:
                 Part(f"train-{shard}", tuple(route), ((kind,),) * len(route), start="initial")
             )
         own = parts[case.u % shards]
+        if self.maybe(0.1):
+            if self.maybe(0.5):  # u is never visited, so that there is nothing to do
+                parts = [self._without(part, case) for part in parts]
+            parts.append(Part("forget", (), (), start="arrival", start_hop=1))
+            said = {"shards": shards} if shards > 1 else {}
+            name = "sisa" if shards > 1 else "rewind"
+            return replace(case, method=name, phases=tuple(parts), said=said)
         hop = sum(part.hops for part in parts[: case.u % shards]) + own.route.index(case.u) + 1
         again = list(own.route[own.route.index(case.u) :])
         programs: list[Template] = [(replace(kind, data="retained"),) for _ in again]
@@ -638,6 +647,14 @@ class Maker:
         if shards == 1:
             return replace(case, phases=(*parts, part))
         return replace(case, method="sisa", phases=(*parts, part), said={"shards": shards})
+
+    def _without(self, part: Part, case: Case) -> Part:
+        """The same walk without its visits to u."""
+        kept = [k for k, peer in enumerate(part.route) if peer != case.u]
+        if not kept:
+            return part
+        route, programs = (tuple(x[k] for k in kept) for x in (part.route, part.programs))
+        return replace(part, route=route, programs=programs)
 
     def _sums(self, case: Case) -> Case:
         op = ReplaceSums("all", self.one(0.1, 1.0), self.one(20, 40))
@@ -706,6 +723,7 @@ class Maker:
                 ("data", self.one("all", "retained", "forgotten", "mixed")),
                 ("data", self.one("all", "retained", "forgotten", "mixed")),
                 ("steps", self.one(1, 2, 3, 8)),
+                ("steps", self.one(1, 3)),
                 ("kind", self.one("slots", "mean")),
                 ("rounded", not old.rounded),
             )
@@ -739,7 +757,7 @@ class Maker:
             ball = program[at].balls[0]
             new = Ball(
                 self.one(ball.centre, "origin", "initial", "start", "arrival"),
-                self.one(ball.radius, self._number(ball.radius)),
+                self.one(ball.radius, ball.radius * self.spread(1e-4, 1.0), self._number(ball.radius)),
             )
             balls = (new,) if self.maybe(0.8) else (new, Ball("origin", 5.0))
             return (*program[:at], Project(balls), *program[at + 1 :])
@@ -775,7 +793,8 @@ class Maker:
                 replace(self._any(case, data), clip=1.0, noise=self.one(0.1, 1.0), state="fresh"),
                 AddNoise(self.spread(1e-3, 1e3), self.one(None, 0.0, 1.0)),
                 AddNoise(self.spread(1e-3, 1e3)),
-                Project((Ball(centre, self.spread(1e-3, 1e2)),)),
+                Project((Ball(centre, self.spread(1e-4, 1e1)),)),
+                replace(self._any(case), optimizer="sgd", step_size=self.spread(1.0, 1e3), clip=None),
                 Forget(self.one("local", "optimizer", "buffers")),
                 ReplaceSums(self.one("all", "retained"), self.one(0.1, 1.0)),
             )
@@ -808,9 +827,9 @@ class Maker:
             copy = programs[at] if programs else ()
             route.insert(at, route[at] if route else case.u)
             programs.insert(at, copy)
-        elif what == "shorter" and len(route) > 1:
+        elif what == "shorter" and (len(route) > 1 or (number and self.maybe(0.3))):
             del route[at], programs[at]
-        elif what == "elsewhere" and case.method not in ("rewind", "sisa"):
+        elif what == "elsewhere" and case.method != "rewind" and not self._rewound(case, number):
             route[at] = self.rng.randrange(case.peers)
         else:
             other = self.rng.randrange(len(route))
@@ -818,13 +837,84 @@ class Maker:
             programs[at], programs[other] = programs[other], programs[at]
         return self._put(case, number, replace(part, route=tuple(route), programs=tuple(programs)))
 
+    def _rewound(self, case: Case, number: int) -> bool:
+        shards = len(case.phases) - 1
+        return case.method == "sisa" and number in (shards, case.u % max(shards, 1))
+
+    def bend_return(self, case: Case) -> Case:
+        """A walk that goes back goes back to another arrival at u, as far as training had left."""
+        if case.method not in ("rewind", "sisa") or not case.phases[-1].route:
+            return self.bend_work(case)
+        last, parts = case.phases[-1], case.phases[:-1]
+        own = parts[case.u % len(parts)] if case.method == "sisa" else parts[0]
+        before = sum(part.hops for part in parts[: parts.index(own)])
+        places = [k for k, peer in enumerate(own.route) if peer == case.u]
+        if not places:
+            return case
+        place = self.one(*places)
+        again = own.route[place:]
+        program = last.programs[-1]
+        programs = self._wiping(list(again), [program] * len(again))
+        start = before + place + 1
+        part = replace(last, route=again, programs=programs, start_hop=start)
+        return replace(case, phases=(*parts, part))
+
+    def bend_sums(self, case: Case) -> Case:
+        """One contribution of sums is another one than the others."""
+
+        def change(program: Template, peer: int) -> Template:
+            places = [k for k, op in enumerate(program) if isinstance(op, ReplaceSums)]
+            if not places:
+                return program
+            at = self.one(*places)
+            new = self.one({"bits": self.one(20, 30)}, {"strength": 3.0}, {"data": "all"})
+            return (*program[:at], replace(program[at], **new), *program[at + 1 :])
+
+        return self._change(case, change)
+
+    def bend_touch(self, case: Case) -> Case:
+        """Something else in a visit that uses the records with noise of its own."""
+
+        def change(program: Template, peer: int) -> Template:
+            places = [
+                k
+                for k, op in enumerate(program)
+                if isinstance(op, Work) and op.data != "retained" and peer == case.u
+            ]
+            if not places:
+                return program
+            at = self.one(*places)
+            wide = replace(self._any(case), optimizer="sgd", clip=None, step_size=30.0)
+            new = self.one(
+                (replace(program[at], clip=None),),
+                (replace(program[at], optimizer="momentum", state=self.one("carried", "local")),),
+                (replace(program[at], weight_decay=self.one(1.0, 10.0)),),
+                (replace(program[at], steps=3),),
+                (program[at], program[at]),
+                (wide, program[at]),
+                (program[at], wide),
+                (program[at], replace(program[at], noise=1.0, clip=1.0, data="mixed")),
+            )
+            return (*program[:at], *new, *program[at + 1 :])
+
+        return self._change(case, change)
+
+    def bend_seal(self, case: Case) -> Case:
+        """Steps of the phase that forgets keep state from one to the next."""
+        last = case.phases[-1]
+        kept = {"optimizer": "momentum", "state": self.one("carried", "local")}
+        kept["step_size"] = self.spread(0.1, 100.0)
+
+        def turned(op: Any) -> Any:
+            return replace(op, **kept) if isinstance(op, Work) else op
+
+        programs = tuple(tuple(map(turned, ops)) for ops in last.programs)
+        return replace(case, phases=(*case.phases[:-1], replace(last, programs=programs)))
+
     def bend_case(self, case: Case) -> Case:
         facts = sorted(case.facts())
         names = ("seal", "release", "noisy-start", "ball-seal", "restart", "rewind", "sums", "rrdu")
-        if case.model == "quadratic":
-            models: tuple[str, ...] = ("quadratic",)
-        else:
-            models = ("softmax", "buffer", "buffer")
+        models = ("quadratic", "buffer") if case.outputs > 1 else ("quadratic",)
         return replace(
             case,
             **self.one(
@@ -850,13 +940,17 @@ class Maker:
             ("clip_per_example", self.spread(1e-2, 1.0)),
             ("scale", self.one(0.3, 3.0)),
             ("direction", 1),
-            ("weight_decay", self.one(0.5, 3.0)),
+            ("weight_decay", self.one(0.5, 3.0, 30.0)),
             ("kind", "mean"),
             ("step_size", self.spread(1e-2, 1e2)),
+            ("noise", self.spread(1e-2, 1e2)),
         )
+        fresh = name == "optimizer" and self.maybe(0.6)
 
         def turned(op: Any) -> Any:
-            return replace(op, **{name: value}) if isinstance(op, Work) else op
+            if not isinstance(op, Work):
+                return op
+            return replace(op, **{name: value, **({"state": "fresh"} if fresh else {})})
 
         parts = [
             replace(part, programs=tuple(tuple(map(turned, ops)) for ops in part.programs))
@@ -877,4 +971,9 @@ _BENDS: tuple[Callable[[Maker, Case], Case], ...] = (
     Maker.bend_route,
     Maker.bend_case,
     Maker.bend_all,
+    Maker.bend_return,
+    Maker.bend_sums,
+    Maker.bend_touch,
+    Maker.bend_touch,
+    Maker.bend_seal,
 )
