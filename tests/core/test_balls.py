@@ -82,3 +82,14 @@ def test_squares_that_overflow_or_vanish_do_no_harm(scale):
     there = onto_ball(theta, None, scale)
     assert squared(there, torch.zeros(2)) <= Fraction(scale) ** 2
     assert torch.allclose(there / scale, torch.tensor([0.6, 0.8], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("dtype", "last"), [(torch.float32, -149), (torch.float64, -1074)])
+def test_balls_as_small_as_the_last_numbers_of_the_format_are_not_left(dtype, last):
+    """Three quarters of the last place would be stored as one."""
+    last_place, size = math.ldexp(1.0, last), 16
+    theta = torch.full((size,), 9 * last_place, dtype=dtype)
+    there = onto_ball(theta, None, 3 * last_place)
+    assert squared(there, torch.zeros(size)) <= Fraction(3 * last_place) ** 2
+    inside = torch.full((size,), last_place, dtype=dtype)
+    assert torch.equal(onto_ball(inside, None, 99 * last_place), inside)
