@@ -94,6 +94,10 @@ REFUSALS: dict[str, Refusal] = {
         "numbers are too coarse for the distances that the noise has to hide",
         "train in 64 bits, as --preset certified does",
     ),
+    "norm": Refusal(
+        "nothing bounds how large the model's numbers are, so nothing bounds their rounding",
+        "project on a public ball after every noise, as seal and noisy-start do",
+    ),
     "loss": Refusal(
         "the proof covers a linear model with cross-entropy on inputs of bounded length only",
         "use model.name=linear on a task with bounded inputs, or --method restart",

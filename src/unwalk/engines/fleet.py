@@ -30,6 +30,7 @@ from unwalk.core.token import Layout
 from unwalk.core.workspace import State, Workspace, build_model
 from unwalk.engines.batched import BatchedGradient
 from unwalk.engines.execute import check_finite, execute, steps_event
+from unwalk.engines.linear import head_of
 from unwalk.engines.lockstep import LockStep, Order, settings
 from unwalk.engines.walk import Arrival, Walk
 
@@ -78,9 +79,11 @@ class _Convoy:
         self.show = Workspace(build_model(plans[0].task.model, 0), device)
         flat: list[torch.Tensor] = []
         buffers: dict[str, list[torch.Tensor]] = {name: [] for name in self.show.buffers}
+        heads = []
         for number, plan in enumerate(plans):
             model = build_model(plan.task.model, plan.seeds.integer("model"))
             self._check_model(number, model)
+            heads.append(head_of(plan, model))
             flat.append(
                 parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
             )
@@ -89,7 +92,7 @@ class _Convoy:
         self.parameters = torch.stack(flat).to(device)
         self.buffers = {name: torch.stack(many).to(device) for name, many in buffers.items()}
         self.walks = [
-            Walk(plan, self._state(row), progress)
+            Walk(plan, self._state(row), progress, heads[row])
             for row, (plan, progress) in enumerate(zip(plans, resume, strict=True))
         ]
         shards: dict[int, dict[int, Shard]] = {}
@@ -97,7 +100,11 @@ class _Convoy:
             walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
             walk.rng = self.walks[0].rng
         gradient = BatchedGradient(
-            self.show.model, self.show.layout, plans[0].task.loss, speed.precision
+            self.show.model,
+            self.show.layout,
+            plans[0].task.loss,
+            speed.precision,
+            heads[0] if len(set(heads)) == 1 else None,
         )
         self.lockstep = LockStep(self.parameters, self.buffers, gradient)
 

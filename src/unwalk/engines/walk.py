@@ -12,9 +12,10 @@ from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.workspace import State
+from unwalk.core.workspace import State, Workspace
 from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.execute import Bench, check_finite
+from unwalk.engines.linear import BareLinear, head_of, prepared
 
 CHECKED_EVERY = 10
 """On a CUDA device asking for a value waits for all work before it, so it is asked less often."""
@@ -37,11 +38,15 @@ class Arrival:
 class Walk:
     """A plan, its state and its progress."""
 
-    def __init__(self, plan: Plan, state: State, resume: Progress | None) -> None:
+    def __init__(
+        self, plan: Plan, state: State, resume: Progress | None, head: BareLinear | None = None
+    ) -> None:
         self.plan = plan
         self.end = plan.hops
         self.state = state
         self.shards: dict[int, Shard] = {}
+        self.ready: dict[int, tuple[Shard, Shard]] = {}
+        self.head = head_of(plan, state.model) if isinstance(state, Workspace) else head
         self.generator = torch.Generator(device=state.device)
         self.rng = plan.seeds.numpy("unused")
         if resume is None:
@@ -95,6 +100,7 @@ class Walk:
             generator=self.generator,
             digest=token.digest() if plan.noise.needs_digest else None,
             captured=captured,
+            head=self.head,
         )
         program = phase.method.visit(visit)
         if any(isinstance(op, Project) and op.round_arrival for op in program):
@@ -212,6 +218,11 @@ class Walk:
             state.kept.clear()
 
     def _shard(self, peer: int) -> Shard:
+        """A peer's records, as steps want them; the same object for as long as they stay so."""
         if peer not in self.shards:
             self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)
-        return self.shards[peer]
+        given, (known, ready) = self.shards[peer], self.ready.get(peer, (None, None))
+        if ready is None or known is not given:
+            ready = prepared(given, self.head, self.plan, self.state.parameters)
+            self.ready[peer] = (given, ready)
+        return ready

@@ -43,6 +43,7 @@ T = TypeVar("T", Deletion, Trigger)
 CHOICES: dict[str, Collection[str]] = {
     "method": METHODS,
     "graph.kind": walks.GRAPHS,
+    "model.precision": ("float32", "float64"),
     "train.optimizer": OPTIMIZERS,
     "train.state": OPTIMIZER_STATES,
     "train.work": WORK,
@@ -307,7 +308,7 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
     if config.graph.kind == "edge-list" and task is None:
         graph = _graph(config, config.peers)
         return _assembled(config, _task(config, graph.peers), graph)
-    task = task or _task(config, config.peers)
+    task = _task(config, config.peers) if task is None else _in_precision(config, task)
     for key, asked, there in (
         ("peers", config.peers, task.peers),
         ("forget.peer", config.forget.peer, task.unlearner),
@@ -364,7 +365,15 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
         forget=forget,
         trigger=trigger,
         options={k: v for k, v in given.items() if v is not None},
+        dtype=getattr(torch, config.model.precision),
     )
+
+
+def _in_precision(config: Config, task: ShardedTask) -> ShardedTask:
+    """A task that was brought along, in 64 bits where the settings say so."""
+    if config.model.precision == "float64" and task.dtype != torch.float64:
+        return replace(task, dtype=torch.float64)
+    return task
 
 
 def _over(base: T, given: object, *leave: str) -> T:

@@ -56,6 +56,7 @@ class ModelConfig:
     """What is trained."""
 
     name: str | None = setting(None, "a named model, or package.module:factory; empty: the task's")
+    precision: str = setting("float32", "inputs and parameters: float32, or float64 to certify")
 
 
 @dataclass(frozen=True)

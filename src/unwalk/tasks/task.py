@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from unwalk.core.data import Held, Shard
+from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
@@ -197,7 +197,7 @@ class ShardedTask:
             return Shard(x, y, records, self.source.augment, stamp, poisoned)
         x = x.clone()
         x[poisoned] = stamp(x[poisoned])
-        return Shard(x, y, records)
+        return Shard(self._typed(x), y, records)
 
     def _marked(self, peer: int) -> Marked:
         table = self.holdings.table(peer)
@@ -222,7 +222,9 @@ class ShardedTask:
         return sample
 
     def _typed(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.dtype is None else x.to(self.dtype)
+        x = x if self.dtype is None else x.to(self.dtype)
+        norm = self.source.feature_norm
+        return x if norm is None or x.dtype != torch.float64 else within(x, norm)
 
     @staticmethod
     def _held(shard: Shard, rows: Rows) -> Held:
