@@ -121,8 +121,9 @@ def _origin(event: ev.Event) -> str | None:
 def check_single_draw(transcript: Transcript) -> None:
     """Noise that is drawn again after its result was looked at is no longer Gaussian noise.
 
-    The settings say how often it was drawn; the register of the secret, where one is kept, says
-    whether noise was drawn before to hide any of these records, under whatever settings.
+    The settings say how often it was drawn; the register of the secret, where one is kept, says of
+    each draw whether noise was drawn before to hide any of these records, under whatever settings
+    and on whatever machine.
     """
     attempt = transcript.header.get("attempt", 1)
     if attempt != 1:
@@ -131,14 +132,27 @@ def check_single_draw(transcript: Transcript) -> None:
             "chosen after a look is not the noise that was accounted for.",
             "redrawn",
         )
-    release = transcript.header.get("release")
-    if release is not None and release.get("earlier") != 0:
-        raise Refused(
-            f"the peer's register shows {release.get('earlier')!r} earlier noisy releases for "
-            "records of this request: the noise was redrawn, and a draw that is chosen after a "
-            "look is not the noise that was accounted for; a restart is exact at any time.",
-            "redrawn",
-        )
+    for hop, event in transcript.events():
+        if isinstance(event, ev.GaussianNoise) and event.draw is not None and event.draw[2] != 0:
+            refuse(
+                "redrawn",
+                hop,
+                event,
+                f"the peer's register shows {event.draw[2]!r} earlier draws for records of this "
+                "request: the noise was redrawn, and a draw that is chosen after a look is not the "
+                "noise that was accounted for; a restart is exact at any time",
+            )
+
+
+def draws_of(transcript: Transcript) -> list[ev.Draw | None]:
+    """The register's entry of every noise that was added, None where there is none."""
+    found: list[ev.Draw | None] = []
+    for _, event in transcript.events():
+        if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+            found.append(event.draw)
+        elif isinstance(event, ev.GradientSteps) and event.noise > 0.0:
+            found.append(None)
+    return found
 
 
 def check_scaling(transcript: Transcript) -> None:

@@ -22,7 +22,7 @@ from unwalk.peers.identity import now
 from unwalk.peers.leaving import LEAVING as LEAVING
 from unwalk.peers.leaving import Leaving
 from unwalk.peers.quiet import Quiet
-from unwalk.peers.register import release_of, was_released
+from unwalk.peers.register import was_released
 from unwalk.peers.requests import Batch, Request
 
 if TYPE_CHECKING:
@@ -197,6 +197,7 @@ class Aftermath:
                 spec.requests,
                 0 if spec.method == "restart" else spec.position,
                 known,
+                model=chapters.final(number),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others
@@ -256,9 +257,6 @@ class Aftermath:
         first = visits[number][0]["visit"]["receiver"]
         if spec.method == "rewind" and not spec.vanished and first != spec.peer:
             header["recovered"] = True
-        release = release_of(chapters.bundle, chapters.runs[number])
-        if release is not None:
-            header["release"] = release
         return walked(header, places, visits), signed
 
     # The next chapter
