@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import Surroundings
 from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 from unwalk.engines.batched_conv import FusedConv2d, usable
@@ -266,6 +267,8 @@ class BatchedGradient:
         self.module = rewritten(copy.deepcopy(model), fused).train()
         # Examples are mapped over as well as models, which the kernels do not do.
         self.single = rewritten(copy.deepcopy(model)).train() if fused else self.module
+        modules = [self.module] if self.single is self.module else [self.module, self.single]
+        self.around = [Surroundings(module) for module in modules]
         self.layout = layout
         self.loss = loss
         self.stated = {
@@ -277,6 +280,11 @@ class BatchedGradient:
         self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
             one, in_dims=(0, 0, 0, 0, 0), randomness="different"
         )
+
+    def put_back(self) -> None:
+        """Undo what modules of the user's own keep outside the tokens."""
+        for around in self.around:
+            around.put_back()
 
     @property
     def mixes_rows(self) -> bool:

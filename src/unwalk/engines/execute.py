@@ -321,6 +321,9 @@ def _forget(what: str, bench: Bench) -> None:
     if what == "optimizer":
         bench.work.moments.clear()
         bench.work.optimizer_steps = 0
+    elif what == "buffers":
+        for name, buffer in bench.work.buffers.items():
+            buffer.copy_(bench.work.initial_buffers[name])
     else:
         bench.local.moments.clear()
         bench.local.sums.clear()

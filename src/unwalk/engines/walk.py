@@ -62,6 +62,7 @@ class Walk:
     ) -> Arrival:
         """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state
+        state.put_back()
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
         begun = self._begin(number, phase) if phase_hop == 1 else ()
@@ -134,6 +135,7 @@ class Walk:
         """Check the parameters (unless that was done), write the visit down, hand the token on."""
         hop, peer, state = arrival.hop, arrival.bench.peer, self.state
         end = hop == self.end
+        state.put_back(visited=True)
         if not checked and self.to_check(hop):
             check_finite(arrival.bench)
         arrival.bench.local.visits += 1
@@ -170,7 +172,7 @@ class Walk:
             state.moments.clear()
             state.optimizer_steps = 0
             begun.append(ev.Wipe("optimizer"))
-        travels = (*sorted(state.buffers), *phase.method.travels)
+        travels = (*map(_buffer_name, sorted(state.buffers)), *phase.method.travels)
         start = "initial" if number == 0 else phase.start
         hop = phase.start_hop if kept else None
         return (ev.Start(phase.name, start, phase.carries_forgotten, travels, hop), *begun)
@@ -226,3 +228,8 @@ class Walk:
             ready = prepared(given, self.head, self.plan, self.state.parameters)
             self.ready[peer] = (given, ready)
         return ready
+
+
+def _buffer_name(name: str) -> str:
+    """A buffer's name in the log, told apart from that of a moment or of sums."""
+    return f"buffer.{name}" if name in ("momentum", "mean", "square", "sums") else name

@@ -170,7 +170,7 @@ class Book:
         """No walk at all: what is to be forgotten was never used."""
         plan = self.forgetting(spec, run, earlier)
         *before, phase = plan.phases
-        public = {**plan.public, "rewind": "first-use"}
+        public = {**plan.public, "rewind": "unused"}
         return replace(plan, phases=(*before, replace(phase, hops=0)), public=public)
 
 

@@ -32,7 +32,7 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
         "epsilon": config.unlearn.epsilon,
         "delta": config.unlearn.delta,
         "attempt": config.noise.attempt,
-        "normalisation": _normalisation(config, task),
+        **_of_the_data(config, task),
         "iterate": config.train.keep,
         "precision": _precision(config, task),
         **_batching(config),
@@ -40,6 +40,7 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
     }
     if method in GOING_BACK:
         facts["rewind"] = way_back(config, method)
+        facts["slices"] = config.train.slices
     if method == "sisa" and config.train.shards > 1:
         facts["shards"] = config.train.shards
     if method == "rrdu" or (method == "seal" and config.seal.visits):
@@ -63,13 +64,22 @@ def announced(config: Config, task: ShardedTask) -> int:
     return cap
 
 
-def _normalisation(config: Config, task: ShardedTask) -> str:
-    given = config.data.normalisation
-    if given is not None:
-        return given
-    if config.task != "file":
-        return task.source.normalisation
-    return "declared" if config.data.labels else "labels-as-they-occur"
+def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
+    """Where scales and classes come from, how data were dealt, and whose code computes.
+
+    What the user says of the scaling counts only where the program does not know better.
+    """
+    source = task.source
+    known, given = source.normalisation, config.data.normalisation
+    facts: dict[str, Any] = {
+        "normalisation": given if given is not None and known == "unknown" else known,
+        "labels": source.labels_from,
+        "dealing": task.holdings.dealing,
+        "holdout": source.holdout,
+        "code": "own" if task.own_code else "built-in",
+    }
+    found = task.outside_state
+    return facts if found is None else {**facts, "outside_state": found}
 
 
 def _precision(config: Config, task: ShardedTask) -> str:
