@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.certificates.claims import claims_of, phase_that_forgets
+from unwalk.certificates.deeds import deeds_of
 from unwalk.certificates.threats import certifier, threat_model
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
@@ -86,6 +87,7 @@ def certificate_of(transcript: Transcript) -> dict[str, Any]:
             "hops": len(hops),
             "noise_std": _stds(hops),
         },
+        "done": deeds_of(transcript, hops),
         "noise": {"origin": origin, "meaning": NOISE[origin]},
         "redraws": _redraws(header, origin),
         "transcript": {
