@@ -159,10 +159,10 @@ def _began(document: dict[str, Any]) -> str:
 def _walked(done: dict[str, Any], u: int) -> str:
     if done["hops"] == 0:
         return ""
-    visits = f"{done['visits']:,} of them" if done["visits"] else "none of them"
-    if done["hops"] == done["visits"] == 1:
-        visits = "the one"
-    told = f"The walk had {_counted(done['hops'], 'hop')} more, {visits} at peer {u}"
+    visits = f"{done['visits']:,} of them at" if done["visits"] else "none of them at"
+    if done["hops"] == 1:
+        visits = "at" if done["visits"] else "not at"
+    told = f"The walk had {_counted(done['hops'], 'hop')}, {visits} peer {u}"
     if not done["used"]:
         return f"{told}; the records were not used any more."
     how = ""
@@ -199,7 +199,7 @@ def _who(noise: dict[str, Any], document: dict[str, Any]) -> str:
 def _often(noise: dict[str, Any]) -> str:
     if noise["times"] == 1:
         return "once"
-    if noise["times"] == noise["hops"]:
+    if noise["hops"] in (1, noise["times"]):
         return f"{noise['times']:,} times"
     return f"{noise['times']:,} times, in {_counted(noise['hops'], 'hop')}"
 

@@ -221,7 +221,8 @@ def _verdict(result: Result) -> str:
     lines += [tag("p", escape(text)) for text in others]
     proved = next((c for c in result.claims if c.grade in PROVED), None)
     if proved is not None and (bound := words.bound(proved)):
-        lines.append(tag("p", escape(bound), class_="note"))
+        would = "It would be: " if result.badge == "rehearsal" else ""
+        lines.append(tag("p", escape(f"{would}{bound}"), class_="note"))
     kind = f"verdict {result.badge if result.badge in SHOWN else ''}".strip()
     return tag(
         "div",
