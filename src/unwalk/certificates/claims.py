@@ -21,7 +21,7 @@ Proof = Callable[[Transcript, list[Hop], float], Claim]
 def _events(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """Any method without an accountant of its own: whatever its events allow."""
     if not hops:
-        raise Refused(_unbounded(transcript), "un-noised")
+        raise _unbounded(transcript)
     return sealed_claim(transcript, hops[0].phase, delta)
 
 
@@ -54,21 +54,25 @@ PROOFS: dict[str, Proof] = {
 }
 
 
-def _unbounded(transcript: Transcript) -> str:
+def _unbounded(transcript: Transcript) -> Refused:
+    """Why nothing is claimed of a walk that ended with training."""
     u, per_example = unlearner_of(transcript), False
     for hop, event in transcript.events():
         if isinstance(event, ev.GradientSteps):
             if hop.receiver == u and event.noise == 0.0:
-                return f"hop {hop.hop}, {event.kind} at peer {u}: {UN_NOISED}."
+                place = f"hop {hop.hop}, {event.kind} at peer {u}"
+                return Refused(f"{place}: {UN_NOISED}.", "un-noised")
             per_example = per_example or event.clip_per_example is not None
     if per_example:
-        return (
+        return Refused(
             "no accountant bounded this walk: its batches are not Poisson samples, and its number "
-            "of visits was not capped."
+            "of visits was not capped.",
+            "no-accountant",
         )
-    return (
+    return Refused(
         "no accountant bounded this walk: the paper's formulas leave constants open and need a "
-        "convex, smooth loss."
+        "convex, smooth loss.",
+        "no-accountant",
     )
 
 

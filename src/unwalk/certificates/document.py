@@ -16,6 +16,7 @@ from typing import Any
 
 from unwalk.certificates.claims import claims_of, phase_that_forgets
 from unwalk.certificates.conditions import draws_of
+from unwalk.certificates.deeds import deeds_of
 from unwalk.certificates.threats import certifier, threat_model
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
@@ -97,6 +98,7 @@ def certificate_of(
             "hops": len(hops),
             "noise_std": _stds(hops),
         },
+        "done": deeds_of(transcript, hops),
         "noise": {"origin": origin, "meaning": NOISE[origin]},
         "redraws": _redraws(transcript, origin),
         "transcript": {

@@ -13,6 +13,7 @@ import typer
 
 from unwalk.cli.terminal import JsonOption, show
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 
 if TYPE_CHECKING:
     from unwalk.certificates import Verdict
@@ -165,22 +166,22 @@ def _report(
     differences: list[str],
     json_: bool,
 ) -> None:
+    from unwalk.certificates.words import claim_lines, verdict_line
+
     problems = [*verdict.problems, *differences]
     lines = [verdict.headline if not differences else "changed"]
     lines += [f"changed: {text}" for text in problems]
     lines += [f"checked: {text}" for text in verdict.notes]
     if replayed and not differences:
         lines.append("checked: done again from data and secrets, every hop came out the same")
-    for claim in document.get("claims", []) if not problems else []:
-        numbers = ""
-        if claim["epsilon"] is not None:
-            numbers = f" (epsilon {claim['epsilon']:.6g}, delta {claim['delta']:.6g})"
-        lines.append(f"{claim['grade']}{numbers}: {claim['reason']}")
+    if not problems:
+        lines += claim_lines(document)
     if not problems and document.get("noise", {}).get("origin") != "none":
         lines.append(f"noise: {document['noise']['meaning']}")
         lines.append(f"redraws: {document['redraws']['meaning']}")
     if not problems:
         lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
+        lines.append(verdict_line(document))
     answer = {
         "verdict": lines[0],
         "problems": problems,
@@ -190,6 +191,8 @@ def _report(
         "model": verdict.model,
         "replayed": replayed,
         "claims": document.get("claims", []),
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
         "noise": document.get("noise"),
         "redraws": document.get("redraws"),
         "not_shown": document.get("not_shown", []),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
+from unwalk.core.refusals import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest, history
 from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
@@ -285,7 +286,8 @@ class Aftermath:
         except NotYet:
             return
         except (Refused, InvalidInput, Corrupt) as error:
-            requests.advance(batch.ids, "refused", reason=str(error))
+            why = advised(error) if isinstance(error, Refused) else str(error)
+            requests.advance(batch.ids, "refused", reason=why)
             chapters.journal.write(
                 "request refused", requests=list(batch.ids), why=str(error)[:300]
             )
@@ -389,7 +391,7 @@ class Aftermath:
                 before = walked(header, places, visits)
                 chapters.book.forgetting(spec, run, chapters.specs, before)
             return spec
-        raise Refused(f"{GONE}, and {oldest.method} needs it.")
+        raise Refused(f"{GONE}, and {oldest.method} needs it.", "token-gone")
 
     def _has_token(self, position: int, peer: int) -> bool:
         chapters = self.chapters

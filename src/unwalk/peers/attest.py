@@ -23,7 +23,9 @@ from typing import Any
 from unwalk.certificates import certificate_of, verify
 from unwalk.certificates.document import FILE, MODEL, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
+from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.core.transcript import Transcript, canonical
 from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import as_walked
@@ -291,5 +293,7 @@ def verified(place: Path, authority: Path) -> dict[str, Any]:
         "model": verdict.model,
         "replayed": False,
         "claims": document["claims"],
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
         "not_shown": document["not_shown"],
     }

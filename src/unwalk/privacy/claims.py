@@ -62,10 +62,15 @@ def unlearner_of(transcript: Transcript) -> int:
     return u
 
 
+FACT_CODES = {"loss": "loss", "feature_norm": "inputs"}
+"""Facts that are left out where they do not hold: it is not the log that is amiss then."""
+
+
 def fact(transcript: Transcript, name: str, why: str) -> Any:
     """A public fact from the header; refused when it is not recorded."""
     if name not in transcript.header:
-        raise Refused(f"the transcript's header does not record {name!r}: {why}.", "missing-fact")
+        code = FACT_CODES.get(name, "missing-fact")
+        raise Refused(f"the transcript's header does not record {name!r}: {why}.", code)
     return transcript.header[name]
 
 

@@ -191,7 +191,7 @@ def _noisy_start(config: Config, task: ShardedTask, header: dict[str, Any]) -> D
 
 def _rewind(method: str, config: Config, task: ShardedTask, trained: Transcript | None) -> Decided:
     if config.train.keep != "last":
-        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.")
+        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.", "iterate")
     if method == "sisa" and config.train.slices == config.train.shards == 1:
         raise InvalidInput(
             "sisa needs train.shards or train.slices; both are 1, allowed: 2 or more of one of "
