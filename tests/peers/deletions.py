@@ -122,7 +122,7 @@ class Hamlet(Village):
 
     def trained(self, *peers: int) -> bool:
         return all(
-            self.peers[p].service.whole.is_set() and self.peers[p]._final(len(self.peers[p].specs))
+            self.peers[p].service.whole.is_set() and self.peers[p].final(len(self.peers[p].specs))
             for p in (peers or self.peers)
         )
 

@@ -46,7 +46,7 @@ class MemoryDesk:
         if self.broken:
             raise RuntimeError("a secret about r-17")
         parts = tuple(
-            d.Spent(c.name, c.grade, c.epsilon or 0.0, c.delta or 0.0, 1.0, 1e-5)
+            d.Spent(c.name, c.grade, c.epsilon or 0.0, c.delta or 0.0, 1.0, 1e-5, c.badge)
             for c in self.files.values()
         )
         return d.Overview(
@@ -113,6 +113,7 @@ class MemoryDesk:
             complete=not pending,
             pending=pending,
             issued="2026-03-04T11:00:00+00:00",
+            badge=form.grade,
         )
         self.known -= set(form.records)
         self.views[id] = replace(self.views[id], stage=stage, chapter=chapter, certificate=name)

@@ -64,7 +64,9 @@ def test_every_method_leaves_a_certificate_that_verifies_and_replays(method, tmp
     result = small_run({**FLAT, **entering}, method=name, compare=[], out=out)
     assert result.result["claims"][-1]["grade"] in ("certified", "exact")
     transcript = Transcript.read(out / "transcript.jsonl")
-    verdict = verify(read_certificate(out / "certificate.json"), transcript)
+    raw = (out / "model.safetensors").read_bytes()
+    verdict = verify(read_certificate(out / "certificate.json"), transcript, model=raw)
+    assert verdict.model == "checked"
     assert (verdict.problems, verdict.exit_code) == ((), 3)
     assert replay(out, transcript) == []
 
@@ -211,7 +213,10 @@ def test_rivals_draw_too(secret, tmp_path):
     result = small_run(chosen, compare=["ball-seal", "restart"]).result
     assert result["claims"][0]["grade"] == "certified"
     (register,) = tmp_path.glob("releases-*.jsonl")
-    assert len(register.read_text().splitlines()) == 2
+    runs = [json.loads(line)["run"].split("/")[-1] for line in register.read_text().splitlines()]
+    assert set(runs) == {"seal", "ball-seal"}
+    assert runs.count("seal") == 1
+    assert secretly(secret, method="ball-seal")[0]["code"] == "redrawn"
     assert register.stat().st_mode & 0o777 == 0o600
 
 
@@ -236,17 +241,6 @@ def test_a_register_that_was_changed_is_noticed(secret, tmp_path):
     register.chmod(0o644)
     with pytest.raises(InvalidInput, match="mode 0644"):
         secretly(secret)
-
-
-def test_replay_is_no_release_and_works_without_the_register(secret, tmp_path):
-    out = tmp_path / "run"
-    chosen = {**FLAT, "noise.source": "secret", "noise.secret_file": str(secret)}
-    small_run(chosen, compare=[], out=out)
-    (register,) = tmp_path.glob("releases-*.jsonl")
-    register.unlink()
-    transcript = Transcript.read(out / "transcript.jsonl")
-    assert replay(out, transcript) == []
-    assert not register.exists()
 
 
 def test_own_data_have_to_say_how_they_were_scaled():

@@ -6,14 +6,19 @@ configuration.  Two sources exist:
 * :class:`SimulatedNoise` draws from a known seed.  A simulated run can be repeated to the bit,
   and everything made from it says ``simulation``: it shows what a guarantee would look like and
   protects nobody.
-* :class:`SecretNoise` draws from a peer's own secret through
-  HMAC-SHA256(secret, run, hop, digest of the incoming token): never one noise on two inputs.
+* :class:`SecretNoise` draws from a peer's own secret: HMAC-SHA256 of the secret and of what the
+  noise is drawn for gives the key.  Never one noise on two inputs.
 
-Simulated noise comes from torch's generator, which is no cipher (on a CPU it takes 32 bits of its
-seed, so that all its streams can be tried).  Secret noise comes from SHAKE-256 keyed with the
-256 bits of the HMAC, by the transform of Box and Muller in 64-bit arithmetic: values up to 8.57
-standard deviations occur, and larger ones, of probability 1e-17, do not.  The rounding of floating
-point leaves the textbook Gaussian only approximately true, as ``docs/architecture.md`` says.
+Either gives noise of two kinds.  What a guarantee rests on is *released*: ``release`` returns the
+correctly rounded value of the real sum of parameters and Gaussian (``core/rounding.py``).  That is
+a function of what the textbook's Gaussian mechanism puts out, so the number format gives nothing
+away.  Its random bits come from SHAKE-256 keyed with the 256 bits of the HMAC, or, in a simulation,
+from the counter-based Philox; the rest of the code is the same.  ``draw`` returns floating-point
+normals for methods whose guarantee is nominal: the low bits of such a sum tell what the noise was
+added to, and nothing is certified of it.
+
+That SHAKE-256 cannot be told from random bits is an assumption of cryptography.  How long a release
+takes is not hidden.
 """
 
 from __future__ import annotations
@@ -80,17 +85,22 @@ class Register(Protocol):
 
 @dataclass(frozen=True)
 class ShakeBits:
-    """Bits of SHAKE-256: nobody without the 256-bit ``key`` can tell them from random ones."""
+    """Bits of SHAKE-256: nobody without the 256-bit ``key`` can tell them from random ones.
+
+    The key always has 32 bytes, so that no key and label together are another key and label.
+    """
 
     key: bytes = field(repr=False)
 
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        return np.frombuffer(hashlib.shake_256(self.key).digest(8 * count), "<u8")
+        stream = hashlib.shake_256(self.key + b"/words").digest(8 * count)
+        return np.frombuffer(stream, "<u8", count)
 
     def more(self, place: int, count: int) -> int:
-        key = self.key + b"/more/" + str(place).encode()
-        size = (count + 7) // 8
-        return int.from_bytes(hashlib.shake_256(key).digest(size), "big") >> (8 * size - count)
+        return _more(self.key, place, count)
 
 
 @dataclass(frozen=True)
@@ -99,12 +109,27 @@ class PhiloxBits:
 
     key: bytes
 
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        key = np.frombuffer(self.key[:16], dtype=np.uint64)
+        key = np.frombuffer(self.key[:16], "<u8").astype(np.uint64)
         return np.random.Philox(key=key).random_raw(count)
 
     def more(self, place: int, count: int) -> int:
-        return ShakeBits(self.key).more(place, count)
+        return _more(self.key, place, count)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != 32:
+        raise InvalidInput(f"the key of random bits has {len(key)} bytes; allowed: 32.")
+
+
+def _more(key: bytes, place: int, count: int) -> int:
+    """The first ``count`` bits of a stream of its own for every place."""
+    size = (count + 7) // 8
+    stream = hashlib.shake_256(key + f"/more/{place}".encode()).digest(size)
+    return int.from_bytes(stream, "big") >> (8 * size - count)
 
 
 def _known_normals(

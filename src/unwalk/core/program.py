@@ -15,6 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unwalk.core.events import WIPES
+from unwalk.core.validation import check_choice
+
 Rows = npt.NDArray[np.int64]
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -125,9 +128,13 @@ class Project:
 
 @dataclass(frozen=True)
 class Forget:
-    """Erase state: ``optimizer`` (moments in the token and the step count) or ``local``."""
+    """Erase state: ``optimizer`` (moments in the token and the step count), ``buffers`` (back to
+    their initial values) or ``local``."""
 
     what: str
+
+    def __post_init__(self) -> None:
+        check_choice("what", self.what, WIPES)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from unwalk.core.program import (
 from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.workspace import State, Workspace
 from unwalk.engines.captured import CapturedSteps
+from unwalk.engines.linear import BareLinear
 from unwalk.engines.per_example import add_clipped
 from unwalk.engines.sums import replace_sums
 
@@ -44,6 +45,7 @@ class Bench:
     generator: torch.Generator
     digest: str | None = None
     captured: CapturedSteps | None = None
+    head: BareLinear | None = None
     draws: int = 0
 
     def normals(self) -> torch.Tensor:
@@ -223,6 +225,10 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
             share = torch.from_numpy(weight[there]).to(x.device)
             add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
             continue
+        if bench.head is not None:
+            share = torch.from_numpy(weight[there]).to(work.gradient)
+            work.gradient.add_(bench.head.gradient(work.parameters, x, y, share))
+            continue
         output = work.model(x)
         if bench.loss is None:
             losses = functional.cross_entropy(output, y, reduction="none")
@@ -315,6 +321,9 @@ def _forget(what: str, bench: Bench) -> None:
     if what == "optimizer":
         bench.work.moments.clear()
         bench.work.optimizer_steps = 0
+    elif what == "buffers":
+        for name, buffer in bench.work.buffers.items():
+            buffer.copy_(bench.work.initial_buffers[name])
     else:
         bench.local.moments.clear()
         bench.local.sums.clear()

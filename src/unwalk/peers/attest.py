@@ -2,7 +2,8 @@
 
 A certificate lies in a folder of its own: ``certificate.json``, ``transcript.jsonl`` (every visit
 on the line before the request, then the chapter's) and ``visits.jsonl`` (the same visits as the
-peers signed them).  ``unwalk verify certificate.json --trust ca.pem`` checks all three.
+peers signed them).  The model that it is for is the token that the chapter ended with, in the same
+store.  ``unwalk verify certificate.json --trust ca.pem`` checks all four.
 
 What it states of peers stands under ``peers``: who signed what, who erased, who is still pending.
 As receipts come in it is issued again, with the same claims.
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.certificates import certificate_of, verify
-from unwalk.certificates.document import FILE, read_certificate, text_of
+from unwalk.certificates.document import FILE, MODEL, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
+from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.core.transcript import Transcript, canonical
 from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import as_walked
@@ -43,7 +46,10 @@ RULE = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What a certificate says of peers; ``receipts`` by name, of those who have erased."""
+    """What a certificate says of peers; ``receipts`` by name, of those who have erased.
+
+    ``model`` is the digest of the token that the chapter ended with, where it is here.
+    """
 
     chapter: int
     run: str
@@ -51,6 +57,7 @@ class Facts:
     erased_after: int
     receipts: Mapping[str, dict[str, Any]]
     silent: bool = False
+    model: str | None = None
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -126,10 +133,13 @@ def issue(
     network, folder = bundle.network, bundle.store / FOLDER
     place = folder / name
     text = visits_text(visits)
-    version = 1
+    version, model = 1, None
     if (before := intact(place / FILE)) is not None:
         version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
-    document = certificate_of(transcript)
+        model = before["model"]
+    if facts.model is not None:
+        model = {"file": MODEL, "sha256": facts.model}
+    document = certificate_of(transcript, model)
     claim = proved(document)
     issued_before, changed = read_all(folder)
     others = [
@@ -253,12 +263,23 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
     return sorted(names)
 
 
+def released(document: Mapping[str, Any], place: Path) -> Path | None:
+    """The model that a certificate is for: beside its file, or in the store that it lies in."""
+    said = document.get("model")
+    digest = said.get("sha256") if isinstance(said, dict) else None
+    kept = place.resolve().parent.parent.parent / "tokens" / f"{digest}.safetensors"
+    there = [path for path in (place.with_name(MODEL), kept) if path.is_file()]
+    return there[0] if there else None
+
+
 def verified(place: Path, authority: Path) -> dict[str, Any]:
     """What ``unwalk verify --json`` says of the certificate in a file, with its CA trusted."""
     document = read_certificate(place)
     path = place.with_name(TRANSCRIPT)
     transcript = Transcript.read(path) if path.is_file() else None
-    verdict = verify(document, transcript, trust=str(authority), now=now())
+    model = released(document, place)
+    raw = None if model is None else model.read_bytes()
+    verdict = verify(document, transcript, model=raw, trust=str(authority), now=now())
     problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
         found, said = check(document, transcript, place, authority)
@@ -269,7 +290,10 @@ def verified(place: Path, authority: Path) -> dict[str, Any]:
         "checked": notes,
         "signer": verdict.signer,
         "trusted": verdict.known,
+        "model": verdict.model,
         "replayed": False,
         "claims": document["claims"],
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
         "not_shown": document["not_shown"],
     }

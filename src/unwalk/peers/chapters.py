@@ -26,7 +26,7 @@ from unwalk.peers.gauge import Gauge
 from unwalk.peers.own_task import open_records
 from unwalk.peers.protocol import Reply
 from unwalk.peers.records import Records
-from unwalk.peers.register import enter_release
+from unwalk.peers.register import noting
 from unwalk.peers.requests import Requests
 from unwalk.peers.service import Service, end_all
 from unwalk.peers.sources import DataSettings, SourceRefused
@@ -116,9 +116,10 @@ class Chapters:
             token = model
         contacted = not public and self._was_visited(number)
         chapter = Chapter(number, run, public, token, contacted, spec, model)
+        plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def _final(self, number: int) -> str | None:
+    def final(self, number: int) -> str | None:
         """The digest of the model that a chapter ended with, if it is here."""
         found = self.store.load(self.runs[number])
         value = None if found is None else found[0].committed
@@ -132,7 +133,7 @@ class Chapters:
         A chapter that was given up ended with the model that it began with.
         """
         after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self._final(n) for n in range(number - 1, after - 1, -1))
+        found = (self.final(n) for n in range(number - 1, after - 1, -1))
         return next((token for token in found if token is not None), None)
 
     @property
@@ -206,15 +207,12 @@ class Chapters:
 
     def _data(self, number: int) -> Callable[[int], Shard] | None:
         """The records for a visit of a chapter, as they are when it begins."""
-        records, requests = self.records, self.requests
-        if records is None or requests is None:
+        records = self.records
+        if records is None:
             return None
 
         def data(hop: int) -> Shard:
-            forgetting: tuple[str, ...] = ()
-            if number and self.specs[number - 1].peer == self.me:
-                forgetting = requests.of_chapter(number).records
-                self._enter(number, hop, forgetting)
+            forgetting = self._forgotten(number)
             shard, refused = records.begin_visit(number, hop, forgetting)
             if refused is not None:
                 self.journal.write("records", reason=refused.for_log)
@@ -222,12 +220,16 @@ class Chapters:
 
         return data
 
-    def _enter(self, number: int, hop: int, forgetting: tuple[str, ...]) -> None:
-        """Before noise is drawn to hide records it is written down, so that it is drawn once."""
-        secret = self.network.noise == "secret"
-        if secret and hop == 1 and self.specs[number - 1].method == "seal":
-            enter_release(self.bundle, self.runs[number], forgetting)
-            self.store.fault("release entered")
+    def _forgotten(self, number: int) -> tuple[str, ...]:
+        """The keyed hashes of the records that this peer forgets in a chapter."""
+        if self.requests is None or not number or self.specs[number - 1].peer != self.me:
+            return ()
+        return self.requests.of_chapter(number).records
+
+    def _hidden(self, number: int) -> tuple[tuple[str, ...], Shard | None]:
+        """What noise of a chapter hides: hashes of records, and the records themselves."""
+        hashes = self._forgotten(number)
+        return hashes, self.records.shard(hashes) if self.records is not None and hashes else None
 
     def walked_before(self, number: int) -> Transcript:
         """What was walked on the line before a chapter, as its certificate will have it."""

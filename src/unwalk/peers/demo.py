@@ -310,9 +310,9 @@ def _conclude(
     found = attest.verified(place / FILE, folder / "ca.pem")
     if found["problems"]:
         raise UnwalkError(found["problems"][0])
-    for claim in found["claims"]:
-        tell(f"{claim['grade']}: {claim['reason']}")
     tell(f"certificate: {place / FILE}")
+    for line in found["words"]:
+        tell(line)
     return place / FILE
 
 

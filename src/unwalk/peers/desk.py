@@ -163,7 +163,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class CertificateView:
-    """A certificate of this peer: ``pending`` peers have not yet signed that they erased."""
+    """A certificate of this peer: ``pending`` peers have not yet signed that they erased.
+
+    ``badge`` is what people are shown of its grade (:func:`unwalk.core.grades.badge_of`).
+    """
 
     name: str
     requests: tuple[str, ...]
@@ -175,6 +178,7 @@ class CertificateView:
     pending: tuple[str, ...] = ()
     version: int = 1
     issued: str | None = None
+    badge: str = "refused"
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,7 @@ class Spent:
     delta: float
     epsilon_allowed: float | None = None
     delta_allowed: float | None = None
+    badge: str = "refused"
 
 
 @dataclass(frozen=True)

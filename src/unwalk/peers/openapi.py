@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import unwalk
+from unwalk.core.grades import SHOWN
 from unwalk.peers import desk
 
 NUMBERS = {int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}}
@@ -21,6 +22,8 @@ WORDS: dict[str, dict[str, Any]] = {
     "RequestView.stage": {"enum": list(desk.STAGES)},
     "RequestView.grade": {"enum": list(desk.GRADES)},
     "RequestView.records": {"description": "How many records; their ids are not kept."},
+    "CertificateView.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
+    "Spent.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
     "CertificateView.name": {"pattern": f"^{desk.NAME.pattern}$"},
     "CertificateView.complete": {"description": "Whether every peer has signed that it erased."},
     "PeerView.state": {"enum": list(desk.PEER_STATES)},
@@ -87,6 +90,12 @@ VERDICT = {
     "required": ["verdict", "problems"],
     "properties": {
         "verdict": {"type": "string", "description": "In a few words."},
+        "badge": {"type": ["string", "null"], "enum": [*sorted(SHOWN), None]},
+        "words": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Each claim, and last what is guaranteed to whom.",
+        },
         "problems": {
             "type": "array",
             "items": {"type": "string"},

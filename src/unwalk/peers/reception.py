@@ -10,6 +10,7 @@ from typing import Any
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.peers import attest, evidence
 from unwalk.peers.chapters import Chapters
 from unwalk.peers.desk import (
@@ -45,7 +46,8 @@ def check_reachable(
         raise Refused(
             f"grade 'certified' cannot be proved for the way this network trains "
             f"({str(error).rstrip('.')}); ask for grade 'exact', or make a network with preset "
-            "'certified'."
+            "'certified'.",
+            error.code,
         ) from error
 
 
@@ -140,10 +142,14 @@ class Reception:
                         claim["delta"],
                         allowed.get("epsilon") if certified else None,
                         allowed.get("delta") if certified else None,
+                        badge_of(document),
                     )
                 )
         epsilon, delta = attest.compose((p.epsilon, p.delta) for p in parts)
-        return Privacy(epsilon, delta, attest.rule_without(changed), tuple(parts))
+        rule = attest.rule_without(changed)
+        if any(part.badge == "rehearsal" for part in parts):
+            rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
+        return Privacy(epsilon, delta, rule, tuple(parts))
 
     @property
     def _folder(self) -> Any:
@@ -199,6 +205,7 @@ class Reception:
                     tuple(said["pending"]),
                     said["version"],
                     said["issued"],
+                    badge_of(document),
                 )
             )
         return found

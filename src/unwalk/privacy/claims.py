@@ -6,6 +6,7 @@ configuration.  What they cannot bound they refuse, and the refusal names hop an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -61,10 +62,15 @@ def unlearner_of(transcript: Transcript) -> int:
     return u
 
 
+FACT_CODES = {"loss": "loss", "feature_norm": "inputs"}
+"""Facts that are left out where they do not hold: it is not the log that is amiss then."""
+
+
 def fact(transcript: Transcript, name: str, why: str) -> Any:
     """A public fact from the header; refused when it is not recorded."""
     if name not in transcript.header:
-        raise Refused(f"the transcript's header does not record {name!r}: {why}.", "missing-fact")
+        code = FACT_CODES.get(name, "missing-fact")
+        raise Refused(f"the transcript's header does not record {name!r}: {why}.", code)
     return transcript.header[name]
 
 
@@ -159,6 +165,44 @@ def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
             refuse("centre", hop, event, "the ball is centred on theta_0, which depends on D_f")
         if centre not in (*FREE_CENTRES, "start"):
             refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
+
+
+def check_no_buffers(hop: Hop, start: ev.Start, event: ev.GradientSteps) -> None:
+    """Refuse steps on the forgotten records where buffers of the model travel: they leave u
+    un-noised (BatchNorm's statistics)."""
+    for name in start.travels:
+        if name not in MOMENTS:
+            refuse(
+                "travelling-state",
+                hop,
+                event,
+                f"the token carries {name!r}, which steps on forgotten records change and no "
+                "noise hides",
+            )
+
+
+def check_ball(hop: Hop, event: ev.Projection) -> tuple[str, float]:
+    """Centre and radius of a projection on one ball, which keeps the stored model inside it."""
+    if len(event.balls) != 1:
+        refuse(
+            "unknown-event",
+            hop,
+            event,
+            f"a projection on {len(event.balls)} balls at once is not bounded in finite precision",
+        )
+    ((centre, radius),) = event.balls
+    if not 0.0 < radius < math.inf:
+        refuse("bad-event", hop, event, f"a ball of radius {radius:g} is none")
+    return centre, radius
+
+
+def check_grid(hop: Hop, event: ev.GaussianNoise | ev.GradientSteps) -> float:
+    """The public grid of rounded noise, a power of two; refused where there is none."""
+    if event.grid is None:
+        refuse("float-noise", hop, event, "its noise was not rounded to a public grid")
+    if not 0.0 < event.grid < math.inf or math.frexp(event.grid)[0] != 0.5:
+        refuse("float-noise", hop, event, f"the grid {event.grid:g} is no power of two")
+    return event.grid
 
 
 def refuse_unknown(hop: Hop, event: ev.Event) -> NoReturn:

@@ -107,6 +107,7 @@ def weak_convexity_rdp(alpha: float, weights: Sequence[float], values: Sequence[
     if c > 1.0:
         raise Refused(
             f"weak convexity needs every divergence below 1/(alpha - 1) = {1.0 / (alpha - 1.0):g}; "
-            f"one is {max(values):g}.  mixture_rdp needs no such condition."
+            f"one is {max(values):g}.  mixture_rdp needs no such condition.",
+            "lemma",
         )
     return (1.0 + c) * math.fsum(w * v for w, v in zip(weights, values, strict=True))

@@ -40,7 +40,8 @@ def released_distance(
         if step_size > largest:
             raise Refused(
                 f"step {t} has size {step_size:g}, above 2/(beta + lambda) = {largest:g}: it does "
-                "not contract by 1 - eta lambda."
+                "not contract by 1 - eta lambda.",
+                "expanding",
             )
         factor = 1.0 - step_size * strong_convexity
         log += math.log(factor) if factor > 0.0 else -math.inf
@@ -139,7 +140,8 @@ def shifted_sigma(epsilon: float, delta: float, caps: Sequence[float]) -> float:
 
     if excess(1e-12) > 0.0:
         raise Refused(
-            f"epsilon {epsilon:g} at delta {delta:g} is out of reach of Renyi orders up to 10^6."
+            f"epsilon {epsilon:g} at delta {delta:g} is out of reach of Renyi orders up to 10^6.",
+            "out-of-reach",
         )
     root = largest_safe(excess, increasing_root(excess, 1e-12, 1.0)) * (1.0 - 1e-13)
     return math.sqrt(unit) / root

@@ -64,6 +64,8 @@ class Declared:
             self.labels,
             Scale() if len(self.shape) == 3 else None,
             feature_norm=self.norm,
+            normalisation="declared",
+            labels_from="declared",
         )
 
     def at_peer(self, id_column: str | None, label_column: str | None) -> Columns:
@@ -168,6 +170,7 @@ class Elsewhere:
     peers: int
     empty: Table
     records: int = 0
+    dealing: str = "natural"
 
     def table(self, peer: int) -> Table:
         """Nothing: what a peer holds is its own business."""

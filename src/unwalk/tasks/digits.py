@@ -39,7 +39,7 @@ def _read() -> tuple[Source, Table]:
     order = PublicSeeds(0).numpy("task", "digits", "test").permutation(len(labels))
     test = everything.take(np.sort(order[:TEST_RECORDS]))
     names = tuple(str(digit) for digit in range(10))
-    source = Source("digits", 10, Held(test.x, test.y), names, scale=Scale())
+    source = Source("digits", 10, Held(test.x, test.y), names, scale=Scale(), holdout="share")
     return source, everything.take(np.sort(order[TEST_RECORDS:]))
 
 
@@ -60,7 +60,7 @@ def flattened(pictures: torch.Tensor) -> torch.Tensor:
 def _read_flat() -> tuple[Source, Table]:
     source, pool = _read()
     test = Held(flattened(source.test.x), source.test.y)
-    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0)
+    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0, holdout="share")
     return flat, Table(flattened(pool.x), pool.y, pool.ids)
 
 

@@ -36,6 +36,10 @@ class OwnData:
     what is said by ``groups`` (a name or number for each record: one peer a group), by ``parts``
     (rows of each peer; rows in no part are left out), or left to a partition.  ``scale`` says how
     pixels became inputs, where they are pictures; without it they are taken as 0 to 1.
+
+    ``classes`` is their number, or ``labels`` names them; without both they are read off the data,
+    and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
+    come from (see :class:`Source`), for readers of files who know it.
     """
 
     x: Any
@@ -49,6 +53,13 @@ class OwnData:
     scale: Scale | None = None
     augment: Augment | None = None
     name: str = "own"
+    normalisation: str = "unknown"
+    labels_from: str | None = None
+
+    @property
+    def declared_classes(self) -> int | None:
+        """How many classes there are, where that was said."""
+        return self.classes if self.classes is not None or self.labels is None else len(self.labels)
 
 
 def from_arrays(
@@ -174,13 +185,14 @@ def load_own(
 ) -> tuple[Source, Holdings]:
     """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
     x = checked_inputs(data.x, "x", dtype)
-    y = checked_labels(data.y, "y", len(x), data.classes)
+    declared = data.declared_classes
+    y = checked_labels(data.y, "y", len(x), declared)
     pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)))
     parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
     owners = _owners(pool, parts)
     if isinstance(data.test, tuple):
         test_x = checked_inputs(data.test[0], "the test x", dtype)
-        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), data.classes))
+        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), declared))
         if test_x.shape[1:] != x.shape[1:]:
             raise InvalidInput(
                 f"inputs of the test set have shape {tuple(test_x.shape[1:])}; "
@@ -192,7 +204,8 @@ def load_own(
         out = _held_out(owners, check_number("test", data.test, above=0.0, below=1.0), rng)
         held = pool.take(np.flatnonzero(out))
         test, kept = Held(held.x, held.y), np.flatnonzero(~out)
-    classes = data.classes or max(int(y.max()), int(test.y.max()), 1) + 1
+    classes = declared or max(int(y.max()), int(test.y.max()), 1) + 1
+    said = "as-they-occur" if declared is None else "declared"
     source = Source(
         data.name,
         classes,
@@ -200,7 +213,10 @@ def load_own(
         _names(data.labels, classes),
         data.scale or (Scale() if x.dim() > 2 else None),
         data.augment,
-        normalisation="unknown",
+        normalisation=data.normalisation,
+        labels_from=data.labels_from or said,
+        holdout="apart" if isinstance(data.test, tuple) else "share",
+        own_code=data.augment is not None,
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
 
