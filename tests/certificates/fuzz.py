@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -162,7 +162,7 @@ class Case:
             "labels": "published",
             "iterate": keeps[0] if keeps else "last",
             "precision": self.dtype,
-            "batching": "slots" if slotted else "epochs",
+            "batching": "slots" if slotted else "full",
             "slots": self.slots,
             "nominal_batch": self.nominal,
             "slot_cap": self.slot_cap,
@@ -188,9 +188,14 @@ def weights_of(case: Case, work: Work, peer: int, world: int) -> Floats:
     capacity = case.slots * case.slot_cap
     for step in range(work.steps):
         epoch, slot = divmod(step, case.slots)
-        order = np.random.default_rng((case.seed, work.key, epoch)).permutation(capacity)
+        order = _order(case.seed, work.key, epoch, capacity)
         weights[step, rows[order[rows] % case.slots == slot]] = 1.0 / case.nominal
     return weights
+
+
+@lru_cache(maxsize=256)
+def _order(seed: int, key: int, epoch: int, capacity: int) -> Ints:
+    return np.random.default_rng((seed, key, epoch)).permutation(capacity)
 
 
 def acts(case: Case, work: Work, peer: int, world: int) -> bool:
@@ -252,6 +257,12 @@ def _squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return 0.5 * (output - y[:, None]).square().sum(1)
 
 
+@cache
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """One layer for all walks of a shape: to initialise one takes longer than a visit."""
+    return nn.Linear(inputs, outputs, bias=False)
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     case: Case
@@ -273,9 +284,11 @@ class Task:
             made: Any = Counting(case.inputs, case.outputs, dtype)
             head = made.head
         else:
-            made = head = nn.Linear(case.inputs, case.outputs, bias=False, dtype=dtype)
-        head.weight.data = torch.from_numpy(case.theta0).to(dtype).reshape(head.weight.shape)
-        return made
+            made = head = _linear(case.inputs, case.outputs)
+        start = torch.from_numpy(case.theta0).to(dtype).reshape(head.weight.shape)
+        head.weight = nn.Parameter(start)
+        found: nn.Module = made
+        return found
 
     def records(self, peer: int) -> Records:
         return self.case.records_of(peer)
@@ -346,7 +359,12 @@ class Along:
 
 def normals(case: Case, hop: int, draw: int) -> Floats:
     """The noise of a walk that is compared number by number."""
-    return np.random.default_rng((case.seed, hop, draw)).normal(size=case.size)
+    return _normals(case.seed, hop, draw, case.size)
+
+
+@lru_cache(maxsize=256)
+def _normals(seed: int, hop: int, draw: int, size: int) -> Floats:
+    return np.random.default_rng((seed, hop, draw)).normal(size=size)
 
 
 @dataclass(frozen=True)
@@ -441,7 +459,7 @@ class Maker:
             records=records,
             u=self.rng.randrange(peers),
             forgotten=self.one(1, 1, 1, 2),
-            norm=self.one(0.1, 1.0, 1.0, 2.0),
+            norm=self.one(0.1, 0.1, 0.3, 1.0, 2.0),
             start=self.one(0.0, 1.0, 1.0, 30.0),
             slots=slots,
             slot_cap=cap,
@@ -530,9 +548,7 @@ class Maker:
                 found.append((work, ball, noise) if self.maybe(0.85) else (work, noise))
             elif peer == case.u and self.maybe(0.5):
                 clip, data = self.spread(0.01, 3.0), self.one("forgotten", "mixed", "all")
-                found.append(
-                    (replace(self._any(case, data), clip=clip, noise=1.0, state="fresh"),)
-                )
+                found.append((replace(self._any(case, data), clip=clip, noise=1.0, state="fresh"),))
             else:
                 found.append((self._any(case, "retained" if peer == case.u else "all"),))
         return found
@@ -544,7 +560,7 @@ class Maker:
             first.append(self._slotted(case, "retained", self.one(1, 2, 4), kind))
         if self.maybe(0.3):
             first.append(Project((Ball(self.one("origin", "initial"), self.spread(0.1, 10.0)),)))
-        std = apart * self.spread(0.3, 30.0)
+        std = apart * self.spread(0.5, 50.0)
         first.append(AddNoise(std))
         if self.maybe(0.5):
             first.append(self._any(case))
@@ -585,7 +601,7 @@ class Maker:
         route = self._route(case, 1, 2)
         train = Part("train", tuple(route), tuple((self._any(case, "all"),) for _ in route))
         ball = Ball(self.one("origin", "initial"), self.spread(0.1, 10.0))
-        std = ball.radius * self.spread(0.3, 20.0)
+        std = ball.radius * self.spread(0.5, 30.0)
         first: list[Any] = []
         for _ in range(self.one(1, 1, 2, 3)):
             if self.maybe(0.4):
@@ -607,7 +623,9 @@ class Maker:
         case = replace(case, model=self.one("softmax", "quadratic", "buffer"))
         if case.model == "quadratic":
             case = replace(case, outputs=1)
-        case = replace(case, method=self.one("restart", "retrain"), dtype=self.one("float64", "float32"))
+        case = replace(
+            case, method=self.one("restart", "retrain"), dtype=self.one("float64", "float32")
+        )
         route, again = self._route(case, 1, 2), self._route(case, 1, 3)
         train = Part("train", tuple(route), tuple((self._any(case, "all"),) for _ in route))
         programs: list[Template] = []
@@ -757,7 +775,9 @@ class Maker:
             ball = program[at].balls[0]
             new = Ball(
                 self.one(ball.centre, "origin", "initial", "start", "arrival"),
-                self.one(ball.radius, ball.radius * self.spread(1e-4, 1.0), self._number(ball.radius)),
+                self.one(
+                    ball.radius, ball.radius * self.spread(1e-4, 1.0), self._number(ball.radius)
+                ),
             )
             balls = (new,) if self.maybe(0.8) else (new, Ball("origin", 5.0))
             return (*program[:at], Project(balls), *program[at + 1 :])
@@ -788,13 +808,16 @@ class Maker:
             centre = self.one("origin", "initial", "start", "arrival")
             op = self.one(
                 self._any(case, data),
-                self._any(case, data),
+                replace(self._any(case, data), step_size=self.spread(0.01, 1e3)),
+                replace(self._any(case, data), step_size=self.spread(1.0, 1e3), clip=None),
                 self._slotted(case, data),
                 replace(self._any(case, data), clip=1.0, noise=self.one(0.1, 1.0), state="fresh"),
                 AddNoise(self.spread(1e-3, 1e3), self.one(None, 0.0, 1.0)),
                 AddNoise(self.spread(1e-3, 1e3)),
                 Project((Ball(centre, self.spread(1e-4, 1e1)),)),
-                replace(self._any(case), optimizer="sgd", step_size=self.spread(1.0, 1e3), clip=None),
+                replace(
+                    self._any(case), optimizer="sgd", step_size=self.spread(1.0, 1e3), clip=None
+                ),
                 Forget(self.one("local", "optimizer", "buffers")),
                 ReplaceSums(self.one("all", "retained"), self.one(0.1, 1.0)),
             )
@@ -884,15 +907,18 @@ class Maker:
             if not places:
                 return program
             at = self.one(*places)
-            wide = replace(self._any(case), optimizer="sgd", clip=None, step_size=30.0)
+            if self.maybe(0.3):  # behind the projection, before the noise
+                wide = replace(self._any(case), optimizer="sgd", clip=None, step_size=30.0)
+                noisy = replace(program[at], noise=1.0, clip=1.0, weight_decay=10.0, step_size=1.0)
+                return (*program[: at + 2], self.one(wide, noisy), *program[at + 2 :])
+            back = replace(program[at], data="retained")
             new = self.one(
                 (replace(program[at], clip=None),),
                 (replace(program[at], optimizer="momentum", state=self.one("carried", "local")),),
                 (replace(program[at], weight_decay=self.one(1.0, 10.0)),),
                 (replace(program[at], steps=3),),
                 (program[at], program[at]),
-                (wide, program[at]),
-                (program[at], wide),
+                (back, replace(program[at], steps=3)),
                 (program[at], replace(program[at], noise=1.0, clip=1.0, data="mixed")),
             )
             return (*program[:at], *new, *program[at + 1 :])
@@ -900,16 +926,20 @@ class Maker:
         return self._change(case, change)
 
     def bend_seal(self, case: Case) -> Case:
-        """Steps of the phase that forgets keep state from one to the next."""
-        last = case.phases[-1]
+        """Steps of one phase keep state from one to the next."""
+        number = self.one(0, len(case.phases) - 1, len(case.phases) - 1)
+        part = case.phases[number]
         kept = {"optimizer": "momentum", "state": self.one("carried", "local")}
         kept["step_size"] = self.spread(0.1, 100.0)
 
         def turned(op: Any) -> Any:
             return replace(op, **kept) if isinstance(op, Work) else op
 
-        programs = tuple(tuple(map(turned, ops)) for ops in last.programs)
-        return replace(case, phases=(*case.phases[:-1], replace(last, programs=programs)))
+        programs = tuple(
+            tuple(turned(op) for op in ops if number or op != Forget("optimizer"))
+            for ops in part.programs
+        )
+        return self._put(case, number, replace(part, programs=programs))
 
     def bend_case(self, case: Case) -> Case:
         facts = sorted(case.facts())
@@ -918,6 +948,7 @@ class Maker:
         return replace(
             case,
             **self.one(
+                {"dtype": "float32"},
                 {"dtype": "float32"},
                 {"omitted": (*case.omitted, self.one(*facts))},
                 {"digests": True},

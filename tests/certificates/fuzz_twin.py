@@ -49,7 +49,13 @@ class Twin:
     """Rows of walks: ``x`` (rows, peers, records, inputs), ``y`` (rows, peers, records)."""
 
     def __init__(
-        self, case: Case, x: Floats, y: Floats, world: npt.NDArray[np.bool_], noise: Noise, dtype: Any
+        self,
+        case: Case,
+        x: Floats,
+        y: Floats,
+        world: npt.NDArray[np.bool_],
+        noise: Noise,
+        dtype: Any,
     ) -> None:
         self.case, self.world, self.noise, self.dtype = case, world, noise, dtype
         self.x, self.y = x.astype(dtype), y
@@ -76,9 +82,7 @@ class Twin:
                 for op in program:
                     self._do(op, peer, held)
                 self._keep(number, at)
-                seen.append(
-                    Seen(number, peer, self.theta.copy(), self._others(), self.draws)
-                )
+                seen.append(Seen(number, peer, self.theta.copy(), self._others(), self.draws))
         return seen
 
     def _copy(self) -> Any:
@@ -206,7 +210,8 @@ class Twin:
             size = np.sqrt((push**2).sum(-1) * (x**2).sum(-1))
             weights = weights * np.minimum(1.0, work.clip_per_example / (size + 1e-12))
         each = (weights[..., None] * push)[..., None] * x[:, :, None, :]
-        return each.sum(1).reshape(self.rows, -1).astype(self.dtype)
+        found: Floats = each.sum(1).reshape(self.rows, -1).astype(self.dtype)
+        return found
 
     # Projections and sums
 
@@ -242,7 +247,8 @@ class Twin:
 
 def _shrink(values: Floats, bound: float) -> Floats:
     size = np.sqrt((values.astype(np.float64) ** 2).sum(-1, keepdims=True))
-    return np.minimum(1.0, bound / (size + 1e-12)).astype(values.dtype)
+    found: Floats = np.minimum(1.0, bound / (size + 1e-12)).astype(values.dtype)
+    return found
 
 
 def _onto(theta: Floats, centre: Floats, radius: float) -> Floats:
@@ -257,7 +263,8 @@ def _onto_both(theta: Floats, c1: Floats, c2: Floats, r1: float, r2: float) -> F
     for near, far, radius, other in ((c1, c2, r1, r2), (c2, c1, r2, r1)):
         there = _onto(theta[None], near[None], radius)[0]
         if np.linalg.norm(there - far) <= other * (1.0 + 1e-6):
-            return there
+            inside: Floats = there
+            return inside
     axis = c2 - c1
     apart = float(np.linalg.norm(axis))
     axis = axis / max(apart, 1e-300)
