@@ -74,13 +74,16 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
         model = here.peers[0]._final(1)
         token = open_token(here.peers[0].store.file(model), 4).token()
         assert equal_bytes(token, simulated(plan, shards, routes))
-        seen.update(rows=rows, old=old, state=[here.peers[p].store.folder for p in range(4)])
+        seen.update(
+            rows=rows, old=old, new=model, state=[here.peers[p].store.folder for p in range(4)]
+        )
 
     here = hamlet(tmp_path, script)
     document = check(here, 2, "chapter-1")
     assert [c["grade"] for c in document["claims"]] == ["exact"]
     assert document["peers"]["pending"] == []
     assert document["public"]["forgotten"] == 5
+    assert document["model"] == {"file": "model.safetensors", "sha256": seen["new"]}
     needles = [seen["old"].encode()]
     for row in seen["rows"]:
         name, _, *values = records_of(2)[row]

@@ -197,7 +197,7 @@ class Aftermath:
                 spec.requests,
                 0 if spec.method == "restart" else spec.position,
                 known,
-                model=chapters.final(number),
+                model=chapters.committed(number),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others

@@ -46,7 +46,7 @@ RULE = (
 class Facts:
     """What a certificate says of peers; ``receipts`` by name, of those who have erased.
 
-    ``model`` is the digest of the token that the chapter ended with, where it is here.
+    ``model`` is the digest of the token that the chapter ended with, where it is known.
     """
 
     chapter: int

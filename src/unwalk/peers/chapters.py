@@ -119,13 +119,16 @@ class Chapters:
         plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def final(self, number: int) -> str | None:
-        """The digest of the model that a chapter ended with, if it is here."""
+    def committed(self, number: int) -> str | None:
+        """The digest of the model that a chapter ended with, as far as this peer knows."""
         found = self.store.load(self.runs[number])
         value = None if found is None else found[0].committed
-        if value is None or not self.store.file(value.token).exists():
-            return None
-        return value.token
+        return None if value is None else value.token
+
+    def _final(self, number: int) -> str | None:
+        """The same, if the model is here."""
+        token = self.committed(number)
+        return token if token is not None and self.store.file(token).exists() else None
 
     def model(self, number: int) -> str | None:
         """The digest of the model from before chapter ``number``, if it is here.
@@ -133,7 +136,7 @@ class Chapters:
         A chapter that was given up ended with the model that it began with.
         """
         after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self.final(n) for n in range(number - 1, after - 1, -1))
+        found = (self._final(n) for n in range(number - 1, after - 1, -1))
         return next((token for token in found if token is not None), None)
 
     @property
