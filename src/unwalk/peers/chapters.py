@@ -119,16 +119,13 @@ class Chapters:
         plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def committed(self, number: int) -> str | None:
-        """The digest of the model that a chapter ended with, as far as this peer knows."""
+    def _final(self, number: int) -> str | None:
+        """The digest of the model that a chapter ended with, if it is here."""
         found = self.store.load(self.runs[number])
         value = None if found is None else found[0].committed
-        return None if value is None else value.token
-
-    def _final(self, number: int) -> str | None:
-        """The same, if the model is here."""
-        token = self.committed(number)
-        return token if token is not None and self.store.file(token).exists() else None
+        if value is None or not self.store.file(value.token).exists():
+            return None
+        return value.token
 
     def model(self, number: int) -> str | None:
         """The digest of the model from before chapter ``number``, if it is here.
