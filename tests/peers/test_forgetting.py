@@ -190,6 +190,24 @@ def test_certified_chapters_compose(tmp_path):
     assert second["peers"]["composed"]["delta"] > 2e-5
 
 
+def test_a_seal_with_noise_from_a_known_seed_is_shown_as_a_rehearsal(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 2, "a", trained_on(here, 2)[0], grade="certified", epsilon=1.0, delta=1e-5)
+        await here.until(ended(here, a=2))
+        desk = Reception(here.peers[2])
+        (one,) = desk.certificates()
+        assert (one.grade, one.badge) == ("certified", "rehearsal")
+        privacy = desk.overview().privacy
+        assert [part.badge for part in privacy.parts] == ["rehearsal"]
+        assert privacy.rule.endswith("came from a known seed, protect nobody")
+        said = await desk.verify(one.name)
+        assert said["badge"] == "rehearsal"
+        assert said["words"][-1].startswith("rehearsal: would be certified. Nothing is guaranteed")
+
+    hamlet(tmp_path, script, noise="simulation", **SEALED)
+
+
 def test_records_that_were_never_used_need_no_walk(tmp_path):
     async def script(here):
         await here.until(here.trained)
