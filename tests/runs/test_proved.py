@@ -21,6 +21,7 @@ from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
+from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 
@@ -244,8 +245,8 @@ def test_a_register_that_was_changed_is_noticed(secret, tmp_path):
 
 
 def test_own_data_have_to_say_how_they_were_scaled_and_which_classes_there_are():
-    own = {"train.hops": 4, "unlearn.hops": 2, "peers": 3, "method": "retrain"}
-    asked = {**own, "forget.kind": "records", "forget.size": 2}
+    asked: dict[str, Value] = {"train.hops": 4, "unlearn.hops": 2, "peers": 3, "method": "retrain"}
+    asked |= {"forget.kind": "records", "forget.size": 2}
 
     def claim(task, **changes):
         (found,) = small_run({**asked, "task": task}, compare=[], **changes).result["claims"]

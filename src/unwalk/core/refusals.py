@@ -270,10 +270,6 @@ REFUSALS: dict[str, Refusal] = {
         "the method that was asked for does not reach the grade that was asked for",
         "ask for grade exact with rewind or restart, for grade certified with seal",
     ),
-    "norm": Refusal(
-        "nothing bounds how large the model's numbers are, so nothing bounds their rounding",
-        "project on a public ball after every noise, as seal and noisy-start do",
-    ),
     "peer-visits": Refusal(
         "this network's settings ask for visits after a seal, which peers do not make",
         "make the network with seal.visits=0, or ask for grade exact",
