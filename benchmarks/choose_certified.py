@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,20 +154,20 @@ def measured(cell: tuple[str, tuple[float, ...], int]) -> dict[str, float]:
     return {**hops_needed(result), "clean": result.walks["retrain"].readings[-1].clean}
 
 
-def choose(task: str, seeds: int, workers: ProcessPoolExecutor) -> dict[str, object]:
+def choose(task: str, seeds: int, workers: ProcessPoolExecutor) -> dict[str, Any]:
     """All settings of a task's grid, measured, and the one that is taken."""
     settings = list(itertools.product(*GRID[task].values()))
     cells = [(task, values, 1_000 + seed) for values in settings for seed in range(seeds)]
     outcomes = list(workers.map(measured, cells))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, values in enumerate(settings):
         part = outcomes[number * seeds : (number + 1) * seeds]
         means = {name: statistics.fmean(o[name] for o in part) for name in part[0]}
         rows.append({"settings": dict(zip(GRID[task], values, strict=True)), **means})
         print(task, values, {name: round(mean, 3) for name, mean in means.items()}, flush=True)
-    best = max(float(row["clean"]) for row in rows)
-    fit = [row for row in rows if float(row["clean"]) >= best - 0.04]
-    taken = min(fit, key=lambda row: float(row["seal"]))
+    best = max(row["clean"] for row in rows)
+    fit = [row for row in rows if row["clean"] >= best - 0.04]
+    taken = min(fit, key=lambda row: row["seal"])
     print(f"{task}: {taken}", flush=True)
     return {"rows": rows, "taken": taken}
 

@@ -20,6 +20,9 @@ FACTS = {
     "delta": 1e-5,
     "loss": "softmax",
     "feature_norm": 1.0,
+    "inputs": 8,
+    "outputs": 3,
+    "initial_norm": 0.0,
     "batching": "slots",
     "slots": 1,
     "nominal_batch": 20,
@@ -27,7 +30,7 @@ FACTS = {
     "normalisation": "published",
     "labels": "published",
     "iterate": "last",
-    "precision": "float32",
+    "precision": "float64",
     "attempt": 1,
     "noise": "secret",
     "digests": "plain",
@@ -53,7 +56,7 @@ PLAIN = ev.GradientSteps(
 RETAINED = replace(PLAIN, data="retained", touched=False)
 BEGIN = ev.Start("train", "initial", False, ())
 SEALED = ev.Start("unlearn", "token", True, ())
-WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret")
+WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret", grid=2.0**-5)
 OPTIMIZER = ev.Wipe("optimizer")
 BACKWARD = replace(PLAIN, data="forgotten", clip=1.0, weight_decay=0.0, step_size=-1.0)
 TRAIN = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
@@ -140,6 +143,16 @@ BROKEN = {
     "other batches": ({"batching": "epochs"}, "keyed slots"),
     "an average of iterates": ({"iterate": "average"}, "iterate 'average'"),
     "coarse arithmetic": ({"precision": "bfloat16"}, "precision 'bfloat16'"),
+    "32 bits": ({"precision": "float32"}, "precision 'float32'"),
+    "another loss": ({"loss": "of a model with forward hooks"}, "forward hooks"),
+    "noise that was not rounded": (
+        {"unlearn": [(U, (SEALED, WIPE, replace(NOISE, grid=None), RETAINED)), *UNLEARN[1:]]},
+        "not rounded to a public grid",
+    ),
+    "steps after noise without a ball": (
+        {"train": [(1, (BEGIN, PLAIN, NOISE)), *TRAIN[1:]]},
+        "bounds the length of the model",
+    ),
     "an old token": (
         {"unlearn": [(U, (replace(SEALED, start="arrival", hop=2), *UNLEARN[0][1][1:]))]},
         "back to an old token",
@@ -244,9 +257,10 @@ def test_a_ball_seal_covers_any_network_and_optimizer():
 
 
 def test_noise_from_the_start_covers_every_tensor_that_travels():
-    visit = (U, (PLAIN, NOISE))
+    visit = (U, (PLAIN, NOISE, ev.Projection((("origin", 9.0),))))
     buffers = replace(BEGIN, travels=("norm.running_mean",))
-    claim = the_claim(train=[(1, (BEGIN, PLAIN)), visit], unlearn=[], method="noisy-start")
+    before = (1, (BEGIN, *visit[1]))
+    claim = the_claim(train=[before, visit], unlearn=[], method="noisy-start")
     assert claim["grade"] == "certified"
     claim = the_claim(train=[(1, (buffers, PLAIN)), visit], unlearn=[], method="noisy-start")
     assert "carries 'norm.running_mean'" in claim["reason"]

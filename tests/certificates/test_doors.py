@@ -339,7 +339,18 @@ EVENTS = (
     REWOUND,
     OWN,
 )
-BAD_NUMBERS = (True, False, math.nan, math.inf, -math.inf, 10**400, -1e200, "1", (1,), [])
+BAD_NUMBERS: tuple[object, ...] = (
+    True,
+    False,
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**400,
+    -1e200,
+    "1",
+    (1,),
+    [],
+)
 BAD = {
     **dict.fromkeys(("steps", "minibatches", "batch"), (-1, 2**60, 1.0, None)),
     "data": ("some", "", None, 1),

@@ -130,7 +130,6 @@ CODES = {
     "BatchNorm after the request": "travelling-state",
     "a wipe that comes too late": "travelling-state",
     "ball round theta_0": "centre",
-    "a ball round something else": "centre",
     "not at u first": "un-noised",
     "no noise": "un-noised",
     "noise after it left": "un-noised",

@@ -122,7 +122,7 @@ class Hamlet(Village):
 
     def trained(self, *peers: int) -> bool:
         return all(
-            self.peers[p].service.whole.is_set() and self.peers[p].final(len(self.peers[p].specs))
+            self.peers[p].service.whole.is_set() and self.peers[p]._final(len(self.peers[p].specs))
             for p in (peers or self.peers)
         )
 
@@ -175,10 +175,21 @@ def certificate(here: Hamlet, peer: int, name: str):
 def check(here: Hamlet, peer: int, name: str) -> dict[str, Any]:
     """The certificate verifies with nothing but the network's CA; its document."""
     place = certificate(here, peer, name)
-    found = attest.verified(place, here.folder / "ca.pem")
-    assert found["problems"] == []
-    assert found["verdict"] == "intact, signer trusted"
+    vouched(place, here.folder / "ca.pem")
     return read_certificate(place)
+
+
+def vouched(place: Path, authority: Path) -> dict[str, Any]:
+    """What is said of a certificate: intact and trusted, and so is its model.
+
+    A model that a later chapter erased, or a peer that left, is missed loudly.
+    """
+    found = attest.verified(place, authority)
+    assert found["problems"] == []
+    assert read_certificate(place)["model"] is not None
+    loud = {"checked": "", "not checked": ", MODEL NOT CHECKED"}[found["model"]]
+    assert found["verdict"] == f"intact, signer trusted{loud}"
+    return found
 
 
 def trained_on(here: Hamlet, peer: int) -> list[int]:

@@ -123,8 +123,10 @@ def test_a_refusal_stands_at_the_top_with_what_to_do_instead(result):
     known = REFUSALS["iterate"]
     assert verdict(page) == (
         f"✗ refused Nothing is guaranteed to anybody: {known.plain}. "
-        f"What to do instead: {known.instead}."
+        "What to do instead: set train.keep=last ."
     )
+    assert known.instead == "set train.keep=last"
+    assert "<code>train.keep=last</code>" in page
     assert "code: iterate" in text(page)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -113,6 +113,8 @@ class FrozenElsewhere(Frozen):
 
 
 class NoneBuffer(Base):
+    mean: torch.Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", None)
@@ -156,7 +158,12 @@ class Closure(Base):
     def __init__(self) -> None:
         super().__init__()
         seen: list[float] = []
-        self.note = lambda value: (seen.append(value), sum(seen))[1]
+
+        def note(value: float) -> float:
+            seen.append(value)
+            return sum(seen)
+
+        self.note = note
 
     def push(self, x):
         return self.note(float(x.detach().mean()))
@@ -234,6 +241,8 @@ def test_what_cannot_be_put_back_is_refused(model):
 class Travels(Base):
     """A buffer in whose place another tensor is put: it travels all the same."""
 
+    average: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("average", torch.zeros(FEATURES), persistent=False)
@@ -257,6 +266,8 @@ def test_a_buffer_travels_though_another_tensor_is_put_in_its_place():
 
 class Counting(Base):
     """Its buffer moves whenever it is called, in evaluation too."""
+
+    average: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +305,7 @@ def test_every_engine_puts_back(engine):
 
 
 def test_values_of_a_dictionary_and_a_set_are_put_back():
-    model = Base()
+    model: Any = Base()
     model.table, model.names, model.fixed = {"a": 1}, {1, 2}, (1, "x")
     around = Surroundings(model)
     model.table["a"], model.table["b"] = 2, 3

@@ -21,6 +21,7 @@ from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
+from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 
@@ -243,13 +244,18 @@ def test_a_register_that_was_changed_is_noticed(secret, tmp_path):
         secretly(secret)
 
 
-def test_own_data_have_to_say_how_they_were_scaled():
-    own = {"task": "tests.runs.own_records:blobs", "train.hops": 4, "unlearn.hops": 2, "peers": 3}
-    asked = {**own, "method": "retrain", "forget.kind": "records", "forget.size": 2}
-    (claim,) = small_run(asked, compare=[]).result["claims"]
-    assert (claim["grade"], "normalisation 'unknown'" in claim["reason"]) == ("refused", True)
-    (claim,) = small_run(asked, compare=[], data__normalisation="published").result["claims"]
-    assert claim["grade"] == "exact"
+def test_own_data_have_to_say_how_they_were_scaled_and_which_classes_there_are():
+    asked: dict[str, Value] = {"train.hops": 4, "unlearn.hops": 2, "peers": 3, "method": "retrain"}
+    asked |= {"forget.kind": "records", "forget.size": 2}
+
+    def claim(task, **changes):
+        (found,) = small_run({**asked, "task": task}, compare=[], **changes).result["claims"]
+        return found["grade"], found["code"]
+
+    named, unnamed = "tests.runs.own_records:named_blobs", "tests.runs.own_records:blobs"
+    assert claim(named) == ("refused", "scaling")
+    assert claim(named, data__normalisation="published") == ("exact", None)
+    assert claim(unnamed, data__normalisation="published") == ("refused", "labels")
 
 
 def test_a_file_has_to_name_its_classes(tmp_path):
@@ -261,7 +267,7 @@ def test_a_file_has_to_name_its_classes(tmp_path):
     asked = {**own, "method": "restart", "forget.kind": "records", "forget.size": 2}
     (claim,) = small_run(asked, compare=[]).result["claims"]
     assert claim["grade"] == "refused"
-    assert "'labels-as-they-occur'" in claim["reason"]
+    assert claim["code"] == "labels"
     (claim,) = small_run(asked, compare=[], data__labels="a|b").result["claims"]
     assert claim["grade"] == "exact"
     assert "numbers in the data file were not made" in claim["assumptions"][-1]

@@ -93,12 +93,12 @@ def certificate_of(
             "forgotten": header.get("forget"),
             "request_after_hop": _request(transcript, hops),
         },
+        "done": deeds_of(transcript, hops),
         "parameters": {
             **{name: header[name] for name in FACTS if name in header},
             "hops": len(hops),
             "noise_std": _stds(hops),
         },
-        "done": deeds_of(transcript, hops),
         "noise": {"origin": origin, "meaning": NOISE[origin]},
         "redraws": _redraws(transcript, origin),
         "transcript": {

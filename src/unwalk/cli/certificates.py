@@ -139,12 +139,12 @@ def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes |
     from unwalk.certificates.document import MODEL
 
     path = given or place.with_name(MODEL)
-    if given is None and not path.exists() and "peers" in document:
+    if given is None and not path.exists():
+        if "peers" not in document:
+            return None
         from unwalk.peers.attest import released
 
-        path = released(document, place) or path
-    if given is None and not path.exists():
-        return None
+        return released(document, place)
     try:
         return path.read_bytes()
     except OSError as error:

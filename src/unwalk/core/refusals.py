@@ -122,8 +122,8 @@ REFUSALS: dict[str, Refusal] = {
     "scaling": Refusal(
         "the numbers that went into the model may have been prepared with the help of the very "
         "records that are to be forgotten",
-        "make inputs with published constants, or with statistics without the records, and say so: "
-        "data.normalisation=published or data.normalisation=without-forgotten",
+        "make inputs with published constants, or with statistics without the records: data.scale "
+        "for the columns of a file; of arrays of your own say so with data.normalisation",
     ),
     "labels": Refusal(
         "which classes there are was read off the data, the records to be forgotten included",
@@ -188,8 +188,14 @@ REFUSALS: dict[str, Refusal] = {
         "numbers are too coarse for the distances that the noise has to hide",
         "train in 64 bits, as --preset certified does, or run --method restart",
     ),
+    "norm": Refusal(
+        "nothing bounds how large the model's numbers are, so that nothing bounds their rounding",
+        "use seal, release or noisy-start as they are, which keep the model within a public ball "
+        "where that is needed, or run --method restart",
+    ),
     "loss": Refusal(
-        "the proof covers a linear model with cross-entropy only",
+        "the proof covers a bare linear model with cross-entropy only, without hooks or layers of "
+        "your own",
         "set model.name=linear; --preset certified does, or run --method restart, which is exact "
         "for any model",
     ),
@@ -263,10 +269,6 @@ REFUSALS: dict[str, Refusal] = {
     "grade": Refusal(
         "the method that was asked for does not reach the grade that was asked for",
         "ask for grade exact with rewind or restart, for grade certified with seal",
-    ),
-    "norm": Refusal(
-        "nothing bounds how large the model's numbers are, so nothing bounds their rounding",
-        "project on a public ball after every noise, as seal and noisy-start do",
     ),
     "peer-visits": Refusal(
         "this network's settings ask for visits after a seal, which peers do not make",

@@ -70,16 +70,16 @@ def bare_linear(model: nn.Module) -> BareLinear | str:
     for layer in (model, *layers):
         if type(layer) not in PLAIN:
             return f"layer {type(layer).__name__}"
-        own = sorted(set(vars(layer)) - set(vars(PLAIN[type(layer)])))
-        if own:
-            return f"attribute {own[0]!r} of a {type(layer).__name__} layer"
         for name, held in vars(layer).items():
             if name.endswith("_hooks") and held:
                 return f"{_words(name)} of a {type(layer).__name__} layer"
+        own = sorted(set(vars(layer)) - set(vars(PLAIN[type(layer)])))
+        if own:
+            return f"attribute {own[0]!r} of a {type(layer).__name__} layer"
     for name, held in vars(torch_module).items():
         if name.startswith("_global_") and name.endswith("_hooks") and held:
             return f"{_words(name)} of all modules"
-    *before, head = layers
+    *before, head = layers or [model]
     if type(head) is not nn.Linear:
         return f"{type(head).__name__} as its last layer"
     for layer in before:

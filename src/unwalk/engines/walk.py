@@ -168,11 +168,12 @@ class Walk:
         state.anchors["start"] = state.parameters.clone()
         state.kept.clear()
         begun: list[ev.Event] = []
+        carried = {*state.moments, *phase.method.travels} | ({"sums"} if state.sums else set())
+        travels = (*map(_buffer_name, sorted(state.buffers)), *sorted(carried))
         if phase.reset_optimizer:
             state.moments.clear()
             state.optimizer_steps = 0
             begun.append(ev.Wipe("optimizer"))
-        travels = (*map(_buffer_name, sorted(state.buffers)), *phase.method.travels)
         start = "initial" if number == 0 else phase.start
         hop = phase.start_hop if kept else None
         return (ev.Start(phase.name, start, phase.carries_forgotten, travels, hop), *begun)

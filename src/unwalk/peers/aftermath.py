@@ -198,7 +198,7 @@ class Aftermath:
                 spec.requests,
                 0 if spec.method == "restart" else spec.position,
                 known,
-                model=chapters.final(number),
+                model=chapters.model(number + 1),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others

@@ -12,6 +12,7 @@ As receipts come in it is issued again, with the same claims.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.certificates import certificate_of, verify
-from unwalk.certificates.document import FILE, MODEL, read_certificate, text_of
+from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
 from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
@@ -33,6 +34,7 @@ from unwalk.peers.history import check_visit
 from unwalk.peers.identity import now
 from unwalk.peers.identity import read_certificate as read_pem
 from unwalk.peers.network import Member, Network
+from unwalk.peers.register import SECRET
 from unwalk.peers.trust import Bundle, Trust
 from unwalk.runs.store import write_file
 
@@ -137,8 +139,9 @@ def issue(
     if (before := intact(place / FILE)) is not None:
         version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
         model = before["model"]
-    if facts.model is not None:
-        model = {"file": MODEL, "sha256": facts.model}
+    token = bundle.store / "tokens" / f"{facts.model}.safetensors"
+    if facts.model is not None and token.is_file():
+        model = model_of(salted(token, bundle.noise_secret, facts.run))
     document = certificate_of(transcript, model)
     claim = proved(document)
     issued_before, changed = read_all(folder)
@@ -263,13 +266,36 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
     return sorted(names)
 
 
-def released(document: Mapping[str, Any], place: Path) -> Path | None:
-    """The model that a certificate is for: beside its file, or in the store that it lies in."""
-    said = document.get("model")
-    digest = said.get("sha256") if isinstance(said, dict) else None
-    kept = place.resolve().parent.parent.parent / "tokens" / f"{digest}.safetensors"
-    there = [path for path in (place.with_name(MODEL), kept) if path.is_file()]
-    return there[0] if there else None
+def salted(token: Path, secret: bytes, run: str) -> bytes:
+    """A chapter's model as it is released: its token with a salt of the issuer's in its header.
+
+    A certificate outlives the model, and its digest must not tell whether a guess of an erased
+    model is right: without the file nobody else knows the salt.
+    """
+    raw = token.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    key = hmac.new(secret, f"unwalk/model-salt/{run}".encode(), hashlib.sha256)
+    header["__metadata__"]["unwalk-salt"] = key.hexdigest()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + raw[end:]
+
+
+def released(document: Mapping[str, Any], place: Path) -> bytes | None:
+    """The model that a certificate is for: beside its file, or made from the store it lies in."""
+    if place.with_name(MODEL).is_file():
+        return place.with_name(MODEL).read_bytes()
+    store = place.resolve().parent.parent.parent
+    try:
+        said, run = document["model"], document["peers"]["run"]
+        secret = (store.parent / SECRET).read_bytes()
+        for token in sorted((store / "tokens").glob("*.safetensors")):
+            if model_of(raw := salted(token, secret, run)) == said:
+                return raw
+    except (OSError, KeyError, TypeError, ValueError):  # nobody's store, or not to be read
+        return None
+    return None
 
 
 def verified(place: Path, authority: Path) -> dict[str, Any]:
@@ -278,8 +304,7 @@ def verified(place: Path, authority: Path) -> dict[str, Any]:
     path = place.with_name(TRANSCRIPT)
     transcript = Transcript.read(path) if path.is_file() else None
     model = released(document, place)
-    raw = None if model is None else model.read_bytes()
-    verdict = verify(document, transcript, model=raw, trust=str(authority), now=now())
+    verdict = verify(document, transcript, model=model, trust=str(authority), now=now())
     problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
         found, said = check(document, transcript, place, authority)

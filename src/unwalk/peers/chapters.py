@@ -119,7 +119,7 @@ class Chapters:
         plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def final(self, number: int) -> str | None:
+    def _final(self, number: int) -> str | None:
         """The digest of the model that a chapter ended with, if it is here."""
         found = self.store.load(self.runs[number])
         value = None if found is None else found[0].committed
@@ -133,7 +133,7 @@ class Chapters:
         A chapter that was given up ended with the model that it began with.
         """
         after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self.final(n) for n in range(number - 1, after - 1, -1))
+        found = (self._final(n) for n in range(number - 1, after - 1, -1))
         return next((token for token in found if token is not None), None)
 
     @property

@@ -165,7 +165,7 @@ class RequestView:
 class CertificateView:
     """A certificate of this peer: ``pending`` peers have not yet signed that they erased.
 
-    ``badge`` is what people are shown of its grade (:func:`unwalk.core.grades.badge_of`).
+    ``badge`` is what people are shown of its grade: a rehearsal is none that protects anybody.
     """
 
     name: str

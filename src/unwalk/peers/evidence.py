@@ -38,11 +38,12 @@ def pack(certificate: Path) -> bytes:
     A model that has been erased since is missing.  The network's CA is not in it: who checks must
     have that from elsewhere.
     """
-    places = {name: certificate.with_name(name) for name in FILES}
+    places = [certificate.with_name(name) for name in FILES]
+    files = {p.name: p.read_bytes() for p in places if p.is_file()}
     document = intact(certificate)
     if document is not None and (model := released(document, certificate)) is not None:
-        places[MODEL] = model
-    return packed({name: p.read_bytes() for name, p in places.items() if p.is_file()})
+        files[MODEL] = model
+    return packed(files)
 
 
 def unpack(file: Path, folder: Path) -> Path:

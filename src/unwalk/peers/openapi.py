@@ -101,6 +101,11 @@ VERDICT = {
             "items": {"type": "string"},
             "description": "What was changed; empty if nothing was.",
         },
+        "model": {
+            "type": "string",
+            "enum": ["checked", "differs", "not checked", "not bound"],
+            "description": "What became of the model that the certificate is for.",
+        },
     },
 }
 REASONS = {

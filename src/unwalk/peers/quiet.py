@@ -73,7 +73,7 @@ class Quiet:
         header = chapters.book.quiet(spec, run, chapters.specs).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.aftermath.receipts(last) if last else {}
-        model = chapters.final(last)
+        model = chapters.model(len(chapters.specs) + 1)
         facts = attest.Facts(last, run, batch.ids, len(places), known, not last, model)
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")

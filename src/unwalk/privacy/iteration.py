@@ -65,8 +65,9 @@ def pnsgd_rdp(
 
     Assumptions: losses convex, gradients at most L, :math:`\beta`-smooth, :math:`\eta \le
     2/\beta` (see :func:`check_nonexpansive`), noise at *every* step, projection on one shared
-    convex set, nothing but the last iterate seen.  Neighbours: one step's data replaced.  Source:
-    Feldman et al. 2018 (arXiv:1808.06651), Theorem 23.
+    convex set, nothing but the last iterate seen, real numbers (rounding is not 1-Lipschitz;
+    :func:`unwalk.privacy.stability.network_claim` adds it to the gaps of every hop).  Neighbours:
+    one step's data replaced.  Source: Feldman et al. 2018 (arXiv:1808.06651), Theorem 23.
 
     >>> pnsgd_rdp(2.0, 1.0, 4, sensitivity=2.0)
     1.0

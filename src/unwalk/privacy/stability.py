@@ -260,10 +260,10 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     the steps u takes before its noise, then :func:`unwalk.privacy.accountants.sealed_claim`.  The
     distance covers what rounding did in training.  Earlier noise (another request's seal) is the
     same in both worlds, and its rounding is added; steps after it need a projection on a public
-    ball, which bounds the model's length anew.  Checked: header facts; plain SGD everywhere, no clip, no
-    momentum, nothing but parameters in the token before the seal; shared projections; step sizes
-    that do not expand; first hop at u, rounded noise before anything leaves.  What follows may use any optimizer.  Neighbours: with and
-    without the m forgotten records.
+    ball, which bounds the model's length anew.  Checked: header facts; plain SGD everywhere, no
+    clip, no momentum, nothing but parameters in the token before the seal; shared projections; step
+    sizes that do not expand; first hop at u, rounded noise before anything leaves.  What follows
+    may use any optimizer.  Neighbours: with and without the m forgotten records.
     """
     hops = phase_of(transcript, phase)
     first = hops[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -16,6 +17,8 @@ from unwalk.reports.style import style_sheet
 from unwalk.reports.svg import tag
 
 MOST_ROWS = 120
+OPTION = re.compile(r"(--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)")
+"""An option or a setting, which is not to be broken in two."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -218,7 +221,7 @@ def _verdict(result: Result) -> str:
     """What is guaranteed to whom, above everything else on the page."""
     first, *others = words.guarantee(result)
     lines = [tag("p", tag("b", escape(first)))]
-    lines += [tag("p", escape(text)) for text in others]
+    lines += [tag("p", OPTION.sub(r"<code>\1</code>", escape(text))) for text in others]
     proved = next((c for c in result.claims if c.grade in PROVED), None)
     if proved is not None and (bound := words.bound(proved)):
         would = "It would be: " if result.badge == "rehearsal" else ""

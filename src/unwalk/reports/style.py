@@ -142,6 +142,7 @@ break-inside:avoid}
 .verdict{display:grid;grid-template-columns:auto 1fr;gap:6px 18px;align-items:start;
 margin:0 0 22px;border-width:2px;break-inside:avoid}
 .verdict p{margin:0 0 4px;max-width:84ch}
+.verdict code{white-space:nowrap}
 .verdict.certified,.verdict.exact{border-color:var(--right)}
 .verdict.rehearsal{border-color:var(--soft);border-style:dashed}
 .verdict.refused{border-color:var(--wrong)}

@@ -92,7 +92,8 @@ class Declared:
             narrow = x.reshape(len(x), flat).astype(np.float32)
             if self.norm is not None:
                 wide = narrow.astype(np.float64)
-                length = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+                # Each record by itself, so that its last bits do not depend on the others.
+                length = np.sqrt([[np.add.reduce(row * row)] for row in wide])
                 wide *= np.minimum(1.0, self.norm * SHORTER / np.maximum(length, 1e-300))
                 narrow = wide.astype(np.float32)
         return narrow.reshape(len(x), *self.shape)

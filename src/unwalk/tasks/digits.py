@@ -46,9 +46,14 @@ def _read() -> tuple[Source, Table]:
 def flattened(pictures: torch.Tensor) -> torch.Tensor:
     """The pixels of each picture less their mean, as a vector of length 1, and a constant in front.
 
-    All together has length 1 at most, and no number of any other picture has a part in it.
+    All together has length 1 at most, and no number of any other picture has a part in it: each is
+    computed in a call of its own, so that its last bits do not depend on how many others there are.
     """
-    pixels = pictures.flatten(1)
+    return torch.cat([_flattened(picture) for picture in pictures.split(1)])
+
+
+def _flattened(picture: torch.Tensor) -> torch.Tensor:
+    pixels = picture.clone().flatten(1)
     pixels = pixels - pixels.mean(1, keepdim=True)
     length = pixels.norm(dim=1, keepdim=True).clamp(min=FLOOR)
     top = math.sqrt(1.0 - BIAS**2) * SHRINK

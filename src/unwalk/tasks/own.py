@@ -56,11 +56,6 @@ class OwnData:
     normalisation: str = "unknown"
     labels_from: str | None = None
 
-    @property
-    def declared_classes(self) -> int | None:
-        """How many classes there are, where that was said."""
-        return self.classes if self.classes is not None or self.labels is None else len(self.labels)
-
 
 def from_arrays(
     x: Any,
@@ -185,14 +180,13 @@ def load_own(
 ) -> tuple[Source, Holdings]:
     """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
     x = checked_inputs(data.x, "x", dtype)
-    declared = data.declared_classes
-    y = checked_labels(data.y, "y", len(x), declared)
+    y = checked_labels(data.y, "y", len(x), data.classes)
     pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)))
     parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
     owners = _owners(pool, parts)
     if isinstance(data.test, tuple):
         test_x = checked_inputs(data.test[0], "the test x", dtype)
-        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), declared))
+        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), data.classes))
         if test_x.shape[1:] != x.shape[1:]:
             raise InvalidInput(
                 f"inputs of the test set have shape {tuple(test_x.shape[1:])}; "
@@ -204,8 +198,9 @@ def load_own(
         out = _held_out(owners, check_number("test", data.test, above=0.0, below=1.0), rng)
         held = pool.take(np.flatnonzero(out))
         test, kept = Held(held.x, held.y), np.flatnonzero(~out)
-    classes = declared or max(int(y.max()), int(test.y.max()), 1) + 1
-    said = "as-they-occur" if declared is None else "declared"
+    occur = max(int(y.max()), int(test.y.max()), 1) + 1
+    classes = data.classes or max(occur, len(data.labels or ()))
+    said = "as-they-occur" if data.classes is None and data.labels is None else "declared"
     source = Source(
         data.name,
         classes,
