@@ -70,6 +70,7 @@ DIRTY_START = ev.Start("unlearn", "token", True, ())
 
 BALL = ev.Projection((("initial", 1.0),))
 ROUND_ARRIVAL = ev.Projection((("arrival", 0.1),))
+REACH = ev.Projection((("origin", 5.0),))
 
 
 def noise(std, sensitivity=None):
@@ -356,6 +357,8 @@ def test_ledger_composes_with_later_visits():
         (ev.Projection((("start", 1.0),)), ("projection", "round 'start'")),
         (ev.Projection((("origin", 1.0), ("initial", 1.0))), ("2 balls",)),
         (replace(PLAIN, noise=1.0, origin="secret", grid=0.5), ("no bound for noisy gradients",)),
+        (replace(PLAIN, step_size=-0.5), ("step_size is -0.5",)),
+        (replace(PLAIN, weight_decay=math.nan), ("weight_decay is nan",)),
         (replace(PLAIN, batch=33), ("33 records a step are more than the header's 32",)),
         (replace(noise(0.1), grid=None), ("not rounded to a public grid",)),
         (ev.Start("train", "initial", False, ("bn.running_mean",)), ("bn.running_mean",)),
@@ -367,11 +370,43 @@ def test_ledger_refusals_name_the_training_event(event, parts):
     refused(lambda: ledger_claim(made, "unlearn", DELTA), "hop 2", "peer 2", *parts)
 
 
+def test_the_ledger_passes_through_the_seal_of_an_earlier_request():
+    """Noise that hid another peer's records is the same in both worlds; its rounding is not."""
+
+    def sealed(*earlier):
+        before = [(U, TRAIN_START, PLAIN), (3, DIRTY_START, *earlier, PLAIN)]
+        return transcript((U, DIRTY_START, noise(1.0)), before=before)
+
+    plain = ledger_claim(sealed(), "unlearn", DELTA)
+    through = ledger_claim(sealed(noise(0.5), REACH), "unlearn", DELTA)
+    head, work = LinearHead(8, 3), SlotSteps(1, 4, 0.5, 16, 32, 0.1)
+    ledger = head.begin().steps(replace(work, forgotten=3), head)
+    ledger = ledger.noised(head, 2.0**-10).projected(5.0, 0.0, 24).steps(work, head)
+    assert through.epsilon == pytest.approx(gaussian_epsilon(DELTA, ledger.distance), rel=1e-12)
+    assert through.epsilon > plain.epsilon
+    refused(lambda: ledger_claim(sealed(noise(0.5)), "unlearn", DELTA), "bounds the length")
+    floating = sealed(replace(noise(0.5), grid=None), REACH)
+    refused(lambda: ledger_claim(floating, "unlearn", DELTA), "hop 2", "not rounded")
+
+
+def test_steps_on_the_records_where_buffers_travel_are_refused():
+    """Row 8: BatchNorm's statistics leave u beside every noise."""
+    start = replace(CLEAN_START, travels=("bn.running_mean",))
+    noisy = replace(ASCENT, noise=2.0, origin="secret", grid=0.125)
+    for events in ((noisy,), (ASCENT, ROUND_ARRIVAL, noise(1.0))):
+        made = transcript((1, start), (U, *events))
+        refused(lambda made=made: sealed_claim(made, "unlearn", DELTA), "hop 2", "bn.running_mean")
+
+
 @pytest.mark.parametrize(
     ("facts", "part"),
     [
         ({"loss": "hinge"}, "loss 'hinge'"),
         ({"precision": "float32"}, "precision 'float32'"),
+        ({"feature_norm": -1.0}, "norm is -1"),
+        ({"initial_norm": -1.0}, "initial_norm is -1"),
+        ({"outputs": 1}, "outputs is 1"),
+        ({"nominal_batch": 0}, "nominal_batch is 0"),
         ({"precision": "bfloat16"}, "precision 'bfloat16'"),
         ({"batching": "shuffled"}, "batching 'shuffled'"),
         ({"normalisation": "all-data"}, "normalisation 'all-data'"),
@@ -410,9 +445,6 @@ def test_release_level():
     refused(lambda: release_claim(early, DELTA), "hop 2, gaussian-noise", "very end")
     bare = transcript((1, DIRTY_START, RETAINED), before=before)
     refused(lambda: release_claim(bare, DELTA), "not noised last")
-
-
-REACH = ev.Projection((("origin", 5.0),))
 
 
 def test_noise_from_the_start():

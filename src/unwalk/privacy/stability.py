@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from unwalk.core import events as ev
-from unwalk.core.errors import Refused
+from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.validation import check_count
+from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.accountants import PUBLIC, UN_NOISED, sealed_claim
 from unwalk.privacy.claims import (
     FREE_CENTRES,
@@ -108,19 +108,21 @@ class Facts:
                 "precision",
             )
         why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
-        head = LinearHead(
-            check_count("inputs", fact(transcript, "inputs", shape), low=1),
-            check_count("outputs", fact(transcript, "outputs", shape), low=2),
-            float(norm),
-            float(fact(transcript, "initial_norm", shape)),
-        )
-        return Facts(
-            head,
-            check_count("slots", fact(transcript, "slots", why), low=1),
-            float(fact(transcript, "nominal_batch", why)),
-            float(fact(transcript, "slot_cap", why)),
-            check_count("forget", fact(transcript, "forget", "m is not known"), low=0),
-        )
+        inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
+        start = fact(transcript, "initial_norm", shape)
+        names = ("slots", "nominal_batch", "slot_cap")
+        slots, batch, cap = (fact(transcript, name, why) for name in names)
+        forgotten = fact(transcript, "forget", "m is not known")
+        try:
+            return Facts(
+                LinearHead(inputs, outputs, norm, start),
+                check_count("slots", slots, low=1),
+                check_number("nominal_batch", batch, above=0.0),
+                check_number("slot_cap", cap, low=0.0),
+                check_count("forget", forgotten, low=0),
+            )
+        except InvalidInput as error:
+            raise Refused(f"in the header, {error}", "bad-event") from error
 
     def steps(self, hop: Hop, event: ev.GradientSteps, u: int) -> SlotSteps:
         """The event as slotted SGD, or a refusal that says what it is instead."""
@@ -154,15 +156,18 @@ class Facts:
                 f"{event.steps} steps are no whole epochs of {self.slots} slots",
             )
         touched = hop.receiver == u and event.touched and event.data != "retained"
-        return SlotSteps(
-            epochs=epochs,
-            slots=self.slots,
-            step_size=event.step_size,
-            nominal_batch=self.nominal_batch,
-            slot_cap=self.slot_cap,
-            weight_decay=event.weight_decay,
-            forgotten=self.forgotten if touched else 0,
-        )
+        try:
+            return SlotSteps(
+                epochs=epochs,
+                slots=self.slots,
+                step_size=event.step_size,
+                nominal_batch=self.nominal_batch,
+                slot_cap=self.slot_cap,
+                weight_decay=event.weight_decay,
+                forgotten=self.forgotten if touched else 0,
+            )
+        except InvalidInput as error:
+            refuse("bad-event", hop, event, str(error).rstrip("."))
 
 
 def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, u: int) -> Ledger:
