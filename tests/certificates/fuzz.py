@@ -440,7 +440,21 @@ class Maker:
         made = self.valid()
         for _ in range(self.rng.choices((0, 1, 2, 3), (35, 40, 15, 10))[0]):
             made = self.bent(made)
-        return made
+        return self._alike(made) if made.method in ("rewind", "sisa") else made
+
+    def _alike(self, case: Case) -> Case:
+        """A run has one way to make batches, and a repeated walk has the same coins here."""
+        works = [work for part in case.phases for work in part.works]
+        kind = works[0].kind if works else "mean"
+
+        def turned(op: Any) -> Any:
+            return replace(op, kind=kind, key=0) if isinstance(op, Work) else op
+
+        parts = [
+            replace(part, programs=tuple(tuple(map(turned, ops)) for ops in part.programs))
+            for part in case.phases
+        ]
+        return replace(case, phases=tuple(parts))
 
     def valid(self) -> Case:
         names = ("seal", "release", "noisy-start", "ball-seal", "restart", "rewind", "sums", "rrdu")
@@ -646,11 +660,17 @@ class Maker:
             members = [peer for peer in range(case.peers) if peer % shards == shard]
             route = [self.one(*members) for _ in range(self.rng.randint(1, 4))]
             if case.u in members:
+                route = [case.u if self.maybe(0.3) else peer for peer in route]
                 route[self.rng.randrange(len(route))] = case.u
             parts.append(
                 Part(f"train-{shard}", tuple(route), ((kind,),) * len(route), start="initial")
             )
         own = parts[case.u % shards]
+        if shards > 1 and self.maybe(0.15):  # the other model is not of its own peers alone
+            other = 1 - case.u % shards
+            part = parts[other]
+            new = self.one({"route": (case.u, *part.route[1:])}, {"start": "token"})
+            parts[other] = replace(part, **new)
         if self.maybe(0.1):
             if self.maybe(0.5):  # u is never visited, so that there is nothing to do
                 parts = [self._without(part, case) for part in parts]
@@ -946,11 +966,54 @@ class Maker:
         def turned(op: Any) -> Any:
             return replace(op, **kept) if isinstance(op, Work) else op
 
-        programs = tuple(
-            tuple(turned(op) for op in ops if number or op != Forget("optimizer"))
-            for ops in part.programs
+        programs = tuple(tuple(map(turned, ops)) for ops in part.programs)
+        made = self._put(case, number, replace(part, programs=programs))
+        if number or self.maybe(0.5):
+            return made
+        last = made.phases[-1]  # and what it kept is not wiped
+        kept_on = tuple(
+            tuple(op for op in ops if op != Forget("optimizer")) for ops in last.programs
         )
-        return self._put(case, number, replace(part, programs=programs))
+        return self._put(made, len(made.phases) - 1, replace(last, programs=kept_on))
+
+    def bend_last(self, case: Case) -> Case:
+        """Something large at the end of a visit of the phase that forgets."""
+        last = case.phases[-1]
+        if not last.route:
+            return case
+        at = self.rng.randrange(last.hops)
+        data = self.one("all", "forgotten", "mixed")
+        far = Work(data, "mean", step_size=self.spread(1e2, 1e5), clip=self.one(None, 1.0))
+        ball = Project((Ball(self.one("start", "start", "arrival"), self.spread(1e-5, 1e-2)),))
+        op = self.one(far, ball)
+        programs = (*last.programs[:at], (*last.programs[at], op), *last.programs[at + 1 :])
+        return self._put(case, len(case.phases) - 1, replace(last, programs=programs))
+
+    def bend_coarse(self, case: Case) -> Case:
+        """Steps that shrink every distance to almost nothing, and one thing that brings it back:
+        an average of older models, a short number format, a ball round an older model."""
+
+        def turned(op: Any) -> Any:
+            return replace(op, weight_decay=1.0, step_size=0.9) if isinstance(op, Work) else op
+
+        parts = [
+            replace(part, programs=tuple(tuple(map(turned, ops)) for ops in part.programs))
+            for part in case.phases
+        ]
+        made = replace(case, phases=tuple(parts), norm=0.1, nominal=float(case.slot_cap))
+        what = self.one("average", "random", "float32", "ball")
+        if what == "float32":
+            return replace(made, dtype="float32")
+        if what != "ball":
+            return self._put(made, 0, replace(parts[0], keep=what))
+        if not parts[-1].route:
+            return made
+        first = parts[-1].programs[0]
+        noise = [k for k, op in enumerate(first) if isinstance(op, AddNoise)]
+        at = noise[0] if noise else len(first)
+        ball = Project((Ball("start", self.spread(1e-6, 1e-2)),))
+        programs = ((*first[:at], ball, *first[at:]), *parts[-1].programs[1:])
+        return self._put(made, len(parts) - 1, replace(parts[-1], programs=programs))
 
     def bend_case(self, case: Case) -> Case:
         facts = sorted(case.facts())
@@ -1018,4 +1081,6 @@ _BENDS: tuple[Callable[[Maker, Case], Case], ...] = (
     Maker.bend_touch,
     Maker.bend_touch,
     Maker.bend_seal,
+    Maker.bend_last,
+    Maker.bend_coarse,
 )
