@@ -21,11 +21,11 @@ from tests.certificates.fuzz import (
     Case,
     Floats,
     Ints,
-    Maker,
     carried_out,
     datasets,
     normals,
 )
+from tests.certificates.fuzz_maker import Maker
 from tests.certificates.fuzz_twin import Seen, Twin
 from unwalk.certificates.claims import claims_of
 from unwalk.core.errors import UnwalkError
