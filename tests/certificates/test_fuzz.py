@@ -118,7 +118,25 @@ UNSEEN: dict[str, str] = {
 """Why some checks cannot be seen by programs that the executor runs and logs truthfully."""
 
 
-SHOWN: dict[str, int] = {}
+SHOWN: dict[str, int] = {
+    "privacy.accountants._Reading._steps: noisy-after-move": 1000936,
+    "privacy.accountants._Reading._steps: unbounded-step": 1000667,
+    "privacy.accountants._visit: un-noised": 1000088,
+    "privacy.accountants._visit: leaves-un-noised": 1001127,
+    "privacy.accountants._seal_ratio: seal-state": 1010666,
+    "privacy.claims.check_travels: travelling-state": 1010460,
+    "privacy.claims.check_centres: centre": 1000369,
+    "privacy.ledger.SlotSteps.factor: expanding": 1011716,
+    "privacy.stability.Facts.of: batching": 1001454,
+    "privacy.stability.Facts.steps: optimizer": 1001148,
+    "privacy.stability.Facts.steps: ascent": 1002334,
+    "privacy.stability._public_ball: centre": 1010871,
+    "certificates.conditions.check_digests: digest": 1000489,
+    "certificates.conditions.check_wipes: local-state": 1000038,
+    "certificates.exact._check_members: shards": 1011133,
+    "certificates.exact._check_untouched: touched": 1000103,
+    "certificates.exact.sums_claim: touched": 1001263,
+}
 """Programs on which the accountants would be wrong without a check."""
 
 
