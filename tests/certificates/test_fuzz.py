@@ -132,7 +132,6 @@ SHOWN: dict[str, int] = {
     "privacy.stability.Facts.steps: ascent": 1002334,
     "privacy.stability._public_ball: centre": 1010871,
     "certificates.conditions.check_digests: digest": 1000489,
-    "certificates.conditions.check_wipes: local-state": 1000038,
     "certificates.exact._check_members: shards": 1011133,
     "certificates.exact._check_untouched: touched": 1000103,
     "certificates.exact.sums_claim: touched": 1001263,
