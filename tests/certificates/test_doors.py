@@ -488,3 +488,17 @@ def _with_header(name, value):
     log = transcript()
     log.header[name] = value  # in memory: a file could not hold NaN
     return log
+
+
+@pytest.mark.parametrize("batching", ["slots", "epochs", "averaged"])
+def test_a_walk_again_does_as_much_as_training_did(batching):
+    """Found by the fuzzer: idle visits and fewer steps passed for exact."""
+    once = replace(RETAINED, steps=1)
+    assert RETAINED.steps > 1
+    idle, fewer = [BACK[0], (2, (WIPE,))], [BACK[0], (2, (WIPE, once))]
+    for unlearn in (idle, fewer, [(U, (REWOUND, WIPE)), BACK[1]]):
+        claim = rewind(unlearn, batching=batching)
+        assert (claim["grade"], claim["code"]) == ("refused", "other-work"), (unlearn, claim)
+    assert (
+        rewind([(U, (REWOUND, WIPE)), BACK[1]], batching=batching, emptied=True)["grade"] == "exact"
+    )
