@@ -72,8 +72,8 @@ class Intake:
             raise Refused("this peer no longer has what it kept at that time.")
         if offer.sender in self.receiving or len(self.receiving) >= 2:
             raise Refused("another token is on its way already.")
-        self.receiving.add(offer.sender)
         incoming = Incoming(service.store, offer.size)
+        self.receiving.add(offer.sender)
         try:
             async with asyncio.timeout(service.limits.lease):
                 offer, file = await self._examine(incoming, offer, chunks)
