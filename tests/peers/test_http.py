@@ -129,8 +129,12 @@ def test_a_bad_form_is_refused_with_one_sentence(served, record, words):
         b'\xff{"records": ["r-1"]}',
         b"[" * 100_000,
         b"1" * 100_000,
+        b'{"records": ["r-1"], "epsilon": 1%s}' % (400 * b"0"),
+        b'{"records": ["r-1"], "delta": -1%s}' % (400 * b"0"),
+        b'{"records": ["r-1"], "epsilon": 1e999}',
+        b'{"records": ["r-1"], "epsilon": 9223372036854775808}',
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_a_body_that_is_no_json_is_refused(served, body):
     code, found, _ = ask(served, "POST", "/v1/requests", body=body)
