@@ -65,7 +65,7 @@ def test_sizes_that_no_tensor_has_are_refused_soon(tmp_path, shape):
     path = tmp_path / "t"
     header = {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
     path.write_bytes(safetensors(header))
-    with pytest.raises(Corrupt, match="is no (safetensors file|token)"):
+    with pytest.raises(Corrupt, match=r"is no (safetensors file|token)"):
         open_token(path, peers=3)
 
 

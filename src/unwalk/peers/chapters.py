@@ -61,6 +61,7 @@ class Chapters:
         )
         if self.records is not None:
             DataSettings.read(bundle.folder)  # a peer without records does not start
+            self.records.check()
         self.requests = None if self.records is None else Requests(self.records)
         self.wake = asyncio.Event()
         self.stopping = False

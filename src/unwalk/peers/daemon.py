@@ -164,6 +164,16 @@ def status(folder: Path) -> dict[str, Any]:
         "running": pid is not None,
         "pid": pid,
     }
+    try:
+        return {**found, **_from_store(bundle, found)}
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        return {**found, "store": f"damaged ({error})"}
+
+
+def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
+    """What the store says of the walk; ``found`` is what is known without it."""
     path = bundle.store / "state.sqlite"
     if not path.exists():
         return found

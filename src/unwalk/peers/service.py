@@ -146,11 +146,18 @@ class Service:
         before = self.state
         if state == before and move is None and entry is None:
             return
-        self.open_move = self.open_move if move is None else move
+        open_move = self.open_move if move is None else move
+        promise = (state.promised, state.accepted) != (before.promised, before.accepted)
         self.store.save(
-            self.run_id, state, self.open_move, entry=entry, local=local, arrival=arrival
+            self.run_id,
+            state,
+            open_move,
+            entry=entry,
+            local=local,
+            arrival=arrival,
+            promise=promise,
         )
-        self.state = state
+        self.state, self.open_move = state, open_move
         if not self.collecting:
             self.collecting = True
             asyncio.get_running_loop().call_later(TIDY, self._collect)
