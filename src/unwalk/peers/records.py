@@ -43,6 +43,7 @@ from unwalk.peers.record_key import KEY, RecordKey
 from unwalk.peers.renewal import NEXT_VISIT, survey, take_over
 from unwalk.peers.rewriting import check_erasable, erase_from_source
 from unwalk.peers.sources import SETTINGS, DataSettings, SourceRefused
+from unwalk.peers.space import DiskFull, means_full
 from unwalk.peers.store import Fault, no_fault
 from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
@@ -436,6 +437,8 @@ class Records:
             try:
                 self.db.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
+                if means_full(error):
+                    raise DiskFull from error
                 raise InvalidInput(
                     f"another process writes to {self.path} for long; try again later."
                 ) from error
@@ -444,9 +447,11 @@ class Records:
                 self.fault("records before commit")
                 changes = count_on(self.db)
                 self.db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if self.db.in_transaction:
                     self.db.execute("ROLLBACK")
+                if means_full(error):
+                    raise DiskFull from error
                 raise
             self.mark.write(changes, "", flush=touches)
             self.changes += touches

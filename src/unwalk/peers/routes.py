@@ -34,6 +34,7 @@ from unwalk.peers.desk import (
 )
 from unwalk.peers.gate import Rate
 from unwalk.peers.openapi import api_description
+from unwalk.peers.space import DiskFull
 
 JSON = "application/json"
 LISTED = 50
@@ -167,6 +168,8 @@ class Routes:
             raise Problem(409, str(error)) from error
         except (InvalidInput, Refused) as error:
             raise Problem(422, str(error)) from error
+        except DiskFull as error:
+            raise Problem(503, str(error), {"Retry-After": "10"}) from error
 
     async def _status(self, question: Question, _name: str, _body: bytes) -> Answer:
         _query(question, ())

@@ -40,6 +40,7 @@ from unwalk.peers.mark import (
     digest_of,
 )
 from unwalk.peers.protocol import Generation, Lineage, PeerState, belongs
+from unwalk.peers.space import DiskFull, Space
 from unwalk.peers.tokens import join_local, open_tensors, pieces, split_local
 
 SCHEMA = """
@@ -101,7 +102,11 @@ class Incoming:
         self.hash = hashlib.sha256()
         self.guard = threading.Lock()
         self.path = store.claim(size)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            store.spare(self.path)  # a claimed file is still somebody's
+            raise
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
@@ -167,7 +172,7 @@ class Incoming:
                 if self.written == self.size:
                     self.store.spare(self.path)
                 else:  # beneath may lie what it was written over
-                    self.path.unlink()
+                    self.path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         os.close(self.fd)
@@ -201,7 +206,9 @@ class Store:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._folder = os.open(self.tokens, os.O_RDONLY)
+        self.space = Space(self.folder)
         try:
+            self.space.start()
             self._open_database()
         except BaseException:
             self._release()
@@ -236,7 +243,8 @@ class Store:
 
     def close(self) -> None:
         """Leave everything as it is on disk."""
-        self.settle()
+        with suppress(DiskFull):
+            self.settle()
         self._release()
 
     def _release(self) -> None:
@@ -255,7 +263,8 @@ class Store:
         """
         self.mark.write(self.changes, "", flush=True)
         try:
-            compact(self.db, self.path, rewrite=rewrite, patient=must)
+            with self.room():
+                compact(self.db, self.path, rewrite=rewrite, patient=must)
         except InvalidInput:
             if must:
                 raise
@@ -309,42 +318,65 @@ class Store:
         """A file with all its parts in it, not yet flushed or named."""
         held = list(parts)
         incoming = Incoming(self, sum(len(p) for p in held))
-        if incoming.size <= FLUSH:
-            for part in held:
-                incoming.write(part)
-            return incoming
-        hashing = threading.Thread(target=incoming.hash_parts, args=(held,))
-        hashing.start()
-        for part in held:
-            incoming.put_part(part)
-        hashing.join()
+        try:
+            if incoming.size <= FLUSH:
+                for part in held:
+                    incoming.write(part)
+                return incoming
+            hashing = threading.Thread(target=incoming.hash_parts, args=(held,))
+            hashing.start()
+            try:
+                for part in held:
+                    incoming.put_part(part)
+            finally:
+                hashing.join()
+        except BaseException:
+            incoming.discard()
+            raise
         return incoming
 
     def write(self, parts: Iterable[memoryview]) -> str:
         """Write a file from its parts; its digest."""
-        incoming = self.fill(parts)
-        try:
-            digest = incoming.finish()
-            incoming.keep(digest)
-        finally:
-            incoming.discard()
+        with self.room():
+            incoming = self.fill(parts)
+            try:
+                digest = incoming.finish()
+                incoming.keep(digest)
+            finally:
+                incoming.discard()
         return digest
+
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """Say :class:`DiskFull` where something finds no room."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            if self.space.ran_out(error):
+                raise DiskFull from error
+            raise
 
     @contextmanager
     def transaction(self, *, promise: bool = False) -> Iterator[sqlite3.Connection]:
         """One change, whole or not at all; a ``promise`` is one that must never be forgotten."""
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self.db
-            self.fault("before commit")
-            changes = count_on(self.db)
-            self.db.execute("COMMIT")
-        except BaseException:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-            raise
+        with self.room():
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.db
+                self.fault("before commit")
+                changes = count_on(self.db)
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
         self.changes, last = changes, self.mark.last
-        self.mark.write(self.changes, last.file if last is not None else "", flush=promise)
+        try:
+            with self.room():
+                self.mark.write(changes, last.file if last is not None else "", flush=promise)
+        except DiskFull:
+            if promise:  # which is then not told to anybody
+                raise
         self.fault("after commit")
 
     def load(self, run: str) -> tuple[PeerState, dict[str, Any]] | None:
@@ -489,7 +521,8 @@ class Store:
                 self.spare(path)
         self.fault("collected")
         if self.changes - self._settled >= max(SETTLE, self.path.stat().st_size >> 16):
-            self.settle()
+            with suppress(DiskFull):
+                self.settle()
 
 
 def running(folder: Path) -> int | None:
