@@ -6,7 +6,7 @@ import asyncio
 import resource
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,15 @@ def silent(method: str, count: int) -> Attack:
         await asyncio.gather(*(call() for _ in range(count)))
 
     return work
+
+
+def silence(channel: grpc.aio.Channel) -> Coroutine[Any, Any, None]:
+    """64 such calls of each kind."""
+    return _all(silent(m, 64)(channel) for m in ("Tell", "Hand", "Hello"))
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*works)
 
 
 def loud(method: str, count: int) -> Attack:

@@ -142,6 +142,18 @@ def test_a_body_that_is_no_json_is_refused(served, body):
     assert "not JSON" in sentence(found)
 
 
+def test_a_full_disk_is_no_fault_of_the_request(served):
+    served.desk.disk = "full"
+    try:
+        code, found, headers = ask(served, "POST", "/v1/requests", {"records": ["r-1"]})
+        assert ask(served, "GET", "/v1/status")[1]["disk"] == "full"
+    finally:
+        served.desk.disk = "ok"
+    assert code == 503
+    assert headers["retry-after"] == "10"
+    assert "disk of this peer is full" in sentence(found)
+
+
 def test_a_record_id_in_half_a_character_is_refused(served):
     code, found, _ = ask(served, "POST", "/v1/requests", body=b'{"records": ["\\ud800"]}')
     assert code == 422
