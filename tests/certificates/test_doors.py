@@ -488,3 +488,23 @@ def _with_header(name, value):
     log = transcript()
     log.header[name] = value  # in memory: a file could not hold NaN
     return log
+
+
+@pytest.mark.parametrize("batching", ["slots", "epochs", "averaged"])
+def test_a_walk_again_does_as_much_as_training_did(batching):
+    """Found by the fuzzer: idle visits and fewer steps passed for exact."""
+    eight = replace(PLAIN, steps=8)
+    train = [(1, (BEGIN, eight)), (U, (eight,)), (2, (eight,))]
+    kept = replace(RETAINED, steps=8)
+    back = [(U, (REWOUND, WIPE, kept)), (2, (WIPE, kept))]
+
+    def graded(unlearn, **facts):
+        claim = rewind(unlearn, train=train, batching=batching, **facts)
+        return claim["grade"], claim["code"]
+
+    assert graded(back) == ("exact", None)
+    idle, fewer = [back[0], (2, (WIPE,))], [back[0], (2, (WIPE, RETAINED))]
+    idle_at_u = [(U, (REWOUND, WIPE)), back[1]]
+    for unlearn in (idle, fewer, idle_at_u):
+        assert graded(unlearn) == ("refused", "other-work"), unlearn
+    assert graded(idle_at_u, emptied=True) == ("exact", None)

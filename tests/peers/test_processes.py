@@ -94,6 +94,7 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         "began",
         "ended",
         "to",
+        "offered",
         "why",
         "sender",
         "reason",

@@ -131,7 +131,7 @@ def test_noise_is_keyed_by_the_entry(draws):
     again, same = noise.release(values, **told)
     assert (same, again.tobytes()) == (draw, released.tobytes())
     others: list[dict[str, Any]] = [
-        {"std": 0.25},
+        {"std": 1.0},
         {"grid": 2.0**-6},
         {"values": np.nextafter(values, 2.0)},
     ]

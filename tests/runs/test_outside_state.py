@@ -323,15 +323,22 @@ def test_values_of_a_dictionary_and_a_set_are_put_back():
 
 
 def test_putting_back_costs_little():
-    """Twice per hop on a ResNet-18, and less than 0.2 ms in all."""
+    """Twice per hop on a ResNet-18: a small part of one forward pass of one picture."""
     work = Workspace(build_model(lambda: resnet18((3, 32, 32), 10), 0))
-    times = []
-    for _ in range(30):
+    picture = torch.zeros(1, 3, 32, 32)
+
+    def seconds(call):
         begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun
+
+    def both():
         work.put_back()
         work.put_back(visited=True)
-        times.append(time.perf_counter() - begun)
-    assert sorted(times)[3] < 2e-4, sorted(times)[3]
+
+    work.model.eval()
+    forward = min(seconds(lambda: work.model(picture)) for _ in range(10))
+    assert min(seconds(both) for _ in range(30)) < forward / 10.0
 
 
 def test_built_in_models_are_not_probed():

@@ -61,7 +61,17 @@ FACTS = (
     "p",
     "attempt",
     "rewind",
+    "slices",
+    "emptied",
     "shards",
+    "labels",
+    "dealing",
+    "holdout",
+    "code",
+    "outside_state",
+    "inputs",
+    "outputs",
+    "initial_norm",
     "digests",
 )
 """Public facts of the header that a certificate repeats."""

@@ -135,7 +135,7 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
         )
     _check_untouched(hops, u)
     _check_one_walk(before[place + 1 :])
-    _check_same_work(before, place, hops)
+    _check_same_work(transcript, before, place, hops)
     said = [] if way == "first-contact" else [_log(start.hop)]
     said += [AWAY] if recovered else []
     reason = f"the walk went back to hop {start.hop}, before the forgotten records were used"
@@ -240,29 +240,59 @@ def _check_one_walk(hops: list[Hop]) -> None:
                 )
 
 
-def _check_same_work(before: list[Hop], place: int, after: list[Hop]) -> None:
+def _check_same_work(
+    transcript: Transcript, before: list[Hop], place: int, after: list[Hop]
+) -> None:
     """The hops that were walked again take the steps that training took in their place.
 
     A peer without records does nothing in its visit; where training had such a visit, what the
     other peer does instead has to be what training did at other hops, up to the step size.
     """
-    usual = {_shape(hop) for hop in before}
+    left_out = _OF_THE_PEER.get(str(transcript.header.get("batching")), ())
+    usual = {_shape(hop, left_out) for hop in before}
     for old, new in zip(before[place:], after, strict=True):
         wanted, done = _work(old), _work(new)
-        same = [_kind(event) for event in wanted] == [_kind(event) for event in done]
+        same = [_kind(e, left_out) for e in wanted] == [_kind(e, left_out) for e in done]
         if not wanted:
-            same = _shape(new) in usual
+            same = _shape(new, left_out) in usual
         if done and not same:
-            known = {_kind(event) for event in wanted}
-            culprit = next((event for event in done if _kind(event) not in known), done[0])
+            known = {_kind(event, left_out) for event in wanted}
+            culprit = next((e for e in done if _kind(e, left_out) not in known), done[0])
             refuse(
                 "other-work",
                 new,
                 culprit,
                 f"it is not what training did in its place, in hop {old.hop}",
             )
+        _check_as_much(transcript, before, new)
         _check_wipes_alike(old, new)
         _check_repeatable(new)
+
+
+def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> None:
+    """A peer takes as many steps as in its visits of training; u, with fewer records, no more.
+
+    With slices the number depends on the hop as well.  A visit without any work is one to a peer
+    without records: training shows that of others, and the header says so of u.
+    """
+    if transcript.header.get("slices", 1) > 1:
+        return
+    at_u = new.receiver == unlearner_of(transcript)
+    emptied = transcript.header.get("emptied") is True or transcript.header.get("forget") == "all"
+    amounts = [_amount(hop) for hop in before if hop.receiver == new.receiver]
+    if not _work(new):
+        if not (emptied if at_u else amounts and not any(amounts)):
+            _refuse_visit("other-work", new, "nothing was done, and the peer has records")
+    elif amounts and not (_amount(new) <= max(amounts) if at_u else _amount(new) in amounts):
+        _refuse_visit(
+            "other-work",
+            new,
+            f"it took {_amount(new)} steps, and {max(amounts)} in training",
+        )
+
+
+def _amount(hop: Hop) -> int:
+    return sum(event.steps for event in hop.events if isinstance(event, ev.GradientSteps))
 
 
 def _check_wipes_alike(old: Hop, new: Hop) -> None:
@@ -294,19 +324,23 @@ def _work(hop: Hop) -> list[ev.Event]:
     return [event for event in hop.events if not isinstance(event, _MARKS)]
 
 
-def _shape(hop: Hop) -> tuple[tuple[Any, ...], ...]:
+def _shape(hop: Hop, left_out: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
     """A visit's work without what depends on the peer or, by a schedule, on the hop."""
-    return tuple(_kind(event, ("step_size",)) for event in _work(hop))
+    return tuple(_kind(event, (*left_out, "step_size")) for event in _work(hop))
 
 
 _MARKS = (ev.Start, ev.Wipe)
-_OF_THE_PEER = ("steps", "minibatches", "batch", "data", "touched")
-"""What may differ between visits to different peers, or with fewer records."""
+_OF_THE_PEER = {
+    "epochs": ("steps", "batch"),
+    "full": ("minibatches", "batch"),
+    "averaged": ("batch",),
+}
+"""What depends on the number of a peer's records, by the kind of batches."""
 
 
-def _kind(event: ev.Event, left_out: tuple[str, ...] = ()) -> tuple[Any, ...]:
-    """An event without what depends on whose records it used, and on the draw of its noise."""
-    out = (*_OF_THE_PEER, "draw", *left_out)
+def _kind(event: ev.Event, left_out: tuple[str, ...]) -> tuple[Any, ...]:
+    """An event without whose records it used, the draw of its noise, and what else is left out."""
+    out = ("data", "touched", "draw", *left_out)
     kept = {k: v for k, v in vars(event).items() if k not in out}
     return (event.kind, *sorted(kept.items(), key=lambda item: item[0]))
 

@@ -55,6 +55,7 @@ HEADER_RANGES = {
     "attempt": may.whole(1),
     "vanished": may.truth(),
     "recovered": may.truth(),
+    "emptied": may.truth(),
 }
 """What the facts of a header may hold from which something is computed, where they are there."""
 

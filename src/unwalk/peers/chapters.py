@@ -10,11 +10,13 @@ goes on from the model before it.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
 from time import monotonic
 from typing import Any
 
 from unwalk.core.data import Shard
+from unwalk.core.errors import UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers import codec, history
 from unwalk.peers.aftermath import Aftermath
@@ -61,6 +63,7 @@ class Chapters:
         )
         if self.records is not None:
             DataSettings.read(bundle.folder)  # a peer without records does not start
+            self.records.check()
         self.requests = None if self.records is None else Requests(self.records)
         self.wake = asyncio.Event()
         self.stopping = False
@@ -257,7 +260,11 @@ class Chapters:
         self._later(self._take_in())
         try:
             while not self.walking.done():
-                await self._step()
+                try:
+                    await self._step()
+                except (UnwalkError, OSError, sqlite3.Error) as error:
+                    if not self.store.space.ran_out(error):  # else it is done again, later
+                        raise
                 await self._wait()
             self.walking.result()
         finally:

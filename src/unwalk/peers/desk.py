@@ -260,7 +260,8 @@ class Overview:
 
     ``edges`` are pairs of places in ``peers``.  ``accuracy`` is in order of chapter and hop, and
     thinned by the desk to a few hundred points.  ``queue`` counts requests by stage.  ``records``
-    are those this peer trains on, ``hold_out`` those it measures with.
+    are those this peer trains on, ``hold_out`` those it measures with.  ``disk`` is ``full`` while
+    there is no room to take a token or a request.
     """
 
     peer: str
@@ -275,6 +276,7 @@ class Overview:
     queue: Mapping[str, int] = field(default_factory=dict)
     records: int | None = None
     hold_out: int | None = None
+    disk: str = "ok"
 
 
 class Desk(Protocol):

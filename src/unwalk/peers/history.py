@@ -41,7 +41,7 @@ def seats(store: Store) -> dict[int, Seat]:
 
 def put_seat(store: Store, number: int, seat: Seat) -> None:
     """Write a vote down, before anybody is told."""
-    with store.transaction() as db:
+    with store.transaction(promise=True) as db:
         row = (number, json.dumps(seat_to(seat)))
         db.execute("INSERT OR REPLACE INTO agenda VALUES (?, ?)", row)
 

@@ -29,6 +29,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "PeerView.state": {"enum": list(desk.PEER_STATES)},
     "ChapterView.kind": {"enum": ["train", "forget"]},
     "Overview.edges": {"description": "Pairs of places in peers."},
+    "Overview.disk": {"enum": ["ok", "full"]},
     "Overview.queue": {"description": "How many requests are at which stage."},
 }
 FORM: dict[str, Any] = {
@@ -119,6 +120,7 @@ REASONS = {
     "422": "The request cannot be done: a record is not here, a value is not allowed, or the grade "
     "cannot be reached. Nothing was changed.",
     "429": "Too many questions.",
+    "503": "The disk of the peer is full. Nothing was changed; ask again once there is room.",
 }
 
 
@@ -279,6 +281,7 @@ def api_description() -> dict[str, Any]:
                     "413",
                     "415",
                     "422",
+                    "503",
                 ),
             },
         },

@@ -27,6 +27,7 @@ from unwalk.peers.desk import (
 from unwalk.peers.forgetting import Book
 from unwalk.peers.requests import Requests
 from unwalk.peers.sources import SourceRefused
+from unwalk.peers.space import DiskFull
 
 NO_RECORDS = (
     "this network's records are the simulator's own; only with task 'records' can a peer be asked "
@@ -83,6 +84,7 @@ class Reception:
             queue={} if requests is None else requests.queue(),
             records=None if counts is None else counts.train,
             hold_out=None if counts is None else counts.hold_out,
+            disk="full" if chapters.store.space.full else "ok",
         )
 
     def _chapter(self) -> ChapterView:
@@ -169,7 +171,11 @@ class Reception:
             check_reachable(chapters.book, chapters.me, form.grade, form.method, len(form.records))
             with suppress(SourceRefused):
                 await asyncio.to_thread(records.refresh)
-        found = await asyncio.to_thread(requests.submit, form)
+        try:
+            found = await asyncio.to_thread(requests.submit, form)
+        except DiskFull as error:
+            chapters.store.space.ran_out(error)
+            raise
         chapters.store.fault("request durable")
         chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
         chapters.wake.set()

@@ -8,12 +8,14 @@ awaited between deciding and writing: so they are atomic.  Visits and file write
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Local
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
@@ -26,6 +28,7 @@ from unwalk.peers.hoplog import Entry, chain_start, hop_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to
 from unwalk.peers.lookout import Lookout
 from unwalk.peers.protocol import Parcel, PeerState
+from unwalk.peers.space import LOOK
 from unwalk.peers.store import Arrival, KeptLocal, Store
 from unwalk.peers.talk import Talk
 from unwalk.peers.telemetry import Journal, Metrics
@@ -74,6 +77,7 @@ class Service:
         self.hashing = ThreadPoolExecutor(1, "hashing")
         self.visits = ThreadPoolExecutor(1, "visit")
         self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
+        store.space.need = 2 * work.most_bytes
         self.arrivals = store.arrivals(self.run_id)
         self.state, self.open_move = self._first_state()
         if self.state.committed is not None:
@@ -99,7 +103,9 @@ class Service:
             has=bool(digest),
         )
         move = move_to(NOBODY, 0, first, ()) if self.me == first.receiver else {}
-        self.store.save(self.run_id, state, move, arrival=self.to_keep(state))
+        kept = self.to_keep(state)
+        self.store.save(self.run_id, state, move, arrival=kept)
+        self.arrivals += [] if kept is None else [kept]
         self.store.pinned.discard(digest)
         self.store.collect(self.run_id, state)
         return state, move
@@ -118,9 +124,7 @@ class Service:
         for known in self.arrivals:
             if known.peer == self.me and pr.belongs(known.generation, known.done, parcel.lineage):
                 return None
-        kept = Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
-        self.arrivals.append(kept)
-        return kept
+        return Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
 
     def came_first(self, parcel: Parcel) -> bool:
         """Whether the token at this place was the first to come here to stay."""
@@ -146,11 +150,20 @@ class Service:
         before = self.state
         if state == before and move is None and entry is None:
             return
-        self.open_move = self.open_move if move is None else move
+        open_move = self.open_move if move is None else move
+        promise = (state.promised, state.accepted) != (before.promised, before.accepted)
         self.store.save(
-            self.run_id, state, self.open_move, entry=entry, local=local, arrival=arrival
+            self.run_id,
+            state,
+            open_move,
+            entry=entry,
+            local=local,
+            arrival=arrival,
+            promise=promise,
         )
-        self.state = state
+        self.state, self.open_move = state, open_move
+        if arrival is not None and arrival.peer == self.me:
+            self.arrivals.append(arrival)
         if not self.collecting:
             self.collecting = True
             asyncio.get_running_loop().call_later(TIDY, self._collect)
@@ -194,10 +207,9 @@ class Service:
         """Do this peer's part until :meth:`stop`; what arrives is brought by somebody else."""
         self.journal.write("started", run=self.run_id, network=self.network.version)
         self._count(self.state, self.state)
-        tasks = [
-            asyncio.create_task(c)
-            for c in (self._drive(), self.lookout.watch(), self.talk.spread(), self.talk.catch_up())
-        ]
+        works = (self._drive, self.lookout.watch, self.talk.spread, self.talk.catch_up)
+        tasks = [asyncio.create_task(self.enduring(work)) for work in works]
+        tasks.append(asyncio.create_task(self._look_for_room()))
         late = asyncio.create_task(self.late.wait())
         try:
             ends = [*tasks[:2], late]
@@ -248,6 +260,31 @@ class Service:
                     await self.pause(PAUSE * (1 + self.me % 5))
             else:
                 await self.changed.wait()
+
+    async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, which begins with what is on disk; again once a full disk has room."""
+        while True:
+            try:
+                return await work()
+            except (UnwalkError, OSError, sqlite3.Error) as error:
+                if not self.store.space.ran_out(error):
+                    raise
+            await self.store.space.wait()
+
+    async def _look_for_room(self) -> None:
+        """Say when the disk is full, and when it no longer is; whoever waits goes on by itself."""
+        space, said = self.store.space, False
+        while True:
+            if space.full and not said:
+                self.journal.write("disk full", need=space.need)
+                said = True
+            elif said and space.look():
+                self.journal.write("disk has room again")
+                said = False
+                self.changed.set()
+                self.notify()
+            self.metrics.set("disk_full", int(space.full))
+            await asyncio.sleep(LOOK)
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not beyond the next change."""

@@ -218,7 +218,8 @@ class Talk:
             return Reply("accepted")
         incoming = Incoming(service.store, offer.size)
         try:
-            await service.intake.receive_bytes(incoming, chunks)
+            async with asyncio.timeout(service.limits.lease):
+                await service.intake.receive_bytes(incoming, chunks)
             digest = await service.intake.on_disk(incoming.finish)
             if digest != committed.token:
                 raise Refused("the token's bytes do not match its digest.")
@@ -227,6 +228,8 @@ class Talk:
             service.changed.set()
             service.notify()
             return Reply("accepted")
+        except TimeoutError as error:
+            raise Refused("the token did not arrive within the lease.") from error
         finally:
             service.store.pinned.discard(committed.token)
             incoming.discard()

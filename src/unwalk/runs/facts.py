@@ -41,6 +41,7 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
     if method in GOING_BACK:
         facts["rewind"] = way_back(config, method)
         facts["slices"] = config.train.slices
+        facts["emptied"] = task.records(config.forget.peer).retained.size == 0
     if method == "sisa" and config.train.shards > 1:
         facts["shards"] = config.train.shards
     if method == "rrdu" or (method == "seal" and config.seal.visits):

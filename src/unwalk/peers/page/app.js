@@ -125,6 +125,11 @@ function walkName(chapter) {
   return `Chapter ${chapter.number}, which forgets records of ${chapter.peer || "a peer"},`;
 }
 
+function story(now) {
+  const full = "The disk of this peer is full: it takes no token and no request until there is room. ";
+  return (now.disk === "full" ? full : "") + tokenSentence(now);
+}
+
 function tokenSentence({ token: where, chapter, peer }) {
   if (chapter.stage === "committed") {
     const over = chapter.kind === "train" ? "Training is over" : `Chapter ${chapter.number} is committed`;
@@ -246,7 +251,7 @@ function showStatus(now) {
   status = now;
   put(by("title"), `${now.peer} in ${now.network}`);
   document.title = `${now.peer}: hop ${now.token.hop} of ${now.token.hops} · unwalk`;
-  put(by("story"), tokenSentence(now));
+  put(by("story"), story(now));
   put(by("run"), `· run ${now.run.slice(0, 12)}`);
   put(by("graph-note"), graphSentence(now));
   put(by("accuracy-note"), accuracySentence(now.accuracy));
