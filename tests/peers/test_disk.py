@@ -183,6 +183,25 @@ def test_the_log_never_fails_and_says_how_many_lines_it_left_out(tmp_path, monke
     assert (tmp_path / "reserve").stat().st_size == RESERVE
 
 
+def test_a_holder_without_room_waits_and_then_does_its_visit(tmp_path):
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        holder = here.services[0].state.lineage[0][0][1]
+        service = here.services[holder]
+        service.store.fault = full
+        await here.until(lambda: any(e["event"] == "disk full" for e in here.events))
+        assert service.state.stage == "arrived"
+        assert service.state.held.hop == 0
+        service.store.fault = no_fault
+        await here.until(here.finished)
+        await here.until(lambda: any(e["event"] == "disk has room again" for e in here.events))
+
+    here = lived(tmp_path, script, PEERS, lease=30.0)
+    assert not any(e["event"] == "recovered" for e in here.events)
+    check_end(here.folder, here.network, range(PEERS))
+
+
 def test_a_write_that_fails_leaves_no_file_and_no_mark_behind(tmp_path):
     async def script(here):
         service = here.start(0)

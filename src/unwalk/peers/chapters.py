@@ -321,12 +321,23 @@ class Chapters:
         self.specs = marked(decided)
         self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
         await end_all([walking])
-        self._settle()
-        self.aftermath.begun(decided[-1])
-        self.service = self._open(len(decided))
+        while not self._begin(decided):
+            await self.store.space.wait()
         self.store.fault("chapter opened")
         self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
         self.walking = asyncio.create_task(self._walk(self.service))
+
+    def _begin(self, decided: list[Spec]) -> bool:
+        """Open the last of these chapters; whether there was room on the disk for it."""
+        try:
+            self._settle()
+            self.aftermath.begun(decided[-1])
+            self.service = self._open(len(decided))
+        except (UnwalkError, OSError, sqlite3.Error) as error:
+            if not self.store.space.ran_out(error):
+                raise
+            return False
+        return True
 
     async def _walk(self, service: Service) -> None:
         """Do this peer's part in a chapter; before noise is drawn, ask whether it is still wanted.

@@ -38,7 +38,8 @@ class DiskFull(UnwalkError):
 def means_full(error: BaseException) -> bool:
     """Whether an error of the system, or of SQLite, says that there is no room."""
     if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        code = getattr(error, "sqlite_errorcode", 0)
+        return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
     return isinstance(error, OSError) and error.errno in NO_ROOM
 
 

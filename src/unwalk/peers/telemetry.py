@@ -21,6 +21,8 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers.space import Space
 
 LARGEST_LOG = 16 << 20
+MOST_ASKING = 16
+"""Connections at once that ask for metrics."""
 HELP = {
     "visits_total": "Visits done and committed.",
     "tokens_received_total": "Tokens accepted from other peers.",
@@ -111,6 +113,7 @@ class Metrics:
     peer: str
     values: Counter[str] = field(default_factory=Counter)
     _server: asyncio.Server | None = None
+    _open: int = 0
 
     def add(self, name: str, amount: int = 1) -> None:
         self.values[name] += amount
@@ -152,6 +155,10 @@ class Metrics:
             await self._server.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MOST_ASKING:
+            writer.close()
+            return
+        self._open += 1
         try:
             async with asyncio.timeout(5.0):
                 line = await reader.readline()
@@ -169,4 +176,5 @@ class Metrics:
         except (TimeoutError, OSError, ValueError):
             pass
         finally:
+            self._open -= 1
             writer.close()

@@ -82,7 +82,7 @@ class MemoryPieces:
     memory is still read from; afterwards it is not, whoever asks for more.
     """
 
-    def __init__(self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None]) -> None:
+    def __init__(self, parts: Sequence[memoryview], stamp: asyncio.Future[bytes | None]) -> None:
         self.parts, self.stamp = parts, stamp
         self.size = sum(len(part) for part in parts)
         self.gone = asyncio.Event()
@@ -104,7 +104,7 @@ class MemoryPieces:
         self.gone.set()
         if last:
             yield last
-        stamp = await self.stamp
+        stamp = await asyncio.shield(self.stamp)  # a call that ends does not take the stamp along
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
         yield stamp
