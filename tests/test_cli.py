@@ -18,6 +18,7 @@ import unwalk
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
+from unwalk.core.refusals import REFUSALS
 from unwalk.runs import partial_of
 from unwalk.runs.config import Config, Value, flatten
 
@@ -82,13 +83,92 @@ def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
         "Retraining",
         "ASR: attack success",
         "guarantee nominal (epsilon 1, delta 1e-05): the paper's Corollary 5.2",
-        "guarantee refused: ",
+        "guarantee refused (un-noised): hop ",
         "report: runs/first/report.html",
     ):
         assert words in said.out
     assert max(len(line) for line in said.out.splitlines()) <= 80
     assert said.err == ""
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
+
+
+FLAT = options(
+    {"task": "digits-flat", "peers": 4, "train.hops": 6, "unlearn.hops": 3, "compare": "none"}
+)
+
+
+def last_paragraph(text: str) -> str:
+    return " ".join(text.rstrip().rpartition("\n\n")[2].split())
+
+
+def test_the_last_words_of_a_run_are_what_is_guaranteed_to_whom(call, tmp_path):
+    rehearsal = call("run", "--preset", "certified", *FLAT, "--out", "sealed")
+    said = last_paragraph(rehearsal.out)
+    assert said.startswith("rehearsal: would be certified. Nothing is guaranteed to anybody: ")
+    assert "guarantee rehearsal: would be certified (epsilon 1, delta 1e-05): " in " ".join(
+        rehearsal.out.split()
+    )
+    assert "guarantee certified" not in rehearsal.out
+    checked = call("verify", "sealed")
+    assert checked.code == 3
+    assert checked.out.splitlines()[-1] == said
+    assert "\ncertified" not in checked.out
+    asked = call("verify", "sealed", "--json").json
+    assert (asked["claims"][0]["grade"], asked["badge"]) == ("certified", "rehearsal")
+    assert asked["words"][-1] == said
+
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(range(32)))
+    secret.chmod(0o600)
+    drawn = options({"noise.source": "secret", "noise.secret_file": str(secret)})
+    said = last_paragraph(call("run", "--preset", "certified", *FLAT, *drawn).out)
+    assert said.startswith("certified. Guaranteed to everyone who sees the model after it has left")
+    assert "rehearsal" not in said
+
+    said = last_paragraph(call("run", "--method", "restart", *FLAT).out)
+    assert said.startswith("exact. Guaranteed to everyone who sees the model after the request")
+
+
+def test_a_refused_run_ends_with_what_to_do_instead(call):
+    said = call("run", *SMALL_DIGITS, "--out", "refused")
+    known = REFUSALS["un-noised"]
+    told = f"refused. Nothing is guaranteed to anybody: {known.plain}. What to do instead: "
+    told += f"{known.instead}."
+    assert last_paragraph(said.out) == told
+    assert max(len(line) for line in said.out.splitlines()) <= 80
+    checked = call("verify", "refused").out.splitlines()
+    assert checked[-1] == told
+    assert any(line.startswith("refused (un-noised): hop 7, start at peer") for line in checked)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--method", "seal"], "travelling-state"),
+        (["--method", "release", "--set", "train.optimizer=sgd"], "loss"),
+        (["--preset", "certified"], "inputs"),
+        (["--preset", "certified", *FLAT, "--set", "train.keep=average"], "iterate"),
+        (["--method", "rewind", "--set", "train.keep=average"], "iterate"),
+    ],
+)
+def test_what_is_refused_before_a_run_says_what_to_do_instead(call, words, code):
+    said = call("run", *words, "--out", "out/first")
+    assert (said.code, said.out) == (2, "")
+    sentence, meaning, instead = said.err.splitlines()
+    assert sentence.startswith("unwalk: ")
+    assert meaning == f"what it means ({code}): {REFUSALS[code].plain}"
+    assert instead == f"what to do instead: {REFUSALS[code].instead}"
+    assert files() == []
+
+
+def test_the_way_out_of_a_refusal_is_one(call):
+    """What ``--method seal`` is told to do instead, word by word."""
+    words = REFUSALS["travelling-state"].instead
+    assert words.startswith("run --preset certified with --task digits-flat,")
+    assert ", or --method restart, which is exact" in words
+    assert call("run", "--preset", "certified", *FLAT).code == 0
+    said = call("run", "--method", "restart", *SMALL_DIGITS, "--set", "compare=none")
+    assert last_paragraph(said.out).startswith("exact. ")
 
 
 def test_run_without_out_writes_nothing_and_says_how_to_keep_results(call, tmp_path):
@@ -294,10 +374,27 @@ def test_results_are_not_replaced_by_accident(call):
     assert call("run", *SMALL, "--seed", "1", "--out", "first", "--overwrite").code == 0
 
 
+HELD = """
+import time
+from unwalk.cli import main
+from unwalk.runs.store import WalkFile
+
+save = WalkFile.save
+
+def held(*args):
+    save(*args)
+    time.sleep(600)
+
+WalkFile.save = held
+main()
+"""
+"""The command line, which waits for an interrupt once progress was saved, however fast it is."""
+
+
 def test_an_interrupt_says_how_to_go_on_and_that_works(call, tmp_path):
     long = options({**BLOBS, "train.hops": 60, "unlearn.hops": 60})
     words = ["run", *long, "--out", "a folder"]
-    command = [sys.executable, "-c", "from unwalk.cli import main; main()", *words]
+    command = [sys.executable, "-c", HELD, *words]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
         state = partial_of(tmp_path / "a folder") / "walks" / "train.safetensors"

@@ -20,13 +20,17 @@ FACTS = {
     "delta": 1e-5,
     "loss": "softmax",
     "feature_norm": 1.0,
+    "inputs": 8,
+    "outputs": 3,
+    "initial_norm": 0.0,
     "batching": "slots",
     "slots": 1,
     "nominal_batch": 20,
     "slot_cap": 20,
     "normalisation": "published",
+    "labels": "published",
     "iterate": "last",
-    "precision": "float32",
+    "precision": "float64",
     "attempt": 1,
     "noise": "secret",
     "digests": "plain",
@@ -52,7 +56,7 @@ PLAIN = ev.GradientSteps(
 RETAINED = replace(PLAIN, data="retained", touched=False)
 BEGIN = ev.Start("train", "initial", False, ())
 SEALED = ev.Start("unlearn", "token", True, ())
-WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret")
+WIPE, NOISE = ev.Wipe("local"), ev.GaussianNoise(0.5, None, "secret", grid=2.0**-5)
 OPTIMIZER = ev.Wipe("optimizer")
 BACKWARD = replace(PLAIN, data="forgotten", clip=1.0, weight_decay=0.0, step_size=-1.0)
 TRAIN = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
@@ -139,6 +143,16 @@ BROKEN = {
     "other batches": ({"batching": "epochs"}, "keyed slots"),
     "an average of iterates": ({"iterate": "average"}, "iterate 'average'"),
     "coarse arithmetic": ({"precision": "bfloat16"}, "precision 'bfloat16'"),
+    "32 bits": ({"precision": "float32"}, "precision 'float32'"),
+    "another loss": ({"loss": "of a model with forward hooks"}, "forward hooks"),
+    "noise that was not rounded": (
+        {"unlearn": [(U, (SEALED, WIPE, replace(NOISE, grid=None), RETAINED)), *UNLEARN[1:]]},
+        "not rounded to a public grid",
+    ),
+    "steps after noise without a ball": (
+        {"train": [(1, (BEGIN, PLAIN, NOISE)), *TRAIN[1:]]},
+        "bounds the length of the model",
+    ),
     "an old token": (
         {"unlearn": [(U, (replace(SEALED, start="arrival", hop=2), *UNLEARN[0][1][1:]))]},
         "back to an old token",
@@ -149,7 +163,7 @@ BROKEN = {
     ),
     "a ball round something else": (
         {"unlearn": [(U, (*UNLEARN[0][1], ev.Projection((("forgotten", 1.0),))))]},
-        "'forgotten' may depend on D_f",
+        "balls is (('forgotten', 1.0),); allowed",
     ),
     "a wipe that comes too late": (
         {
@@ -161,7 +175,7 @@ BROKEN = {
     ),
     "steps of negative length": (
         {"unlearn": [*UNLEARN[:2], (U, (BACKWARD, NOISE))]},
-        "a negative number",
+        "step_size is -1.0; allowed",
     ),
     "stopped after a look": (
         {"phases": [{"name": "train", "hops": 3}, {"name": "unlearn", "hops": 9}]},
@@ -243,9 +257,10 @@ def test_a_ball_seal_covers_any_network_and_optimizer():
 
 
 def test_noise_from_the_start_covers_every_tensor_that_travels():
-    visit = (U, (PLAIN, NOISE))
+    visit = (U, (PLAIN, NOISE, ev.Projection((("origin", 9.0),))))
     buffers = replace(BEGIN, travels=("norm.running_mean",))
-    claim = the_claim(train=[(1, (BEGIN, PLAIN)), visit], unlearn=[], method="noisy-start")
+    before = (1, (BEGIN, *visit[1]))
+    claim = the_claim(train=[before, visit], unlearn=[], method="noisy-start")
     assert claim["grade"] == "certified"
     claim = the_claim(train=[(1, (buffers, PLAIN)), visit], unlearn=[], method="noisy-start")
     assert "carries 'norm.running_mean'" in claim["reason"]
@@ -302,7 +317,7 @@ def test_a_second_contact_is_no_first_one():
     unlearn = [(U, (REWOUND, WIPE, RETAINED)), (2, (WIPE, RETAINED))]
     claim = rewound(unlearn, train=train)
     assert "u was visited before" in claim["reason"]
-    claim = rewound(unlearn, train=train, rewind="first-use")
+    claim = rewound(unlearn, train=train, rewind="first-use", batching="epochs")
     assert claim["grade"] == "exact"
     assert any("own log" in text for text in claim["assumptions"])
 

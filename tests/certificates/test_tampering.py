@@ -109,11 +109,12 @@ def tampered(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_every_change_of_a_certificate_is_found_and_named(folder, who):
     document = read_certificate(folder / "certificate.json")
     transcript = Transcript.read(folder / "transcript.jsonl")
-    assert verify(document, transcript, trust=who).exit_code == 0
+    raw = (folder / "model.safetensors").read_bytes()
+    assert verify(document, transcript, model=raw, trust=who).exit_code == 0
     count = 0
     for what, other in tampered(document):
         count += 1
-        verdict = verify(other, transcript, trust=who)
+        verdict = verify(other, transcript, model=raw, trust=who)
         assert verdict.exit_code == 1, what
         top = what.split(".")[0].split(" ")[0]
         told = " ".join(verdict.problems)
@@ -129,7 +130,8 @@ def test_a_changed_certificate_that_is_signed_again_names_the_field_still(folder
     key = load_key(tmp_path / "key.pem")
     document = read_certificate(folder / "certificate.json")
     transcript = Transcript.read(folder / "transcript.jsonl")
-    assert verify(sign(document, key), transcript, trust=who).exit_code == 3
+    raw = (folder / "model.safetensors").read_bytes()
+    assert verify(sign(document, key), transcript, model=raw, trust=who).exit_code == 3
     document["claims"][0]["epsilon"] = 0.5
     verdict = verify(sign(document, key), transcript, trust=who)
     assert verdict.exit_code == 1
@@ -265,8 +267,9 @@ def test_replay_finds_a_log_that_is_consistent_and_untrue(folder, who, tmp_path)
             if event["kind"] == "gaussian-noise":
                 event["std"] *= 3.0
     forged = rechained(dict(transcript.header), hops)
+    document = read_certificate(run / "certificate.json")
     (run / "transcript.jsonl").write_text(forged.text())
-    (run / "certificate.json").write_text(text_of(certificate_of(forged)))
+    (run / "certificate.json").write_text(text_of(certificate_of(forged, document["model"])))
     code, output = unwalk("verify", run)
     assert (code, "intact" in output) == (3, True)
     code, output = unwalk("verify", "--replay", run)

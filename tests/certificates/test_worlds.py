@@ -53,7 +53,8 @@ EXACT: dict[str, dict[str, Any]] = {
 
 def world(other: bool) -> ShardedTask:
     """Digits of which one peer has to forget nine; in the other world these say something else."""
-    task = build_task("digits-flat", peers=4, forget=Deletion("records", size=9))
+    records = Deletion("records", size=9)
+    task = build_task("digits-flat", peers=4, forget=records, dtype=torch.float64)
     if other:
         shard = task.shard(0)
         rows = torch.from_numpy(shard.records.forgotten)

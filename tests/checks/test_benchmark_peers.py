@@ -12,8 +12,30 @@ from benchmarks.rivals import environments
 from benchmarks.rivals.environments import Measured
 
 NOISY = 8.0  # other processes share the cores and the disk with the tests
-FAST = peers.Result("457 KB", 5.0, 7.0, 25.0, hops=9, limit_ms=6.0, resident_mb=300.0)
-LARGE = peers.Result("45 MB", 99.0, 120.0, 100.0, hops=9, limit_ms=150.0, resident_mb=400.0)
+FAST = peers.Result(
+    "457 KB",
+    5.0,
+    7.0,
+    25.0,
+    hops=9,
+    limit_ms=6.0,
+    resident_mb=300.0,
+    bare_ms=4.0,
+    acknowledged_ms=9.0,
+    limit_ratio=1.6,
+)
+LARGE = peers.Result(
+    "45 MB",
+    99.0,
+    120.0,
+    100.0,
+    hops=9,
+    limit_ms=150.0,
+    resident_mb=400.0,
+    bare_ms=90.0,
+    acknowledged_ms=160.0,
+    limit_ratio=1.2,
+)
 
 
 def test_the_quick_benchmark_stays_within_four_tokens_and_near_its_limits(capsys):
@@ -23,7 +45,13 @@ def test_the_quick_benchmark_stays_within_four_tokens_and_near_its_limits(capsys
     assert not [r for r in found["hops"] if not 0 < r["overhead_ms"] <= NOISY * r["limit_ms"]]
     assert 1.0 < found["memory_tokens"] <= peers.TOKENS
     assert found["rivals"] == []
-    slow = any(r["overhead_ms"] > r["limit_ms"] for r in found["hops"])
+    for r in found["hops"]:
+        assert r["ratio"] == pytest.approx(r["overhead_ms"] / r["bare_ms"], abs=0.01)
+        assert r["acknowledged_ms"] > 0
+    slow = any(
+        r["overhead_ms"] > r["limit_ms"] or r["overhead_ms"] / r["bare_ms"] > r["limit_ratio"]
+        for r in found["hops"]
+    )
     assert code == (1 if slow else 0)
 
 
@@ -49,11 +77,16 @@ def test_what_is_missed_is_shown_and_ends_with_1(monkeypatch, capsys):
     monkeypatch.setattr(peers, "measure", lambda name, hops: measured[name])
     assert peers.main([]) == 0
     assert (
-        capsys.readouterr().out.splitlines()[1].endswith("5.00 ms     7.00    25.00      6.0  ok")
+        capsys.readouterr()
+        .out.splitlines()[1]
+        .endswith("5.00 ms     7.00    25.00      6.0     4.00   1.25    1.6       9.00 ms  ok")
     )
     measured["457 KB"] = replace(FAST, overhead_ms=6.1)
     assert peers.main([]) == 1
-    assert "6.10 ms     7.00    25.00      6.0  too slow" in capsys.readouterr().out
+    assert "6.10 ms     7.00    25.00      6.0     4.00   1.52" in capsys.readouterr().out
+    measured["457 KB"] = replace(FAST, bare_ms=3.0)
+    assert peers.main([]) == 1, "too far from the bare minimum"
+    assert "1.67    1.6       9.00 ms  too slow" in capsys.readouterr().out
     measured.update({"457 KB": FAST, "45 MB": replace(LARGE, resident_mb=500.0)})
     assert peers.main([]) == 1, "too much memory"
 

@@ -19,9 +19,6 @@ REGISTRY = re.compile(
 )
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX)\b|raise NotImplementedError")
 LINK = re.compile(r"\]\(<?([^)\s>]+)|\b(?:src|href)=\"([^\"]+)\"")
-MOST_LINES = 450
-# Python files that may be longer, with the reason.
-LONG_FILES: dict[str, str] = {}
 
 
 def repository_files() -> list[Path]:
@@ -76,15 +73,6 @@ def test_no_leftovers_in_the_source(files):
     source = {name: text for name, text in files.items() if name.startswith("src/")}
     assert source
     assert not places(LEFTOVER, source)
-
-
-def test_python_files_are_short(files):
-    long = {
-        name
-        for name, text in files.items()
-        if name.endswith(".py") and text.count("\n") > MOST_LINES
-    }
-    assert long == LONG_FILES.keys(), "split the file, or give a reason in LONG_FILES"
 
 
 def dead_links(name: str, text: str, root: Path) -> list[str]:

@@ -26,7 +26,7 @@ def transcript():
     made = Transcript({"run": "r", "peers": 3})
     made.add(Hop(1, "train", 1, -1, 0, (), 0, tuple(EVENTS[:1]), gradients=128))
     made.add(Hop(2, "train", 2, 0, 2, (2,), 40, tuple(EVENTS[1:])))
-    made.add(Hop(3, "train", 3, 2, 0, (1, 0), 80, (), digest="ab"))
+    made.add(Hop(3, "train", 3, 2, 0, (1, 0), 80, (), digest="ab" * 32))
     return made
 
 

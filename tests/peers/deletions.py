@@ -177,10 +177,21 @@ def certificate(here: Hamlet, peer: int, name: str):
 def check(here: Hamlet, peer: int, name: str) -> dict[str, Any]:
     """The certificate verifies with nothing but the network's CA; its document."""
     place = certificate(here, peer, name)
-    found = attest.verified(place, here.folder / "ca.pem")
-    assert found["problems"] == []
-    assert found["verdict"] == "intact, signer trusted"
+    vouched(place, here.folder / "ca.pem")
     return read_certificate(place)
+
+
+def vouched(place: Path, authority: Path) -> dict[str, Any]:
+    """What is said of a certificate: intact and trusted, and so is its model.
+
+    A model that a later chapter erased, or a peer that left, is missed loudly.
+    """
+    found = attest.verified(place, authority)
+    assert found["problems"] == []
+    assert read_certificate(place)["model"] is not None
+    loud = {"checked": "", "not checked": ", MODEL NOT CHECKED"}[found["model"]]
+    assert found["verdict"] == f"intact, signer trusted{loud}"
+    return found
 
 
 def trained_on(here: Hamlet, peer: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -159,10 +160,12 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.datasets"])
 
 
-def _child(folder: str, fault: str | None, pause: float) -> None:
+def _child(folder: str, fault: str | None, pause: float, files: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if pause:
         _slower(pause)
     count = [0]
@@ -227,13 +230,14 @@ def _cuttable(path: Path) -> None:
 class Town:
     """Peers as processes."""
 
-    def __init__(self, folder: Path, made: Network, pause: float = 0.0) -> None:
-        self.folder, self.network, self.pause = folder, made, pause
+    def __init__(self, folder: Path, made: Network, pause: float = 0.0, files: int = 0) -> None:
+        self.folder, self.network, self.pause, self.files = folder, made, pause, files
         self.processes: dict[int, Any] = {}
 
     def start(self, peer: int, fault: str | None = None) -> None:
         folder = str(self.folder / f"peer-{peer}")
-        process = CONTEXT.Process(target=_child, args=(folder, fault, self.pause), daemon=True)
+        given = (folder, fault, self.pause, self.files)
+        process = CONTEXT.Process(target=_child, args=given, daemon=True)
         process.start()
         self.processes[peer] = process
 
@@ -276,8 +280,9 @@ class Town:
 
 
 @contextmanager
-def town(folder: Path, made: Network, pause: float = 0.0) -> Iterator[Town]:
-    here = Town(folder, made, pause)
+def town(folder: Path, made: Network, pause: float = 0.0, files: int = 0) -> Iterator[Town]:
+    """``files``: how many descriptors each process may have open; 0: as many as this one."""
+    here = Town(folder, made, pause, files)
     try:
         yield here
     finally:

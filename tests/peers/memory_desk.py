@@ -18,6 +18,7 @@ from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers import desk as d
 from unwalk.peers.evidence import packed
 from unwalk.peers.http import HttpDesk, HttpLimits
+from unwalk.peers.space import DiskFull
 
 QUICK = HttpLimits(rate=1e6, anonymous=1e6)
 CERTIFICATE = {"certificate": 1, "claims": [{"grade": "exact", "reason": "it went back."}]}
@@ -41,12 +42,13 @@ class MemoryDesk:
         self.clock = 0
         self.submitted = 0
         self.broken = False
+        self.disk = "ok"
 
     def overview(self) -> d.Overview:
         if self.broken:
             raise RuntimeError("a secret about r-17")
         parts = tuple(
-            d.Spent(c.name, c.grade, c.epsilon or 0.0, c.delta or 0.0, 1.0, 1e-5)
+            d.Spent(c.name, c.grade, c.epsilon or 0.0, c.delta or 0.0, 1.0, 1e-5, c.badge)
             for c in self.files.values()
         )
         return d.Overview(
@@ -67,10 +69,13 @@ class MemoryDesk:
             queue=dict(Counter(v.stage for v in self.views.values())),
             records=len(self.known),
             hold_out=40,
+            disk=self.disk,
         )
 
     async def submit(self, form: d.RequestForm) -> d.RequestView:
         self.submitted += 1
+        if self.disk == "full":
+            raise DiskFull
         if form.id in self.asked:
             if self.asked[form.id] != form:
                 raise d.Conflict(f"request {form.id} was made before with other content.")
@@ -113,6 +118,7 @@ class MemoryDesk:
             complete=not pending,
             pending=pending,
             issued="2026-03-04T11:00:00+00:00",
+            badge=form.grade,
         )
         self.known -= set(form.records)
         self.views[id] = replace(self.views[id], stage=stage, chapter=chapter, certificate=name)

@@ -135,6 +135,18 @@ def test_the_token_is_asked_for_and_kept_out_of_the_address(browser, served):
     assert not browser.script("return sessionStorage.length")
 
 
+def test_a_full_disk_is_the_first_thing_that_is_said(page, served):
+    served.desk.disk = "full"
+    page.now()
+    page.until(
+        "document.querySelector('#story').textContent.startsWith('The disk of this peer is')"
+    )
+    assert "The token was last heard of at peer-2." in page.text("#story")
+    served.desk.disk = "ok"
+    page.now()
+    page.until("document.querySelector('#story').textContent.startsWith('The token was last')")
+
+
 def test_the_page_follows_and_says_what_changed(page, served):
     page.script("document.querySelector(\"[aria-label='Verify chapter-1.json']\").focus()")
     served.desk.token = d.TokenView("peer-0", True, 35, 60)

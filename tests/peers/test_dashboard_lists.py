@@ -54,3 +54,25 @@ def test_names_are_shown_and_never_run(browser, tmp_path):
         assert (
             browser.script("return document.querySelectorAll('main img, main script').length") == 0
         )
+
+
+def test_a_rehearsal_does_not_look_like_a_guarantee(browser, tmp_path):
+    desk = MemoryDesk()
+    for name, badge in (("told", "rehearsal"), ("kept", "certified")):
+        asyncio.run(desk.submit(d.RequestForm(name, (f"r-{len(desk.files) + 4}",), "certified")))
+        desk.settle(name)
+        last = list(desk.files)[-1]
+        desk.files[last] = replace(desk.files[last], badge=badge)
+    browser.look()
+    with serving(desk, tmp_path) as served:
+        browser.open(f"{served.url}#token={served.token}")
+        browser.until(SIGNED_IN)
+        browser.until("document.querySelectorAll('#certificates .badge').length >= 2")
+        looks = browser.script(
+            "return [...document.querySelectorAll('#certificates .badge')].map((badge) => "
+            "[badge.textContent, getComputedStyle(badge).color])"
+        )
+        colours = dict(looks)
+        assert "▷ rehearsal: would be certified" in colours
+        assert colours["▷ rehearsal: would be certified"] != colours["✓ certified"]
+        assert "▷ rehearsal: would be certified" in browser.text("#privacy")

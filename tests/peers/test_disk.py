@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -13,6 +18,9 @@ import pytest
 from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, Diverged, UnwalkError
 from unwalk.peers.daemon import run_peer
+from unwalk.peers.space import RESERVE, DiskFull, Space, is_full
+from unwalk.peers.store import no_fault
+from unwalk.peers.telemetry import Journal
 
 PEERS = 3
 
@@ -47,7 +55,7 @@ def test_a_token_for_which_there_is_no_space_is_refused_with_the_reason(tmp_path
     served = check_end(here.folder, here.network, range(PEERS))
     over = [e for e in here.events if e["event"] == "passed over"]
     assert len(set(served)) == PEERS - 1
-    assert all("No space left on device" in e["why"] for e in over)
+    assert all("the disk of this peer is full" in e["why"] for e in over)
     assert over
 
 
@@ -129,3 +137,104 @@ def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):
 
     here = lived(tmp_path, script, PEERS, lease=0.5)
     assert any(e["event"] == "recovered" for e in here.events)
+
+
+def test_a_peer_with_a_full_disk_is_passed_over_and_comes_back_by_itself(tmp_path):
+    """Real processes and a real, small file system, which takes a name space of its own."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"]).returncode:
+        pytest.skip("no file system can be mounted here")
+    command = [*alone, sys.executable, "-m", "tests.peers.full_disk", str(tmp_path / "net"), "30"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["passed over"] > 0
+    assert found["recovered"] <= 3, "its neighbours do not go on recovering"
+
+
+def test_the_log_never_fails_and_says_how_many_lines_it_left_out(tmp_path, monkeypatch):
+    space = Space(tmp_path)
+    space.start()
+    journal = Journal(tmp_path / "log.jsonl", "peer-0", space=space)
+    journal.write("one")
+    room = [0]
+    write = os.write
+
+    def short(fd, data):
+        """Room for some bytes only; the reserve brings a hundred more."""
+        left = room[0] + (100 if is_full(tmp_path) else 0)
+        room[0] -= min(left, len(data))
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:left])
+
+    monkeypatch.setattr("os.write", short)
+    for number in range(5):
+        journal.write("refused", reason=f"number {number}")
+    assert space.full
+    monkeypatch.undo()
+    journal.write("last")
+    journal.close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [lines[0]["event"], lines[-1]["event"]] == ["one", "last"]
+    assert lines[-1]["unsaid"] == 5 - (len(lines) - 2) > 0
+    assert space.look()
+    assert not is_full(tmp_path)
+    assert (tmp_path / "reserve").stat().st_size == RESERVE
+
+
+def test_a_holder_without_room_waits_and_then_does_its_visit(tmp_path):
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        holder = here.services[0].state.lineage[0][0][1]
+        service = here.services[holder]
+        service.store.fault = full
+        await here.until(lambda: any(e["event"] == "disk full" for e in here.events))
+        assert service.state.stage == "arrived"
+        assert service.state.held.hop == 0
+        service.store.fault = no_fault
+        await here.until(here.finished)
+        await here.until(lambda: any(e["event"] == "disk has room again" for e in here.events))
+
+    here = lived(tmp_path, script, PEERS, lease=30.0)
+    assert not any(e["event"] == "recovered" for e in here.events)
+    check_end(here.folder, here.network, range(PEERS))
+
+
+def test_a_write_that_fails_leaves_no_file_and_no_mark_behind(tmp_path):
+    async def script(here):
+        service = here.start(0)
+        before = sorted(p.name for p in service.store.tokens.iterdir())
+        service.store.fault = full
+        opened = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(DiskFull):
+            service.store.write([memoryview(bytes(100))])
+        assert len(os.listdir("/proc/self/fd")) == opened
+        left = {p for p in service.store.tokens.iterdir() if p.name not in before}
+        assert left <= set(service.store._spares)
+        service.store.fault = no_fault
+
+    lived(tmp_path, script, PEERS, lease=30.0)
+
+
+def test_a_file_that_cannot_be_opened_leaves_no_token_on_its_way(tmp_path):
+    """Without descriptors an offer is refused, and the next one is not."""
+
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        other = (here.services[0].state.lineage[0][0][1] + 1) % PEERS
+        service, calls = here.services[other], []
+
+        def none(*given):
+            calls.append(given)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        claim, service.store.claim = service.store.claim, none
+        await here.until(lambda: calls)
+        service.store.claim = claim
+        assert not service.intake.receiving
+        await here.until(here.finished)
+
+    lived(tmp_path, script, PEERS, lease=5.0, train__hops=40)

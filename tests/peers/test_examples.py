@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from unwalk.cli import app
 from unwalk.peers.network import Limits
+from unwalk.peers.wire import CONNECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "examples" / "unwalk-peer.service"
@@ -68,6 +69,12 @@ def test_the_unit_gives_a_peer_time_to_hand_over_and_does_not_repeat_what_a_pers
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_the_unit_sets_limits_within_which_all_connections_have_room():
+    service = unit()["Service"]
+    assert int(service["LimitNOFILE"]) // 4 >= CONNECTIONS
+    assert {"MemoryHigh", "MemoryMax", "TasksMax"} <= set(service)
+
+
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     copy = tmp_path / UNIT.name
     program = shlex.split(unit()["Service"]["ExecStart"])[0]

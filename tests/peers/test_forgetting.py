@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
+import zipfile
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load, load_file
 
 from tests.peers.deletions import (
     SEALED,
@@ -21,11 +25,13 @@ from tests.peers.deletions import (
     records_of,
     trained_on,
 )
-from unwalk.certificates.document import read_certificate
+from unwalk.certificates.document import model_of, read_certificate, text_of
 from unwalk.core.plan import Plan
 from unwalk.engines.inprocess import InProcess
+from unwalk.peers import attest
 from unwalk.peers.agenda import Spec
 from unwalk.peers.demo import equal_bytes
+from unwalk.peers.evidence import pack
 from unwalk.peers.forgetting import Book, walked
 from unwalk.peers.reception import Reception
 from unwalk.peers.tokens import open_token
@@ -74,13 +80,24 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
         model = here.peers[0].final(1)
         token = open_token(here.peers[0].store.file(model), 4).token()
         assert equal_bytes(token, simulated(plan, shards, routes))
-        seen.update(rows=rows, old=old, state=[here.peers[p].store.folder for p in range(4)])
+        seen.update(
+            rows=rows, old=old, new=model, state=[here.peers[p].store.folder for p in range(4)]
+        )
 
     here = hamlet(tmp_path, script)
     document = check(here, 2, "chapter-1")
     assert [c["grade"] for c in document["claims"]] == ["exact"]
     assert document["peers"]["pending"] == []
     assert document["public"]["forgotten"] == 5
+    assert seen["new"] not in text_of(document)  # it outlives the model
+    raw = attest.released(document, certificate(here, 2, "chapter-1"))
+    assert raw is not None
+    assert document["model"] == model_of(raw)
+    with zipfile.ZipFile(io.BytesIO(pack(certificate(here, 2, "chapter-1")))) as archive:
+        assert archive.read("model.safetensors") == raw
+    tensors, token = load(raw), load_file(here.peers[0].store.file(seen["new"]))
+    assert tensors.keys() == token.keys()
+    assert all(torch.equal(tensors[name], token[name]) for name in token)
     needles = [seen["old"].encode()]
     for row in seen["rows"]:
         name, _, *values = records_of(2)[row]
@@ -171,6 +188,24 @@ def test_certified_chapters_compose(tmp_path):
     assert first["peers"]["composed"]["certificates"] == 1
     assert second["peers"]["composed"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
     assert second["peers"]["composed"]["delta"] > 2e-5
+
+
+def test_a_seal_with_noise_from_a_known_seed_is_shown_as_a_rehearsal(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 2, "a", trained_on(here, 2)[0], grade="certified", epsilon=1.0, delta=1e-5)
+        await here.until(ended(here, a=2))
+        desk = Reception(here.peers[2])
+        (one,) = desk.certificates()
+        assert (one.grade, one.badge) == ("certified", "rehearsal")
+        privacy = desk.overview().privacy
+        assert [part.badge for part in privacy.parts] == ["rehearsal"]
+        assert privacy.rule.endswith("came from a known seed, protect nobody")
+        said = await desk.verify(one.name)
+        assert said["badge"] == "rehearsal"
+        assert said["words"][-1].startswith("rehearsal: would be certified. Nothing is guaranteed")
+
+    hamlet(tmp_path, script, noise="simulation", **SEALED)
 
 
 def test_records_that_were_never_used_need_no_walk(tmp_path):

@@ -129,13 +129,29 @@ def test_a_bad_form_is_refused_with_one_sentence(served, record, words):
         b'\xff{"records": ["r-1"]}',
         b"[" * 100_000,
         b"1" * 100_000,
+        b'{"records": ["r-1"], "epsilon": 1%s}' % (400 * b"0"),
+        b'{"records": ["r-1"], "delta": -1%s}' % (400 * b"0"),
+        b'{"records": ["r-1"], "epsilon": 1e999}',
+        b'{"records": ["r-1"], "epsilon": 9223372036854775808}',
     ],
-    ids=range(8),
+    ids=range(12),
 )
 def test_a_body_that_is_no_json_is_refused(served, body):
     code, found, _ = ask(served, "POST", "/v1/requests", body=body)
     assert code == 400
     assert "not JSON" in sentence(found)
+
+
+def test_a_full_disk_is_no_fault_of_the_request(served):
+    served.desk.disk = "full"
+    try:
+        code, found, headers = ask(served, "POST", "/v1/requests", {"records": ["r-1"]})
+        assert ask(served, "GET", "/v1/status")[1]["disk"] == "full"
+    finally:
+        served.desk.disk = "ok"
+    assert code == 503
+    assert headers["retry-after"] == "10"
+    assert "disk of this peer is full" in sentence(found)
 
 
 def test_a_record_id_in_half_a_character_is_refused(served):

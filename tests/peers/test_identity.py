@@ -14,7 +14,7 @@ from unwalk.cli import app
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers import identity, provision
 from unwalk.peers.hoplog import sign_entry
-from unwalk.peers.identity import Keys, request
+from unwalk.peers.identity import Keys, fingerprint_of, request
 from unwalk.peers.network import Member, Network
 from unwalk.peers.trust import Bundle
 
@@ -126,7 +126,7 @@ def test_keys_are_rotated_across_organisations_too(made, tmp_path):
     old = Bundle.read(made / "peer-1")
     fresh = tmp_path / "fresh"
     provision.make_request(fresh, "peer-1", "test")
-    provision.sign_request(made, fresh / "request.csr", fresh)
+    provision.sign_request(made, fresh / "request.csr", fresh, replace=True)
     done = run.invoke(app, ["net", "revoke", str(made), "peer-1", "--keep-latest"])
     assert done.exit_code == 0, done.output
     (fresh / "network.json").write_bytes((made / "network.json").read_bytes())
@@ -184,11 +184,38 @@ def test_across_organisations_private_keys_never_travel(tmp_path):
     signed = run.invoke(app, ["net", "sign", base, str(bundle / "request.csr"), "--out", str(out)])
     assert signed.exit_code == 0, signed.output
     assert sorted(p.name for p in out.iterdir()) == ["ca.pem", "certificate.pem", "network.json"]
+    (keys,) = [line for line in asked.output.splitlines() if "has keys: " in line]
+    assert keys in signed.output.splitlines(), "both sides see the same fingerprint"
     for path in out.iterdir():
         (bundle / path.name).write_bytes(path.read_bytes())
     assert Bundle.read(bundle).index == 1
     told = run.invoke(app, ["peer", "status", str(bundle), "--json"])
     assert json.loads(told.output)["running"] is False
+
+
+def test_a_second_certificate_for_a_name_has_to_be_asked_for(made, tmp_path):
+    """Whoever gets one speaks and votes under that name."""
+    run = CliRunner()
+    (had,) = provision.certificates_of(made, "peer-1")
+    stranger, out = tmp_path / "stranger", tmp_path / "answer"
+    _, keys = provision.make_request(stranger, "peer-1", "test")
+    command = ["net", "sign", str(made), str(stranger / "request.csr"), "--out", str(out)]
+    refused = run.invoke(app, command)
+    assert isinstance(refused.exception, InvalidInput)
+    said = str(refused.exception)
+    assert fingerprint_of(had) in said
+    assert keys in said
+    assert "add --replace" in said
+    assert not out.exists()
+    assert len(provision.certificates_of(made, "peer-1")) == 1, "nothing was issued"
+    signed = run.invoke(app, [*command, "--replace"])
+    assert signed.exit_code == 0, signed.output
+    assert f"peer-1 had keys: {fingerprint_of(had)}" in signed.output
+    assert f"peer-1 has keys: {keys}" in signed.output
+    assert "--keep-latest" in signed.output
+    provision.revoke(made, "peer-1")
+    again = run.invoke(app, command)
+    assert again.exit_code == 0, "a revoked certificate is none"
 
 
 @pytest.mark.parametrize("days", [0, -1.0])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +97,7 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         "began",
         "ended",
         "to",
+        "offered",
         "why",
         "sender",
         "reason",
@@ -114,6 +118,19 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         assert not {key for r in records for key in r} - allowed
 
 
+def asked_to_forget(store: Path, epsilon: str) -> int:
+    """What a running peer answers to a request with such a number."""
+    body = b'{"records": ["r-1"], "epsilon": %s}' % epsilon.encode()
+    token = (store / "http.token").read_text().strip()
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    where = (store / "http.address").read_text().strip()
+    request = urllib.request.Request(f"{where}v1/requests", body, headers)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    caught.value.close()
+    return caught.value.code
+
+
 def test_a_second_daemon_on_one_store_is_refused(tmp_path):
     folder = tmp_path / "net"
     made = network(folder, peers=3)
@@ -121,6 +138,8 @@ def test_a_second_daemon_on_one_store_is_refused(tmp_path):
         here.start(0)
         here.until(lambda: here.state(0)["running"])
         first = here.processes[0]
+        here.until((folder / "peer-0" / "store" / "http.address").exists)
+        assert asked_to_forget(folder / "peer-0" / "store", "1" + 400 * "0") == 400
         here.start(0)
         second = here.processes[0]
         second.join(20)

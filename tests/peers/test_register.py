@@ -5,19 +5,25 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from tests.peers.deletions import CERTIFIED, form, network, records_of
+from tests.peers.deletions import CERTIFIED, form, network, records_of, vouched
 from tests.peers.harness import Town, town
 from tests.peers.test_forgetting_processes import U, row_of
 from unwalk.certificates.document import read_certificate
 from unwalk.cli.forgetting import _hand_in
-from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.data import Shard
+from unwalk.core.errors import Corrupt
+from unwalk.core.events import Draw
+from unwalk.core.program import Records
 from unwalk.peers import attest
-from unwalk.peers.register import enter_release, marks, release_of, was_released
+from unwalk.peers.register import PeerRegister, draws, marks, was_released
 from unwalk.peers.search import search, traces
 from unwalk.peers.trust import Bundle
 
@@ -36,23 +42,54 @@ def register_of(bundle):
     return path
 
 
-def test_a_release_is_entered_once_and_found_by_any_of_its_records(bundle):
-    assert release_of(bundle, RUNS[0]) is None
+def enter(
+    bundle: Bundle,
+    run: str,
+    hashes: Sequence[str],
+    shard: Shard | None = None,
+    inputs: str = "0" * 64,
+) -> Draw:
+    """The entry of a seal that hides these records."""
+    register = PeerRegister(bundle, lambda: (hashes, shard))
+    return register.enter(run=run, peer=0, hop=7, step=0, inputs=inputs)
+
+
+def test_a_draw_is_entered_once_and_found_by_any_of_its_records(bundle):
     assert not was_released(bundle, HASHES)
-    first = enter_release(bundle, RUNS[0], HASHES[:2])
-    assert (first["entry"], first["earlier"]) == (1, 0)
-    assert enter_release(bundle, RUNS[0], HASHES[:2]) == first == release_of(bundle, RUNS[0])
+    first = enter(bundle, RUNS[0], HASHES[:2])
+    assert (first[0], first[2]) == (1, 0)
+    assert enter(bundle, RUNS[0], HASHES[:2]) == first
     assert was_released(bundle, HASHES[1:])
     assert not was_released(bundle, HASHES[2:])
-    assert enter_release(bundle, RUNS[1], HASHES[2:])["earlier"] == 0
-    assert enter_release(bundle, RUNS[2], HASHES[1:])["earlier"] == 2
+    assert enter(bundle, RUNS[1], HASHES[2:])[2] == 0
+    assert enter(bundle, RUNS[2], HASHES[1:])[2] == 2
     assert register_of(bundle).stat().st_mode & 0o077 == 0
-    with pytest.raises(InvalidInput, match="for other records"):
-        enter_release(bundle, RUNS[0], HASHES)
+    other = enter(bundle, RUNS[0], HASHES)  # the same visit for other records is another draw
+    assert (other[0], other[2]) == (4, 3)
+
+
+def test_a_visit_done_again_on_other_numbers_is_another_draw(bundle):
+    assert enter(bundle, RUNS[0], HASHES)[2] == 0
+    second = enter(bundle, RUNS[0], HASHES, inputs="1" * 64)
+    assert (second[0], second[2]) == (2, 1)
+
+
+def test_a_record_that_comes_back_under_another_id_is_known_by_its_content(bundle):
+    rows = Records(3, np.array([1]))
+    shard = Shard(torch.eye(3), torch.tensor([0, 1, 2]), rows)
+    enter(bundle, RUNS[0], HASHES[:1], shard)
+    assert enter(bundle, RUNS[1], HASHES[1:2], shard)[2] == 1
+    other = Shard(shard.x, shard.y, Records(3, np.array([2])))
+    assert enter(bundle, RUNS[2], HASHES[2:], other)[2] == 0
+
+
+def test_a_peer_that_forgets_nothing_leaves_no_marks(bundle):
+    assert enter(bundle, RUNS[0], ())[2] == enter(bundle, RUNS[1], ())[2] == 0
+    assert [entry.place.marks for entry in draws(bundle).entries()] == [frozenset()] * 2
 
 
 def test_marks_say_nothing_without_the_secret(bundle):
-    enter_release(bundle, RUNS[0], HASHES)
+    enter(bundle, RUNS[0], HASHES)
     text = register_of(bundle).read_text()
     assert not [h for h in HASHES if h in text]
     other = Bundle.read(bundle.folder.with_name("peer-1"))
@@ -60,14 +97,14 @@ def test_marks_say_nothing_without_the_secret(bundle):
 
 
 def test_a_register_that_a_crash_cut_short_is_mended_and_a_changed_one_refused(bundle):
-    enter_release(bundle, RUNS[0], HASHES[:1])
+    enter(bundle, RUNS[0], HASHES[:1])
     path = register_of(bundle)
     whole = path.read_text()
-    enter_release(bundle, RUNS[1], HASHES[1:])
+    enter(bundle, RUNS[1], HASHES[1:])
     two = path.read_text()
     path.write_text(two[:-20])
-    assert release_of(bundle, RUNS[1]) is None
-    assert enter_release(bundle, RUNS[1], HASHES[1:])["entry"] == 2
+    assert not was_released(bundle, HASHES[1:])
+    assert enter(bundle, RUNS[1], HASHES[1:])[0] == 2
     assert path.read_text() == two
     path.write_text(whole.replace(RUNS[0], RUNS[2]))
     with pytest.raises(Corrupt, match="was changed in line 1"):
@@ -121,6 +158,9 @@ def test_a_seal_whose_process_is_killed_just_before_its_noise_is_drawn(tmp_path,
     claim, redraws = document["claims"][0], document["redraws"]
     assert claim["grade"] == ("certified" if back else "exact")
     assert not back or (redraws["register"], redraws["entry"], redraws["earlier"]) == ("kept", 1, 0)
+    entries = draws(Bundle.read(folder / f"peer-{U}")).entries()  # done again: the same entry
+    assert [entry.place.peer for entry in entries] == [U]
+    assert len(entries[0].place.marks) == 2  # by id and by content
     assert search(folder, traces(ids=[rows[0][0]], texts=[",".join(rows[0][2:])])) == []
 
 
@@ -160,8 +200,7 @@ def trial(folder: Path, seed: int) -> set[str]:
     grades = set()
     for peer in askers:
         (place,) = folder.glob(f"peer-{peer}/store/certificates/*/certificate.json")
-        found = attest.verified(place, folder / "ca.pem")
-        assert (found["verdict"], found["problems"]) == ("intact, signer trusted", [])
+        vouched(place, folder / "ca.pem")
         document = read_certificate(place)
         grades.add(document["claims"][0]["grade"])
         assert document["redraws"]["earlier"] in (0, None)

@@ -15,6 +15,7 @@ from tests.peers.harness import network
 from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.token import Token
+from unwalk.peers import codec
 from unwalk.peers.daemon import status, stop_peer
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.tokens import check_token, largest_in, open_token, shapes_of, token_pieces
@@ -49,6 +50,47 @@ def test_a_token_file_gives_the_token_back(tmp_path):
     check_token(file, few, {"moment/momentum": ("F32", (5,))})
     with pytest.raises(Corrupt, match="allowed"):
         check_token(file, {**shapes, "parameters": ("F64", (5,))}, {})
+
+
+def safetensors(header: dict[str, object]) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[0, 1 << 47, 1 << 47], [1] * 17, [3] * 100_000, [1 << 48], [-1], [1.5]],
+    ids=lambda s: str(s[:3]),
+)
+def test_sizes_that_no_tensor_has_are_refused_soon(tmp_path, shape):
+    """A product of so many sides that it overflows, or takes minutes, is not even begun."""
+    path = tmp_path / "t"
+    header = {"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}
+    path.write_bytes(safetensors(header))
+    with pytest.raises(Corrupt, match=r"is no (safetensors file|token)"):
+        open_token(path, peers=3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["[" * 100_000, '{"hop": 1%s}' % (400 * "0"), '{"hop": 1%s}' % (5000 * "0")],
+    ids=["nested", "401 digits", "5001 digits"],
+)
+def test_words_of_a_token_that_cannot_be_read_are_refused(tmp_path, words):
+    path = tmp_path / "t"
+    path.write_bytes(safetensors({"__metadata__": {"unwalk-token": words}}))
+    with pytest.raises(Corrupt, match="is no token") as caught:
+        open_token(path, peers=3)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "number", ["1" + 400 * "0", "9223372036854775808", "-1" + 5000 * "0", "1e999", "-1e999", "NaN"]
+)
+def test_a_message_with_a_number_that_fits_nowhere_is_refused(number):
+    with pytest.raises(Corrupt, match="not JSON"):
+        codec.parse(b'{"a": [%s]}' % number.encode(), 1 << 18)
+    assert codec.parse(b'{"a": [-9223372036854775808, 1e308]}', 99)["a"] == [-(1 << 63), 1e308]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.identity import host_name
 from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import CHUNK, SERVICE, Grpc, Unreachable
+from unwalk.peers.wire import CHUNK, SERVICE, Grpc, MemoryPieces, Unreachable
 
 
 class Echo:
@@ -246,3 +246,25 @@ def test_a_channel_that_is_closed_under_a_greeting_is_a_failure_and_no_end(made)
         assert not calling.cancelled()
 
     scene(script)
+
+
+def test_a_call_that_ends_while_it_waits_for_the_stamp_does_not_take_it_along():
+    """The sender writes its visit down meanwhile, and then sets the stamp."""
+
+    async def main() -> None:
+        stamp: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        sent = MemoryPieces([memoryview(bytes(10))], stamp)
+
+        async def call() -> None:
+            async for _ in sent():
+                pass
+
+        task = asyncio.create_task(call())
+        await sent.left()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not stamp.done()
+        stamp.set_result(b"stamp")
+
+    asyncio.run(main())

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.privacy.gaussian import gaussian_delta, gaussian_epsilon
 from unwalk.privacy.ledger import (
-    ConvexLoss,
     Ledger,
+    LinearHead,
     SlotSteps,
     ledger_distance,
-    logistic_regression,
     softmax_regression,
 )
 from unwalk.privacy.noisy_start import noisy_start_mu, noisy_start_sigma
@@ -64,14 +63,16 @@ def test_real_training_never_leaves_the_ledger(seed):
         "epochs": 6,
         "seed": seed,
     }
-    loss, ledger, largest = softmax_regression(), Ledger(), 0.0
+    head, largest = LinearHead(5, 3), 0.0
+    ledger = head.begin()
     with_f = walk(x, y, np.ones(120, bool), **settings_)
     without = walk(x, y, keep, **settings_)
     for (peer, a), (_, b) in zip(with_f, without, strict=True):
         work = SlotSteps(1, slots, eta, batch, 40, lam, forgotten=m if peer == 0 else 0)
-        ledger = ledger.steps(work, loss)
+        ledger = ledger.steps(work, head)
         distance = float(np.linalg.norm(a - b))
-        assert distance <= ledger.distance + 1e-12
+        assert distance <= ledger.distance
+        assert max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) <= ledger.norm
         largest = max(largest, distance / max(ledger.distance, 1e-12))
     assert largest > 0.05  # the bound is not vacuous
 
@@ -87,14 +88,16 @@ def test_loss_constants_are_sharp():
         worst_hessian = max(worst_hessian, float(np.linalg.eigvalsh(covariance)[-1]))
     assert loss.lipschitz * 0.9 < worst_gradient <= loss.lipschitz
     assert loss.smoothness * 0.9 < worst_hessian <= loss.smoothness + 1e-12
-    assert logistic_regression(3.0) == ConvexLoss(3.0, 9 / 4)
+    assert softmax_regression(3.0).smoothness == 9 / 2
 
 
 def test_hand_computed_distance():
     u = SlotSteps(2, 3, 0.5, 20, 40, weight_decay=0.2, forgotten=2)
     factor = 0.9**3
-    push = 0.5 * 1.0 * 2 / 20
-    assert ledger_distance([u], logistic_regression()) == pytest.approx(push * factor + push)
+    push = 0.5 * math.sqrt(2) * 2 / 20
+    found = ledger_distance([u], LinearHead(8, 3))
+    assert found == pytest.approx(push * factor + push, rel=1e-12)
+    assert found > push * factor + push
 
 
 @given(
@@ -105,7 +108,7 @@ def test_hand_computed_distance():
 )
 @settings(max_examples=50)
 def test_ledger_properties(m, eta, lam, visits):
-    loss = logistic_regression()
+    head = LinearHead(16, 4)
 
     def distance(**changes):
         given_: dict[str, Any] = {
@@ -113,32 +116,35 @@ def test_ledger_properties(m, eta, lam, visits):
             "slots": 5,
             "step_size": eta,
             "nominal_batch": 32,
-            "slot_cap": 64,
+            "slot_cap": 64.0,
             "weight_decay": lam,
         }
         work = SlotSteps(**{**given_, "forgotten": m, **changes})
-        return ledger_distance([work] * visits, loss)
+        return ledger_distance([work] * visits, head)
 
     base = distance()
-    assert base <= visits * eta * m / 32 + 1e-12
+    assert base <= visits * eta * math.sqrt(2) * m / 32 + 1e-9
     assert distance(forgotten=m + 1) >= base
     assert distance(weight_decay=0.0) >= base - 1e-12
+    assert distance(epochs=2) >= base
     assert (base == 0.0) == (m == 0)
 
 
 def test_expansion_is_refused():
     work = SlotSteps(1, 1, 3.0, 10, 40)
-    with pytest.raises(Refused, match="exceeds 2/beta_j = 2"):
-        work.factor(logistic_regression())
-    with pytest.raises(Refused, match="factors in"):
-        Ledger(1.0).clean_steps(1, 1.2)
+    with pytest.raises(Refused, match="exceeds 2/beta_j = 1"):
+        work.factor(softmax_regression())
+    assert SlotSteps(1, 1, 1.0, 10, 40).factor(softmax_regression()) == 1.0
+    with pytest.raises(Refused, match="exceeds 2/beta_j"):
+        SlotSteps(1, 1, math.nextafter(1.0, 2.0), 10, 40).factor(softmax_regression())
     with pytest.raises(InvalidInput, match="nominal_batch is 0"):
         SlotSteps(1, 1, 0.1, 0, 4)
 
 
 def test_seal_noise_round_trip():
-    ledger = Ledger(0.7).clean_steps(10, 0.95).shrunk(0.5)
-    assert ledger.distance == pytest.approx(0.35 * 0.95**10)
+    ledger = Ledger(0.7, 1.0).projected(0.5, 0.0, 100)
+    assert 0.7 < ledger.distance < 0.7 + 1e-12
+    assert ledger.norm == 0.5
     noise = ledger.noise(1.0, 1e-6)
     assert gaussian_epsilon(1e-6, ledger.mu(noise)) == pytest.approx(1.0, rel=1e-9)
     assert gaussian_delta(1.0, ledger.mu(noise)) <= 1e-6

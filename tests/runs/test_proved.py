@@ -21,6 +21,7 @@ from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
+from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 
@@ -64,7 +65,9 @@ def test_every_method_leaves_a_certificate_that_verifies_and_replays(method, tmp
     result = small_run({**FLAT, **entering}, method=name, compare=[], out=out)
     assert result.result["claims"][-1]["grade"] in ("certified", "exact")
     transcript = Transcript.read(out / "transcript.jsonl")
-    verdict = verify(read_certificate(out / "certificate.json"), transcript)
+    raw = (out / "model.safetensors").read_bytes()
+    verdict = verify(read_certificate(out / "certificate.json"), transcript, model=raw)
+    assert verdict.model == "checked"
     assert (verdict.problems, verdict.exit_code) == ((), 3)
     assert replay(out, transcript) == []
 
@@ -211,7 +214,10 @@ def test_rivals_draw_too(secret, tmp_path):
     result = small_run(chosen, compare=["ball-seal", "restart"]).result
     assert result["claims"][0]["grade"] == "certified"
     (register,) = tmp_path.glob("releases-*.jsonl")
-    assert len(register.read_text().splitlines()) == 2
+    runs = [json.loads(line)["run"].split("/")[-1] for line in register.read_text().splitlines()]
+    assert set(runs) == {"seal", "ball-seal"}
+    assert runs.count("seal") == 1
+    assert secretly(secret, method="ball-seal")[0]["code"] == "redrawn"
     assert register.stat().st_mode & 0o777 == 0o600
 
 
@@ -238,24 +244,18 @@ def test_a_register_that_was_changed_is_noticed(secret, tmp_path):
         secretly(secret)
 
 
-def test_replay_is_no_release_and_works_without_the_register(secret, tmp_path):
-    out = tmp_path / "run"
-    chosen = {**FLAT, "noise.source": "secret", "noise.secret_file": str(secret)}
-    small_run(chosen, compare=[], out=out)
-    (register,) = tmp_path.glob("releases-*.jsonl")
-    register.unlink()
-    transcript = Transcript.read(out / "transcript.jsonl")
-    assert replay(out, transcript) == []
-    assert not register.exists()
+def test_own_data_have_to_say_how_they_were_scaled_and_which_classes_there_are():
+    asked: dict[str, Value] = {"train.hops": 4, "unlearn.hops": 2, "peers": 3, "method": "retrain"}
+    asked |= {"forget.kind": "records", "forget.size": 2}
 
+    def claim(task, **changes):
+        (found,) = small_run({**asked, "task": task}, compare=[], **changes).result["claims"]
+        return found["grade"], found["code"]
 
-def test_own_data_have_to_say_how_they_were_scaled():
-    own = {"task": "tests.runs.own_records:blobs", "train.hops": 4, "unlearn.hops": 2, "peers": 3}
-    asked = {**own, "method": "retrain", "forget.kind": "records", "forget.size": 2}
-    (claim,) = small_run(asked, compare=[]).result["claims"]
-    assert (claim["grade"], "normalisation 'unknown'" in claim["reason"]) == ("refused", True)
-    (claim,) = small_run(asked, compare=[], data__normalisation="published").result["claims"]
-    assert claim["grade"] == "exact"
+    named, unnamed = "tests.runs.own_records:named_blobs", "tests.runs.own_records:blobs"
+    assert claim(named) == ("refused", "scaling")
+    assert claim(named, data__normalisation="published") == ("exact", None)
+    assert claim(unnamed, data__normalisation="published") == ("refused", "labels")
 
 
 def test_a_file_has_to_name_its_classes(tmp_path):
@@ -267,7 +267,7 @@ def test_a_file_has_to_name_its_classes(tmp_path):
     asked = {**own, "method": "restart", "forget.kind": "records", "forget.size": 2}
     (claim,) = small_run(asked, compare=[]).result["claims"]
     assert claim["grade"] == "refused"
-    assert "'labels-as-they-occur'" in claim["reason"]
+    assert claim["code"] == "labels"
     (claim,) = small_run(asked, compare=[], data__labels="a|b").result["claims"]
     assert claim["grade"] == "exact"
     assert "numbers in the data file were not made" in claim["assumptions"][-1]

@@ -30,7 +30,7 @@ def test_shape_and_classes_follow_from_what_is_said(options, shape, labels):
     task = declared_task(declared, 4, unlearner=2)
     assert (task.peers, task.classes, task.records(3).size) == (4, len(labels), 0)
     assert task.shard(1).x.shape == (0, *shape)
-    assert task.source.normalisation == "published"
+    assert (task.source.normalisation, task.source.labels_from) == ("declared", "declared")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Certificates: what is claimed of a run, made from its transcript alone, signed and checkable.
+"""Certificates: what is claimed of a run, made from its transcript, signed and checkable.
 
 ========== ================================================================================
 conditions what must hold before any accountant is asked; each broken one is a refusal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unwalk.certificates.conditions import check_conditions
+from unwalk.certificates.conditions import LABELS, check_conditions
 from unwalk.certificates.exact import fresh_claim, rewind_claim, sisa_claim, sums_claim
 from unwalk.certificates.formulas import formula_problem
 from unwalk.core import events as ev
@@ -21,14 +21,14 @@ Proof = Callable[[Transcript, list[Hop], float], Claim]
 def _events(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """Any method without an accountant of its own: whatever its events allow."""
     if not hops:
-        raise Refused(_unbounded(transcript))
+        raise _unbounded(transcript)
     return sealed_claim(transcript, hops[0].phase, delta)
 
 
 def _phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
     def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
         if not hops:
-            raise Refused("the phase that forgets has no hop.")
+            raise Refused("the phase that forgets has no hop.", "no-start")
         return accountant(transcript, hops[0].phase, delta)
 
     return proof
@@ -54,21 +54,25 @@ PROOFS: dict[str, Proof] = {
 }
 
 
-def _unbounded(transcript: Transcript) -> str:
+def _unbounded(transcript: Transcript) -> Refused:
+    """Why nothing is claimed of a walk that ended with training."""
     u, per_example = unlearner_of(transcript), False
     for hop, event in transcript.events():
         if isinstance(event, ev.GradientSteps):
             if hop.receiver == u and event.noise == 0.0:
-                return f"hop {hop.hop}, {event.kind} at peer {u}: {UN_NOISED}."
+                place = f"hop {hop.hop}, {event.kind} at peer {u}"
+                return Refused(f"{place}: {UN_NOISED}.", "un-noised")
             per_example = per_example or event.clip_per_example is not None
     if per_example:
-        return (
+        return Refused(
             "no accountant bounded this walk: its batches are not Poisson samples, and its number "
-            "of visits was not capped."
+            "of visits was not capped.",
+            "no-accountant",
         )
-    return (
+    return Refused(
         "no accountant bounded this walk: the paper's formulas leave constants open and need a "
-        "convex, smooth loss."
+        "convex, smooth loss.",
+        "no-accountant",
     )
 
 
@@ -87,6 +91,9 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
     Nothing is claimed where nothing was to be forgotten.
     """
     header = transcript.header
+    problem = transcript.problem()
+    if problem is not None:
+        return [refused(f"{problem}.", "bad-event")]
     if header.get("forget") == 0:
         return []
     method, delta = str(header.get("method")), header.get("delta", 1e-5)
@@ -97,13 +104,14 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
     except Refused as refusal:
-        return [*found, refused(str(refusal))]
+        return [*found, refused(str(refusal), refusal.code)]
     return [*found, _plain(claim, header)]
 
 
-def refused(reason: str) -> dict[str, Any]:
-    """A claim that is not made, with the reason."""
+def refused(reason: str, code: str) -> dict[str, Any]:
+    """A claim that is not made, with the reason and its code."""
     return {
+        "code": code,
         "grade": "refused",
         "epsilon": None,
         "delta": None,
@@ -117,16 +125,46 @@ def _plain(claim: Claim, header: dict[str, Any]) -> dict[str, Any]:
     reason = claim.reason
     if claim.grade == "certified" and header["noise"] == "simulation":
         reason += "; a rehearsal, whose noise came from a known seed and protects nobody"
-    assumptions = [*claim.assumptions, SCALINGS[header["normalisation"]]]
-    return {**claim.to_json(), "assumptions": assumptions, "reason": reason}
+    assumptions = [*claim.assumptions, *_given(header), SCALINGS[header["normalisation"]]]
+    return {"code": None, **claim.to_json(), "assumptions": assumptions, "reason": reason}
+
+
+OWN_CODE = (
+    "the user's own code (model, loss or augmentation) makes the initial model and gradients "
+    "without looking at other records, and keeps nothing of them from visit to visit in files, "
+    "global variables or classes; parameters, buffers and attributes are put back, and a probe "
+    "found nothing besides"
+)
+DEALT = (
+    "which peer holds which record is taken as given: records were dealt by {!r}, and without the "
+    "forgotten ones others might have been dealt otherwise"
+)
+HELD_OUT = (
+    "which records are held out as the test set is taken as given: it is a share of all records, "
+    "and without the forgotten ones others might have been held out"
+)
+
+
+def _given(header: dict[str, Any]) -> list[str]:
+    """What is taken for granted of classes, code and the way in which data were dealt."""
+    said = [LABELS[header["labels"]]]
+    if header.get("code") == "own":
+        said.append(OWN_CODE)
+    dealing = header.get("dealing", "natural")
+    if dealing != "natural":
+        said.append(DEALT.format(dealing))
+    if header.get("holdout") == "share":
+        said.append(HELD_OUT)
+    return said
 
 
 def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
     """A formula's number for the run, made anew from what was announced and what happened."""
     problem = formula_problem(transcript, hops, announced)
     if problem:
-        return refused(f"a formula's number was announced, but {problem}.")
+        return refused(f"a formula's number was announced, but {problem}.", "formula")
     return {
+        "code": None,
         "grade": "nominal",
         "epsilon": announced["epsilon"],
         "delta": announced["delta"],

@@ -13,9 +13,16 @@ from typing import Any
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.privacy.claims import SCALINGS, refuse, unlearner_of
+from unwalk.privacy.claims import MOMENTS, SCALINGS, refuse, start_of, unlearner_of
 
 ORIGINS = ("secret", "simulation")
+LABELS = {
+    "published": "which classes there are is published",
+    "declared": "which classes there are was declared, not read off the data",
+}
+"""Where the classes may come from, and what that takes for granted."""
+GOING_BACK = ("rewind", "sisa")
+"""Methods that may go back to an arrival that the forgetting peer kept."""
 _TELLING = ("secret", "salt", "noiseseed", "noisekey", "seedofnoise", "seedofthenoise")
 """Parts of names under which nothing may stand in a log, without signs and capitals."""
 
@@ -26,11 +33,16 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
     ``hops`` are those of the phase that forgets; empty where nothing had to be walked.
     """
     check_announced(transcript)
+    check_starts(transcript)
     check_noise(transcript)
     check_single_draw(transcript)
+    check_labels(transcript)
     check_scaling(transcript)
+    check_code(transcript)
     check_digests(transcript)
     if hops:
+        check_start_said(transcript, hops)
+        check_travelling(transcript, hops)
         check_wipes(transcript, hops)
 
 
@@ -41,28 +53,114 @@ def check_announced(transcript: Transcript) -> None:
     under another name, or under wrong numbers, would escape the accountants.
     """
     announced: list[tuple[str, int]] = []
-    for entry in transcript.header["phases"]:
-        if not isinstance(entry.get("hops"), int):
+    phases = transcript.header["phases"]
+    if len({entry["name"] for entry in phases}) != len(phases):
+        raise Refused("the header announces two phases of one name.", "not-announced")
+    most = transcript.header.get("peers")
+    for entry in phases:
+        if type(entry.get("hops")) is not int or entry["hops"] < 0:
             raise Refused(
-                f"the header does not announce how many hops phase {entry['name']!r} has."
+                f"the header does not announce how many hops phase {entry['name']!r} has.",
+                "not-announced",
             )
         announced += [(entry["name"], number) for number in range(1, entry["hops"] + 1)]
     for number, hop in enumerate(transcript.hops, 1):
         if hop.hop != number or (hop.path and hop.path[-1] != hop.receiver):
             raise Refused(
                 f"line {number} of the walk is hop {hop.hop} to peer {hop.receiver} along "
-                f"{list(hop.path)}: hops have to be numbered as they came, and end where they lead."
+                f"{list(hop.path)}: hops are numbered as they came, and end where they lead.",
+                "not-announced",
+            )
+        if most is not None and max(hop.receiver, *hop.path, -1) >= most:
+            raise Refused(
+                f"hop {number} leads to peer {hop.receiver} along {list(hop.path)}; the header "
+                f"announced {most} peers.",
+                "not-announced",
             )
         if number > len(announced) or (hop.phase, hop.phase_hop) != announced[number - 1]:
             raise Refused(
                 f"hop {number} is number {hop.phase_hop} of phase {hop.phase!r}, which was not "
-                "announced so."
+                "announced so.",
+                "not-announced",
             )
     if len(transcript.hops) != len(announced):
         raise Refused(
             f"{len(announced)} hops were announced and {len(transcript.hops)} walked: when to stop "
-            "may have been decided by looking at the model."
+            "may have been decided by looking at the model.",
+            "not-announced",
         )
+
+
+def check_starts(transcript: Transcript) -> None:
+    """Every phase begins once, with its first visit, and the first one from the initial model."""
+    for hop in transcript.hops:
+        starts = [event for event in hop.events if isinstance(event, ev.Start)]
+        if hop.phase_hop != 1:
+            if starts:
+                refuse("start-contradicted", hop, starts[0], "a phase begins with its first hop")
+            continue
+        if not starts or starts[0] is not hop.events[0]:
+            raise Refused(f"hop {hop.hop} begins a phase without a start event first.", "no-start")
+        start = starts[0]
+        if len(starts) > 1 or start.phase != hop.phase:
+            refuse(
+                "start-contradicted",
+                hop,
+                starts[-1],
+                f"phase {hop.phase!r} begins once, under its own name",
+            )
+        if hop.hop == 1 and start.start != "initial":
+            refuse(
+                "start-contradicted", hop, start, f"there was no {start.start!r} before the walk"
+            )
+        if start.start == "arrival" and transcript.header.get("method") not in GOING_BACK:
+            refuse("old-token", hop, start, "this method does not go back to an old token")
+
+
+def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:
+    """A start that goes on from the token says whether the token carries D_f un-noised."""
+    start = start_of(hops)
+    if start.start != "token" or start.carries_forgotten:
+        return
+    u = unlearner_of(transcript)
+    carries = False
+    for hop in transcript.hops:
+        if hop.hop >= hops[0].hop:
+            break
+        for event in hop.events:
+            carries = _carries(event, carries, at_unlearner=hop.receiver == u)
+    if carries:
+        refuse(
+            "start-contradicted",
+            hops[0],
+            start,
+            "it says that nothing carries D_f, but the token went on from steps or sums of it",
+        )
+
+
+def check_travelling(transcript: Transcript, hops: list[Hop]) -> None:
+    """Noise hides parameters; buffers that a visit on D_f changed would travel without any."""
+    u, buffers = unlearner_of(transcript), buffers_of(start_of(hops))
+    for hop in hops:
+        for event in hop.events:
+            if (
+                isinstance(event, ev.GradientSteps)
+                and event.touched
+                and hop.receiver == u
+                and buffers
+            ):
+                refuse(
+                    "travelling-state",
+                    hop,
+                    event,
+                    f"the token carries {buffers[0]!r}, which steps on D_f change and no noise "
+                    "hides",
+                )
+
+
+def buffers_of(start: ev.Start) -> list[str]:
+    """Buffers of the model among what the token carries."""
+    return [name for name in start.travels if name not in MOMENTS and name != "sums"]
 
 
 def check_noise(transcript: Transcript) -> None:
@@ -72,7 +170,8 @@ def check_noise(transcript: Transcript) -> None:
         if any(part in plain for part in _TELLING):
             raise Refused(
                 f"the transcript's header holds {name!r}: whoever knows the noise's seed can "
-                "subtract the noise."
+                "subtract the noise.",
+                "noise-known",
             )
     said = transcript.header.get("noise")
     for hop, event in transcript.events():
@@ -80,9 +179,19 @@ def check_noise(transcript: Transcript) -> None:
         if origin is None:
             continue
         if origin not in ORIGINS:
-            refuse(hop, event, f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}")
+            refuse(
+                "noise-origin",
+                hop,
+                event,
+                f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}",
+            )
         if origin != said:
-            refuse(hop, event, f"its noise is {origin}, but the header announced {said!r}")
+            refuse(
+                "noise-origin",
+                hop,
+                event,
+                f"its noise is {origin}, but the header announced {said!r}",
+            )
 
 
 def _keys(value: Any) -> Iterator[str]:
@@ -106,22 +215,38 @@ def _origin(event: ev.Event) -> str | None:
 def check_single_draw(transcript: Transcript) -> None:
     """Noise that is drawn again after its result was looked at is no longer Gaussian noise.
 
-    The settings say how often it was drawn; the register of the secret, where one is kept, says
-    whether noise was drawn before to hide any of these records, under whatever settings.
+    The settings say how often it was drawn; the register of the secret, where one is kept, says of
+    each draw whether noise was drawn before to hide any of these records, under whatever settings
+    and on whatever machine.
     """
     attempt = transcript.header.get("attempt", 1)
     if attempt != 1:
         raise Refused(
             f"the header records attempt {attempt!r}: the noise was redrawn, and a draw that is "
-            "chosen after a look is not the noise that was accounted for."
+            "chosen after a look is not the noise that was accounted for.",
+            "redrawn",
         )
-    release = transcript.header.get("release")
-    if release is not None and release.get("earlier") != 0:
-        raise Refused(
-            f"the peer's register shows {release.get('earlier')!r} earlier noisy releases for "
-            "records of this request: the noise was redrawn, and a draw that is chosen after a "
-            "look is not the noise that was accounted for; a restart is exact at any time."
-        )
+    for hop, event in transcript.events():
+        if isinstance(event, ev.GaussianNoise) and event.draw is not None and event.draw[2] != 0:
+            refuse(
+                "redrawn",
+                hop,
+                event,
+                f"the peer's register shows {event.draw[2]!r} earlier draws for records of this "
+                "request: the noise was redrawn, and a draw that is chosen after a look is not the "
+                "noise that was accounted for; a restart is exact at any time",
+            )
+
+
+def draws_of(transcript: Transcript) -> list[ev.Draw | None]:
+    """The register's entry of every noise that was added, None where there is none."""
+    found: list[ev.Draw | None] = []
+    for _, event in transcript.events():
+        if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+            found.append(event.draw)
+        elif isinstance(event, ev.GradientSteps) and event.noise > 0.0:
+            found.append(None)
+    return found
 
 
 def check_scaling(transcript: Transcript) -> None:
@@ -130,9 +255,28 @@ def check_scaling(transcript: Transcript) -> None:
     if scaling not in SCALINGS:
         raise Refused(
             f"the header records normalisation {scaling!r}: statistics that may contain D_f "
-            "release it; published constants are needed (and, for a data file, the names of its "
-            "classes), or statistics recomputed without D_f and replayed."
+            "release it; published constants are needed, or statistics recomputed without D_f and "
+            "replayed.",
+            "scaling",
         )
+
+
+def check_labels(transcript: Transcript) -> None:
+    """Classes that were read off the data give the model a row for each that D_f alone has."""
+    labels = transcript.header.get("labels", "unknown")
+    if labels not in LABELS:
+        raise Refused(
+            f"the header records labels {labels!r}: a class that only D_f has would shape the "
+            "model; the classes have to be named.",
+            "labels",
+        )
+
+
+def check_code(transcript: Transcript) -> None:
+    """A user's own code may keep something of the records where no token and no wipe reaches."""
+    found = transcript.header.get("outside_state")
+    if found is not None:
+        raise Refused(f"the header records of the model's own code: {found}.", "outside-state")
 
 
 def check_digests(transcript: Transcript) -> None:
@@ -146,12 +290,10 @@ def check_digests(transcript: Transcript) -> None:
             carries = _carries(event, carries, at_unlearner=hop.receiver == u)
         last = hop is transcript.hops[-1]
         if carries and hop.digest is not None and not last:
-            culprit = hop.events[-1]
-            refuse(
-                hop,
-                culprit,
-                "a plain digest of the un-noised model was published; a salted commitment is "
-                "needed",
+            raise Refused(
+                f"hop {hop.hop} at peer {hop.receiver}: a plain digest of the un-noised model was "
+                "published; a salted commitment is needed.",
+                "digest",
             )
 
 
@@ -184,6 +326,7 @@ def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
                 tainted.discard(hop.receiver)
             elif isinstance(event, ev.GradientSteps) and hop.receiver in tainted:
                 refuse(
+                    "local-state",
                     hop,
                     event,
                     "the peer kept local state from after u's first use of D_f, and no wipe of it "
@@ -199,9 +342,12 @@ def _tainted(transcript: Transcript, before: int) -> set[int]:
     for hop in transcript.hops:
         if hop.hop >= before:
             break
-        used = used or any(
-            _carries(event, False, at_unlearner=hop.receiver == u) for event in hop.events
-        )
+        used = used or (hop.receiver == u and any(map(_uses, hop.events)))
         if used:
             found.add(hop.receiver)
     return found
+
+
+def _uses(event: ev.Event) -> bool:
+    """Whether an event at u used D_f, noise or not: what a peer keeps of it is not noised."""
+    return isinstance(event, ev.GradientSteps | ev.OwnSums) and event.touched

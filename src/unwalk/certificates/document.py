@@ -1,24 +1,30 @@
-"""The certificate: a small document that is a function of the transcript alone.
+"""The certificate: a small document made from the transcript, bound to the released model.
 
-Anyone who has the transcript can make it again, and any difference is found and named.  Its bytes
+Anyone who has the transcript can make it again, and any difference is found and named; the digest
+of the model's file is all that comes from elsewhere.  Its bytes
 are canonical JSON (sorted keys, no spaces, ASCII) and one line break; bytes that differ from their
 own re-encoding are rejected, so that there is one text to sign.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from unwalk.certificates.claims import claims_of, phase_that_forgets
+from unwalk.certificates.conditions import draws_of
+from unwalk.certificates.deeds import deeds_of
 from unwalk.certificates.threats import certifier, threat_model
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.transcript import Hop, Transcript, canonical
 
-FORMAT = 1
-FILE = "certificate.json"
+FORMAT = 2
+"""1 rested on noise that was not rounded; do such a run again."""
+FILE, MODEL = "certificate.json", "model.safetensors"
 NOISE = {
     "simulation": "the noise came from a known seed: this is a simulation, which shows what a "
     "guarantee would look like and protects nobody",
@@ -26,11 +32,11 @@ NOISE = {
     "none": "no noise was added",
 }
 REDRAWS = {
-    "kept": "the peer's register of its noisy releases, chained under its secret, showed {} before "
-    "this one for any of these records, under whatever settings; a peer that uses another secret, "
-    "alters the records, or cuts off the end of its register is not found out by it (two "
-    "certificates with one entry number and different chain values show the last)",
-    "none": "no register of releases was kept: that the noise was drawn only once is what the peer "
+    "kept": "the peer's register of draws, chained under its secret, showed {} before this one for "
+    "any of these records, under whatever settings and on whatever machine; a peer that uses "
+    "another secret, alters the records, or cuts off the end of its register is not found out by "
+    "it (two certificates with one entry number and different chain values show the last)",
+    "none": "no register of draws was kept: that the noise was drawn only once is what the peer "
     "says",
     "no noise": "no noise was drawn, so there was nothing to draw again",
 }
@@ -55,14 +61,31 @@ FACTS = (
     "p",
     "attempt",
     "rewind",
+    "slices",
+    "emptied",
     "shards",
+    "labels",
+    "dealing",
+    "holdout",
+    "code",
+    "outside_state",
+    "inputs",
+    "outputs",
+    "initial_norm",
     "digests",
 )
 """Public facts of the header that a certificate repeats."""
 
 
-def certificate_of(transcript: Transcript) -> dict[str, Any]:
-    """The certificate of a run, not signed yet."""
+def model_of(data: bytes) -> dict[str, str]:
+    """What a certificate says of the released model, whose file holds ``data``."""
+    return {"file": MODEL, "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def certificate_of(
+    transcript: Transcript, model: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The certificate of a run, not signed yet; ``model`` is what :func:`model_of` says of it."""
     header, hops = transcript.header, phase_that_forgets(transcript)
     claims = claims_of(transcript)
     origin = _origin(transcript)
@@ -80,18 +103,20 @@ def certificate_of(transcript: Transcript) -> dict[str, Any]:
             "forgotten": header.get("forget"),
             "request_after_hop": _request(transcript, hops),
         },
+        "done": deeds_of(transcript, hops),
         "parameters": {
             **{name: header[name] for name in FACTS if name in header},
             "hops": len(hops),
             "noise_std": _stds(hops),
         },
         "noise": {"origin": origin, "meaning": NOISE[origin]},
-        "redraws": _redraws(header, origin),
+        "redraws": _redraws(transcript, origin),
         "transcript": {
             "chain": transcript.chain,
             "hops": len(transcript.hops),
             "model": transcript.hops[-1].digest if transcript.hops else None,
         },
+        "model": None if model is None else dict(model),
         "not_shown": NOT_SHOWN,
         "signer": dict(UNSIGNED),
         "signature": None,
@@ -112,13 +137,25 @@ def _origin(transcript: Transcript) -> str:
     return "none"
 
 
-def _redraws(header: dict[str, Any], origin: str) -> dict[str, Any]:
-    """What is known of earlier draws of the noise, and what that covers."""
-    release = header.get("release") or {}
-    register = "no noise" if origin == "none" else "kept" if release else "none"
-    found = {name: release.get(name) for name in ("entry", "earlier", "chain")}
-    meaning = REDRAWS[register].format(release.get("earlier") or "none")
-    return {"register": register, **found, "meaning": meaning}
+def _redraws(transcript: Transcript, origin: str) -> dict[str, Any]:
+    """What is known of earlier draws of the noise, and what that covers.
+
+    Number and chain value are those of the last entry, which all before it are chained to.
+    """
+    draws = draws_of(transcript)
+    register = "no noise" if origin == "none" else "kept" if draws and all(draws) else "none"
+    entry, chain, earlier = None, None, None
+    if register == "kept":
+        entry, chain, _ = [draw for draw in draws if draw is not None][-1]
+        earlier = max(draw[2] for draw in draws if draw is not None)
+    return {
+        "register": register,
+        "draws": len(draws),
+        "entry": entry,
+        "earlier": earlier,
+        "chain": chain,
+        "meaning": REDRAWS[register].format(earlier or "none"),
+    }
 
 
 def _stds(hops: list[Hop]) -> list[float]:

@@ -7,7 +7,7 @@ a given one drew a forgotten record) is named as an assumption; a replay from it
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
@@ -21,13 +21,28 @@ AWAY = (
     "in its place, which is public, and no matter of u's records"
 )
 NOTHING = "no batch ever drew a record to be forgotten, so there was nothing to do"
+UNUSED = (
+    "that the records were held out from every visit on the line, or came after it, is what u's "
+    "own log says"
+)
+WAYS = ("first-contact", "first-use", "unused")
+"""To where a walk went back: ``unused`` where there was nothing to go back to."""
+SAMPLED = ("epochs", "averaged", "iid")
+"""Ways to make batches by which a visit may leave records out; others use every record."""
 
 
 def fresh_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """A walk from the public initial model that never met the forgotten records."""
+    if not hops:
+        raise Refused("the phase that forgets has no hop.", "no-start")
     start = start_of(hops)
     if start.start != "initial":
-        refuse(hops[0], start, f"the walk began from {start.start!r}, not from the initial model")
+        refuse(
+            "not-initial",
+            hops[0],
+            start,
+            f"the walk began from {start.start!r}, not from the initial model",
+        )
     claim = sealed_claim(transcript, hops[0].phase, delta)
     if claim.grade != "exact":
         return claim
@@ -54,18 +69,20 @@ def sisa_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     Checked: each model began from the initial one and was trained by the peers of its shard only,
     so that all but u's never met the forgotten records; for u's as in :func:`rewind_claim`.
     """
-    shards = transcript.header.get("shards", 1)
+    shards = int(transcript.header.get("shards", 1))
     if shards == 1:
         return rewind_claim(transcript, hops, delta)
     u = unlearner_of(transcript)
     names = [entry["name"] for entry in transcript.header["phases"][:-1]]
     if len(names) != shards:
-        raise Refused(f"the header names {shards} shards and {len(names)} walks of training.")
+        raise Refused(
+            f"the header names {shards} shards and {len(names)} walks of training.", "shards"
+        )
     own: list[Hop] = []
     for shard, name in enumerate(names):
         walk = [hop for hop in transcript.hops if hop.phase == name]
         if not walk or start_of(walk).start != "initial":
-            raise Refused(f"walk {name!r} did not begin from the initial model.")
+            raise Refused(f"walk {name!r} did not begin from the initial model.", "shards")
         _check_members(walk, shard, shards)
         own = walk if u % shards == shard else own
     _check_members(hops, u % shards, shards)
@@ -78,61 +95,122 @@ def _check_members(hops: list[Hop], shard: int, shards: int) -> None:
     """Refuse a visit to a peer of another shard: peer v belongs to shard v modulo their number."""
     for hop in hops:
         if hop.receiver % shards != shard:
-            refuse(hop, hop.events[0], f"the peer is not of shard {shard + 1} of {shards}")
+            _refuse_visit("shards", hop, f"the peer is not of shard {shard + 1} of {shards}")
+
+
+def _refuse_visit(code: str, hop: Hop, why: str) -> NoReturn:
+    raise Refused(f"hop {hop.hop}, visit to peer {hop.receiver}: {why}.", code)
 
 
 def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Claim:
     """``hops`` in the place of the end of ``before``, the walk in which u took part."""
     u = unlearner_of(transcript)
     way = fact(transcript, "rewind", "from where the walk went on is not known")
+    if way not in WAYS:
+        raise Refused(
+            f"the header records rewind {way!r}; known: {', '.join(WAYS)}.", "not-a-rewind"
+        )
     iterate = fact(transcript, "iterate", "which of training's models went on is not known")
     if iterate != "last":
-        raise Refused(f"the header records iterate {iterate!r}: older models would stay in it.")
+        raise Refused(
+            f"the header records iterate {iterate!r}: older models would stay in it.", "iterate"
+        )
     if not hops:
-        return _nothing_to_do(before, u, way)
+        return _nothing_to_do(transcript, before, u, way)
     start = start_of(hops)
     if start.start != "arrival" or start.hop is None:
-        refuse(hops[0], start, "the walk did not begin from an arrival that u kept")
+        refuse("not-a-rewind", hops[0], start, "the walk did not begin from an arrival that u kept")
     place = next((at for at, hop in enumerate(before) if hop.hop == start.hop), None)
     if place is None or before[place].receiver != u:
-        refuse(hops[0], start, f"hop {start.hop} is no arrival at u")
-    if way == "first-contact":
-        for hop in before[:place]:
-            if hop.receiver == u:
-                refuse(hop, hop.events[0], f"u was visited before hop {start.hop}")
+        refuse("not-a-rewind", hops[0], start, f"hop {start.hop} is no arrival at u")
+    _check_earlier(transcript, [hop for hop in before[:place] if hop.receiver == u], start.hop, way)
     left = len(before) - place
+    recovered = _check_absence(transcript, hops, u)
     vanished = transcript.header.get("vanished") is True
-    recovered = transcript.header.get("recovered") is True
-    if vanished:
-        _check_absent(hops, u)
     if len(hops) != left or (hops[0].receiver != u and not (vanished or recovered)):
         refuse(
+            "not-a-rewind",
             hops[0],
             start,
             f"the walk has {len(hops)} hops from peer {hops[0].receiver}; training had {left} "
             f"left, from u",
         )
     _check_untouched(hops, u)
-    _check_same_work(before[place:], hops)
+    _check_one_walk(before[place + 1 :])
+    _check_same_work(transcript, before, place, hops)
     said = [] if way == "first-contact" else [_log(start.hop)]
     said += [AWAY] if recovered else []
     reason = f"the walk went back to hop {start.hop}, before the forgotten records were used"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
 
 
-def _check_absent(hops: list[Hop], u: int) -> None:
-    """Where u has vanished, all of its records are forgotten, and it takes no part any more."""
-    for hop in hops:
+def _check_earlier(transcript: Transcript, visits: list[Hop], hop: int, way: str) -> None:
+    """What u's visits before the one that was gone back to may have been."""
+    if visits and way == "first-contact":
+        _refuse_visit("not-a-rewind", visits[0], f"u was visited before hop {hop}")
+    if way == "unused":
+        raise Refused(
+            "the header says that the records were never used, and the walk went back.",
+            "not-a-rewind",
+        )
+    _check_may_be_unused(transcript, visits)
+
+
+def _check_may_be_unused(transcript: Transcript, visits: list[Hop]) -> None:
+    """Refuse visits to u that used all of its records, whatever its log says.
+
+    Each visit does unless batches are drawn at random, or records enter in slices.
+    """
+    batching = fact(transcript, "batching", "which records a visit uses is not known")
+    if batching in SAMPLED or transcript.header.get("slices", 1) > 1:
+        return
+    for hop in visits:
+        for event in hop.events:
+            if isinstance(event, ev.GradientSteps) and event.touched:
+                refuse(
+                    "not-a-rewind",
+                    hop,
+                    event,
+                    f"with batching {batching!r} it used every record of u, the forgotten ones too",
+                )
+
+
+def _check_absence(transcript: Transcript, hops: list[Hop], u: int) -> bool:
+    """Whether u was away when the walk went on; refused where the visits contradict the header.
+
+    Where u has vanished, all of its records are forgotten, and it takes no part any more.
+    """
+    vanished, recovered = (
+        transcript.header.get(name) is True for name in ("vanished", "recovered")
+    )
+    if vanished and recovered:
+        raise Refused(
+            "the header says that u has vanished, and that it was away for a while.", "not-a-rewind"
+        )
+    if vanished and transcript.header.get("forget") != "all":
+        raise Refused(
+            f"the header says that u has vanished, and records forget "
+            f"{transcript.header.get('forget')!r}: all of its records are meant then.",
+            "not-a-rewind",
+        )
+    for hop in hops if vanished else ():
         if hop.receiver == u:
-            refuse(hop, hop.events[0], "u had vanished, and was visited")
+            _refuse_visit("not-a-rewind", hop, "u had vanished, and was visited")
+    if recovered and hops[0].receiver == u:
+        _refuse_visit(
+            "not-a-rewind", hops[0], "the header says that u was away when the walk went on"
+        )
+    return recovered
 
 
-def _nothing_to_do(before: list[Hop], u: int, way: str) -> Claim:
+def _nothing_to_do(transcript: Transcript, before: list[Hop], u: int, way: str) -> Claim:
     visited = [hop for hop in before if hop.receiver == u]
     if way == "first-contact" and visited:
-        refuse(visited[0], visited[0].events[0], "u was visited, and the walk did not go back")
+        _refuse_visit("not-a-rewind", visited[0], "u was visited, and the walk did not go back")
+    if way == "first-use":
+        _check_may_be_unused(transcript, visited)
     reason = NOTHING if visited else "the walk never visited the forgetting peer"
-    said = [_log(before[-1].hop + 1)] if visited else []
+    said = [_log(before[-1].hop + 1) if way == "first-use" else UNUSED] if visited else []
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
 
 
@@ -148,26 +226,130 @@ def _check_untouched(hops: list[Hop], u: int) -> None:
         for event in hop.events:
             used = isinstance(event, ev.GradientSteps | ev.OwnSums) and event.touched
             if used and hop.receiver == u:
-                refuse(hop, event, "it may have touched the forgotten records")
+                refuse("touched", hop, event, "it may have touched the forgotten records")
 
 
-def _check_same_work(before: list[Hop], after: list[Hop]) -> None:
-    """The hops that were walked again take the steps that training took in their place."""
-    for old, new in zip(before, after, strict=True):
-        wanted = {_kind(event) for event in old.events if not isinstance(event, _MARKS)}
-        for event in new.events:
-            if not isinstance(event, _MARKS) and wanted and _kind(event) not in wanted:
-                refuse(new, event, f"it is not what training did in its place, in hop {old.hop}")
+def _check_one_walk(hops: list[Hop]) -> None:
+    """What is walked again is one walk: none of its phases began anew, or from an older token."""
+    for hop in hops:
+        for event in hop.events:
+            if isinstance(event, ev.Start) and event.start != "token":
+                refuse(
+                    "other-work",
+                    hop,
+                    event,
+                    f"training went on from {event.start!r} here, and the repeated walk did not",
+                )
+
+
+def _check_same_work(
+    transcript: Transcript, before: list[Hop], place: int, after: list[Hop]
+) -> None:
+    """The hops that were walked again take the steps that training took in their place.
+
+    A peer without records does nothing in its visit; where training had such a visit, what the
+    other peer does instead has to be what training did at other hops, up to the step size.
+    """
+    left_out = _OF_THE_PEER.get(str(transcript.header.get("batching")), ())
+    usual = {_shape(hop, left_out) for hop in before}
+    for old, new in zip(before[place:], after, strict=True):
+        wanted, done = _work(old), _work(new)
+        same = [_kind(e, left_out) for e in wanted] == [_kind(e, left_out) for e in done]
+        if not wanted and not _idled(transcript, before, old):
+            same = _shape(new, left_out) in usual
+        if done and not same:
+            known = {_kind(event, left_out) for event in wanted}
+            culprit = next((e for e in done if _kind(e, left_out) not in known), done[0])
+            refuse(
+                "other-work",
+                new,
+                culprit,
+                f"it is not what training did in its place, in hop {old.hop}",
+            )
+        _check_as_much(transcript, before, new)
+        _check_wipes_alike(old, new)
+        _check_repeatable(new)
+
+
+def _idled(transcript: Transcript, before: list[Hop], hop: Hop) -> bool:
+    """Whether a visit without work is one to a peer that has records: it worked at other times."""
+    sliced = transcript.header.get("slices", 1) > 1
+    return not sliced and any(_work(h) for h in before if h.receiver == hop.receiver)
+
+
+def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> None:
+    """A peer takes as many steps as in its visits of training; u, with fewer records, no more.
+
+    With slices the number depends on the hop as well.  A visit without any work is one to a peer
+    without records: training shows that of others, and the header says so of u.
+    """
+    if transcript.header.get("slices", 1) > 1:
+        return
+    at_u = new.receiver == unlearner_of(transcript)
+    emptied = transcript.header.get("emptied") is True or transcript.header.get("forget") == "all"
+    amounts = [_amount(hop) for hop in before if hop.receiver == new.receiver]
+    if not _work(new):
+        if not (emptied if at_u else amounts and not any(amounts)):
+            _refuse_visit("other-work", new, "nothing was done, and the peer has records")
+    elif amounts and not (_amount(new) <= max(amounts) if at_u else _amount(new) in amounts):
+        _refuse_visit(
+            "other-work",
+            new,
+            f"it took {_amount(new)} steps, and {max(amounts)} in training",
+        )
+
+
+def _amount(hop: Hop) -> int:
+    return sum(event.steps for event in hop.events if isinstance(event, ev.GradientSteps))
+
+
+def _check_wipes_alike(old: Hop, new: Hop) -> None:
+    """What the token carries is wiped where training did so, and nowhere else."""
+    for what in ("optimizer", "buffers"):
+        if (ev.Wipe(what) in old.events) != (ev.Wipe(what) in new.events):
+            _refuse_visit(
+                "other-work",
+                new,
+                f"it wipes {what} where training, in hop {old.hop}, did not, or "
+                "the other way round",
+            )
+
+
+def _check_repeatable(hop: Hop) -> None:
+    """Refuse work that is another one in a repeated walk, though its event looks the same."""
+    wiped = ev.Wipe("local") in hop.events
+    for event in hop.events:
+        match event:
+            case ev.GradientSteps() if wiped and event.state == "local":
+                refuse("other-work", hop, event, "its optimizer's state was wiped in between")
+            case ev.Projection() if any(centre == "start" for centre, _ in event.balls):
+                refuse("centre", hop, event, "the phase, and with it the ball, began elsewhere")
+            case ev.OwnSums():
+                refuse("other-work", hop, event, "totals of sums cannot be walked again")
+
+
+def _work(hop: Hop) -> list[ev.Event]:
+    return [event for event in hop.events if not isinstance(event, _MARKS)]
+
+
+def _shape(hop: Hop, left_out: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
+    """A visit's work without what depends on the peer or, by a schedule, on the hop."""
+    return tuple(_kind(event, (*left_out, "step_size")) for event in _work(hop))
 
 
 _MARKS = (ev.Start, ev.Wipe)
-_OF_THE_PEER = ("steps", "minibatches", "batch", "data", "touched")
-"""What may differ between visits to different peers, or with fewer records."""
+_OF_THE_PEER = {
+    "epochs": ("steps", "batch"),
+    "full": ("minibatches", "batch"),
+    "averaged": ("batch",),
+}
+"""What depends on the number of a peer's records, by the kind of batches."""
 
 
-def _kind(event: ev.Event) -> tuple[Any, ...]:
-    """An event without what depends on whose records it used."""
-    kept = {k: v for k, v in vars(event).items() if k not in _OF_THE_PEER}
+def _kind(event: ev.Event, left_out: tuple[str, ...]) -> tuple[Any, ...]:
+    """An event without whose records it used, the draw of its noise, and what else is left out."""
+    out = ("data", "touched", "draw", *left_out)
+    kept = {k: v for k, v in vars(event).items() if k not in out}
     return (event.kind, *sorted(kept.items(), key=lambda item: item[0]))
 
 
@@ -175,25 +357,48 @@ def sums_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """Totals of sums in fixed point, of which u has replaced its own.
 
     Checked: the model is a function of the totals alone (no steps, no noise), all contributions
-    use one precision and ridge parameter, and u's last one is over its retained records.
+    use one precision and ridge parameter, and u's last one is over its retained records.  The
+    totals are those of one walk from the initial model, and no peer lost what it had contributed
+    before it contributed again: only so does the new contribution take the place of the old one.
     """
     u = unlearner_of(transcript)
     last: ev.OwnSums | None = None
     kinds: set[tuple[int, float]] = set()
+    given, lost = set[int](), set[int]()
     for hop, event in transcript.events():
         match event:
             case ev.OwnSums():
+                if hop.receiver in lost:
+                    refuse(
+                        "not-sums",
+                        hop,
+                        event,
+                        "the peer had wiped its former sums, which the totals keep",
+                    )
+                given.add(hop.receiver)
                 kinds.add((event.bits, event.strength))
                 if hop.receiver == u:
                     last = event
-            case ev.Start() | ev.Wipe():
-                pass
+            case ev.Wipe():
+                lost |= given & {hop.receiver} if event.what == "local" else set()
+            case ev.Start():
+                if event.start != ("initial" if hop.hop == 1 else "token"):
+                    refuse(
+                        "not-sums",
+                        hop,
+                        event,
+                        f"the totals went on from {event.start!r}, and peers' own sums did not",
+                    )
             case _:
-                refuse(hop, event, "the model is more than a function of sums")
+                refuse("not-sums", hop, event, "the model is more than a function of sums")
     if len(kinds) > 1:
-        raise Refused(f"contributions differ in precision or ridge parameter: {sorted(kinds)}.")
+        raise Refused(
+            f"contributions differ in precision or ridge parameter: {sorted(kinds)}.", "not-sums"
+        )
     if last is not None and last.touched:
-        raise Refused("u's last contribution is over all its records, the forgotten ones too.")
+        raise Refused(
+            "u's last contribution is over all its records, the forgotten ones too.", "touched"
+        )
     caveat = "peers who kept the token from before see, as a difference, moments of D_f"
     reason = "u put its sums without the forgotten records in the place of its former ones"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC[:2], caveat), reason)

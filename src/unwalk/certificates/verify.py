@@ -1,18 +1,34 @@
-"""Checks a certificate against its transcript: everything is recomputed, what differs is named."""
+"""Checks a certificate against its transcript and the released model; what differs is named."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from unwalk.certificates.document import certificate_of
+from unwalk.certificates.document import MODEL, certificate_of, model_of
 from unwalk.certificates.signing import check_signature, trusted
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.transcript import Transcript
 
+DIGEST = re.compile("[0-9a-f]{64}")
 SIGNED_FIELDS = ("signer", "signature", "peers")
 """Not made from the transcript; what stands under ``peers`` is checked by those who know them."""
+LOUD = {
+    "checked": "",
+    "differs": "",
+    "not checked": ", MODEL NOT CHECKED",
+    "not bound": ", NO MODEL BOUND",
+}
+"""What became of the released model, as the headline says it."""
+NOTES = {
+    "checked": f"the model's file is the one that was certified: {MODEL} of this run",
+    "not checked": f"MODEL NOT CHECKED: the certificate is for one file, and {MODEL} is not beside "
+    "it; get the file that you were given and check it with --model FILE",
+    "not bound": "NO MODEL BOUND: who issued the certificate had no model at hand, so it does not "
+    "say which file it is for; ask for one that was issued where the model is",
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,7 @@ class Verdict:
     """What was found: ``problems`` name what was changed, ``notes`` what was checked.
 
     ``signer`` is the fingerprint of a signature that fits, ``known`` whether it is trusted.
+    ``model`` is what became of the released model: a key of :data:`LOUD`.
     """
 
     problems: tuple[str, ...]
@@ -27,13 +44,17 @@ class Verdict:
     signer: str | None
     known: bool
     recomputed: bool
+    model: str
 
     @property
     def exit_code(self) -> int:
-        """0: intact and signed by somebody trusted; 3: intact, signer unknown; 1: changed."""
+        """0: all was checked and is intact, and somebody trusted signed; 1: changed.
+
+        3: intact as far as it goes, but the signer is unknown, or transcript or model are not here.
+        """
         if self.problems:
             return 1
-        return 0 if self.known and self.recomputed else 3
+        return 0 if self.known and self.recomputed and self.model == "checked" else 3
 
     @property
     def headline(self) -> str:
@@ -43,17 +64,22 @@ class Verdict:
         who = "signer trusted" if self.known else "signer unknown"
         if self.signer is None:
             who = "not signed, signer unknown"
-        return f"intact, {who}" + ("" if self.recomputed else ", numbers not recomputed")
+        numbers = "" if self.recomputed else ", numbers not recomputed"
+        return f"intact, {who}{numbers}{LOUD[self.model]}"
 
 
 def verify(
     document: dict[str, Any],
     transcript: Transcript | None,
     *,
+    model: bytes | None = None,
     trust: str | None = None,
     now: datetime | None = None,
 ) -> Verdict:
-    """Check signature, chain and every number; ``now`` is needed where ``trust`` is a CA."""
+    """Check signature, chain, every number, and the model's file, whose bytes are ``model``.
+
+    ``now`` is needed where ``trust`` is a CA.
+    """
     problems: list[str] = []
     notes: list[str] = []
     signer, known = None, False
@@ -69,12 +95,33 @@ def verify(
         notes.append(f"the transcript's chain of {len(transcript.hops)} hops holds")
         if not problems:
             notes.append("every number was recomputed from its events")
-    return Verdict(tuple(problems), tuple(notes), signer, known, transcript is not None)
+    released, wrong = _check_model(document.get("model"), model)
+    problems += wrong
+    notes += [NOTES[released]] if released in NOTES else []
+    found = transcript is not None
+    return Verdict(tuple(problems), tuple(notes), signer, known, found, released)
+
+
+def _check_model(said: Any, model: bytes | None) -> tuple[str, list[str]]:
+    """What became of the released model, and what is wrong with it or with what is said of it."""
+    if said is None:
+        return "not bound", []
+    shaped = isinstance(said, dict) and set(said) == {"file", "sha256"} and said["file"] == MODEL
+    digest = said["sha256"] if shaped else None
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        return "differs", [f"model is {_short(said)}; allowed: the SHA-256 of {MODEL}, or null"]
+    if model is None:
+        return "not checked", []
+    found = model_of(model)["sha256"]
+    if found != digest:
+        why = f"model.sha256 is {digest}; the model that is here has {found}: it is another model"
+        return "differs", [why]
+    return "checked", []
 
 
 def _differences(document: dict[str, Any], transcript: Transcript) -> list[str]:
     try:
-        expected = certificate_of(transcript)
+        expected = {**certificate_of(transcript), "model": document.get("model")}
     except (
         UnwalkError,
         LookupError,

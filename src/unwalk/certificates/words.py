@@ -1,95 +1,237 @@
-"""A certificate for people who know no Renyi divergence: asked, done, promised, not promised."""
+"""A certificate for people who know no Renyi divergence: asked, done, promised, not promised.
+
+Every sentence is made from what the document says of the run; what was done from its counted
+events (:mod:`unwalk.certificates.deeds`), never from the name of a method.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-DONE = {
-    "rrdu": "The model went on from peer to peer, and was corrected with some noise whenever it "
-    "came to the peer that forgets.",
-    "finetune": "Training simply went on without the records.",
-    "ddp": "Training went on with noise at every step.",
-    "dpsgd": "Training went on with noise at every step.",
-    "retrain": "The old model was thrown away, and a new one was trained without the records.",
-    "restart": "The old model was thrown away, and training began again without the records.",
-    "rewind": "Training was wound back to a moment before the records were used, and repeated from "
-    "there without them.",
-    "sums": "The peer took its records out of the sums from which the model is computed, and the "
-    "model was computed anew.",
-    "seal": "The peer first covered the traces of the records in the model with random noise; then "
-    "training went on without them.",
-    "ball-seal": "The peer first pulled the model close to a public one and covered the rest with "
-    "random noise; then training went on without the records.",
-    "release": "Training went on without the records, and random noise was added once, before the "
-    "model was handed out.",
-    "noisy-start": "Noise had been added all through training, so that nothing more had to be "
-    "done.",
-    "sisa": "Records had entered training in slices, one after the other. Training was wound back "
-    "to before the records were used, and repeated from there without them.",
-}
-SHARDED = (
-    "There are {shards} models, each trained by other peers, which answer together. Only the one "
-    "that this peer helped to train had met the records: it was wound back to before they were "
-    "used, and its training was repeated from there without them."
-)
-
+from unwalk.core.grades import PROVED, SHOWN, badge_of, origin_of, shown_grade
+from unwalk.core.refusals import explained
 
 BEFORE = "before the request"
+INSTEAD = "What to do instead:"
+SECRETLY = (
+    "For a guarantee, do it with secret noise: noise.source=secret, and noise.secret_file=FILE "
+    "with 32 random bytes or more that only its owner can read."
+)
 ONCE = {
     "kept": "That the noise was drawn only once is what the peer's own list of such draws shows: "
     "it has no earlier one for these records. A peer that tampers with its list, or has a second "
     "one, is not found out by that.",
     "none": "That the noise was drawn only once is what the peer says: no list of draws was kept.",
 }
-PLAIN = {
-    "carries D_f un-noised": "the model still carried traces of the records when the request came, "
-    "and nothing hid them before it was passed on",
-    "leaves u un-noised": "the peer used the records again, and nothing hid that before the model "
-    "was passed on",
-    "redrawn": "the random noise was drawn more than once; who may choose among several draws can "
-    "choose one that hides nothing",
-    "normalisation": "the numbers that went into the model may have been prepared with the help of "
-    "the very records that are to be forgotten",
-    "local state": "peers kept notes from training, which may carry traces of the records",
-    "plain digest": "a fingerprint of the old model was published, by which a guess at the records "
-    "can be checked",
-    "subtract the noise": "the log gives away how the noise was made, so anybody can take it off",
-    "theta_0": "the model was kept close to the old one, which carries traces of the records",
-    "announced": "what was done is not what had been announced beforehand",
+CENTRES = {
+    "origin": "a public point",
+    "initial": "the public initial model",
+    "start": "the model with which this walk began",
+    "arrival": "the model that had just come to the visit",
 }
-"""Refusals that are common, for people; found by a part of the reason."""
+ORIGINS = {
+    "simulation": "The noise came from a known seed.",
+    "secret": "The noise came from a secret of the peer that added it.",
+}
 
 
 def in_words(document: dict[str, Any]) -> dict[str, Any]:
-    """Four short lists: what was ``asked``, ``done``, ``promised`` and ``not_promised``."""
-    public, method = document["public"], str(document["method"])
+    """The ``verdict``, what was ``asked``, ``done``, ``promised`` and ``not_promised``: lists."""
+    public = document["public"]
     records = public["forgotten"]
-    number = "1 record" if records == 1 else f"{records} records"
     asked = (
-        f"Peer {public['unlearner']} asked that the model forget {number}. In training the model "
-        f"had been passed from peer to peer {public['request_after_hop']} times by then."
+        f"Peer {public['unlearner']} asked that the model forget {_counted(records, 'record')}. In "
+        f"training the model had been passed from peer to peer {public['request_after_hop']} times "
+        "by then."
     )
     return {
+        "verdict": verdict_of(document),
         "asked": [asked if records else "Nothing was to be forgotten."],
-        "done": [_done(method, document["parameters"])],
+        "done": _done(document),
         "promised": _promised(document),
         "not_promised": _not_promised(document),
     }
 
 
-def _done(method: str, parameters: dict[str, Any]) -> str:
-    if "shards" in parameters:
-        return SHARDED.format(shards=parameters["shards"])
-    return DONE.get(method, f"The method {method!r} was used.")
+def verdict_of(document: dict[str, Any]) -> list[str]:
+    """What is guaranteed and to whom, in one to three sentences."""
+    badge = badge_of(document)
+    who = document["threat_model"]["observers"]
+    if badge == "nothing":
+        return ["Nothing was to be forgotten, so there is nothing to guarantee."]
+    if badge == "exact":
+        return [f"Guaranteed to {who}: {_as_if_never()}."]
+    if badge == "certified":
+        return [f"Guaranteed to {who}: {_odds(_proved(document)[0])}."]
+    if badge == "rehearsal":
+        return [
+            "Nothing is guaranteed to anybody: this is a rehearsal, whose noise anyone can take "
+            "off again.",
+            f"Done with secret noise, it would be guaranteed to {who}: "
+            f"{_odds(_proved(document)[0])}.",
+            SECRETLY,
+        ]
+    refused = [claim for claim in document["claims"] if claim["grade"] == "refused"]
+    if not refused:
+        return ["Nothing is guaranteed to anybody: a formula's number is no guarantee."]
+    known = explained(refused[-1]["code"])
+    return [
+        f"Nothing is guaranteed to anybody: {known.plain}.",
+        f"{INSTEAD} {known.instead}.",
+    ]
+
+
+def verdict_line(document: dict[str, Any]) -> str:
+    """The verdict as one line that names the grade that people are shown."""
+    return f"{SHOWN[badge_of(document)].name}. {' '.join(verdict_of(document))}"
+
+
+def claim_lines(document: dict[str, Any]) -> list[str]:
+    """Each claim for specialists: grade as shown, numbers, reason, and the code of a refusal.
+
+    What a refusal means and what to do instead is in the verdict; for others than the last it
+    stands here.
+    """
+    lines = []
+    claims, origin = document["claims"], origin_of(document)
+    for number, claim in enumerate(claims, 1):
+        told = ""
+        if claim["epsilon"] is not None:
+            told = f" (epsilon {claim['epsilon']:.6g}, delta {claim['delta']:.6g})"
+        if claim["grade"] == "refused":
+            told = f" ({claim['code']})"
+        name = SHOWN[shown_grade(claim["grade"], origin)].name
+        lines.append(f"{name}{told}: {claim['reason']}")
+        if claim["grade"] == "refused" and number < len(claims):
+            known = explained(claim["code"])
+            lines.append(f"{_sentence(known.plain)} {INSTEAD} {known.instead}.")
+    return lines
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _done(document: dict[str, Any]) -> list[str]:
+    """What happened after the request, a sentence for each thing that happened or did not."""
+    done, u = document["done"], document["public"]["unlearner"]
+    found = [_began(document), _walked(done, u)]
+    if done["sums"]:
+        found.append(
+            f"Peer {u} put sums without the records in the place of its former ones, and the model "
+            "was computed from them anew."
+        )
+    for centre, hops in done["balls"].items():
+        where = CENTRES.get(centre, f"a point named {centre!r}")
+        found.append(
+            f"In {_counted(hops, 'hop')} the model was pulled back into a ball round {where}."
+        )
+    return [text for text in [*found, *_noise(document)] if text]
+
+
+def _began(document: dict[str, Any]) -> str:
+    done, u = document["done"], document["public"]["unlearner"]
+    shards = document["parameters"].get("shards")
+    several = (
+        f"There are {shards} models, each trained by other peers, which answer together. "
+        if shards
+        else ""
+    )
+    if done["hops"] == 0:
+        return f"{several}After the request nothing more was done to the model."
+    if done["start"] == "initial":
+        return (
+            f"{several}The old model was thrown away, and the walk began again from the public "
+            "initial one."
+        )
+    if done["start"] == "arrival":
+        which = f"The one that peer {u} helped to train" if shards else "The model"
+        return (
+            f"{several}{which} was wound back to what it had been before hop {done['start_hop']} "
+            "of training."
+        )
+    if done["start"] == "token":
+        return f"{several}The model went on as training had left it."
+    return f"{several}The log does not say from which model the walk went on."
+
+
+def _walked(done: dict[str, Any], u: int) -> str:
+    if done["hops"] == 0:
+        return ""
+    visits = f"{done['visits']:,} of them at" if done["visits"] else "none of them at"
+    if done["hops"] == 1:
+        visits = "at" if done["visits"] else "not at"
+    told = f"The walk had {_counted(done['hops'], 'hop')}, {visits} peer {u}"
+    if not done["used"]:
+        return f"{told}; the records were not used any more."
+    how = ""
+    if done["uphill"] == done["used"]:
+        how = ", each time to step away from what they teach"
+    return f"{told}. In {_counted(done['used'], 'visit')} it used the records again{how}."
+
+
+def _noise(document: dict[str, Any]) -> list[str]:
+    before, after = (document["done"]["noise"][when] for when in ("before", "after"))
+    if not before["times"] and not after["times"]:
+        return ["No noise was added."]
+    found = []
+    if before["times"]:
+        who = _who(before, document)
+        found.append(f"In training {who} had added random noise {_often(before)}.")
+    if after["times"]:
+        found.append(
+            f"{_sentence(_who(after, document), end='')} added random noise {_often(after)}"
+            f"{_when(after, document['done']['hops'])}."
+        )
+    elif document["done"]["hops"]:
+        found.append("After the request no noise was added.")
+    return [*found, ORIGINS[document["noise"]["origin"]]]
+
+
+def _who(noise: dict[str, Any], document: dict[str, Any]) -> str:
+    if noise["by"] is not None:
+        return f"peer {noise['by']}"
+    visits, u = noise["visits"], document["public"]["unlearner"]
+    return f"the visited peers (peer {u} in {_counted(visits, 'visit')})"
+
+
+def _often(noise: dict[str, Any]) -> str:
+    if noise["times"] == 1:
+        return "once"
+    if noise["hops"] in (1, noise["times"]):
+        return f"{noise['times']:,} times"
+    return f"{noise['times']:,} times, in {_counted(noise['hops'], 'hop')}"
+
+
+def _when(noise: dict[str, Any], hops: int) -> str:
+    if noise["hops"] > 1:
+        return ""
+    if noise["first"] == 1:
+        return ", in the first hop, before the model was passed on"
+    if noise["first"] == hops:
+        return ", in the last hop, before the model was handed out"
+    return f", in hop {noise['first']:,} of {hops:,}"
 
 
 def _proved(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [c for c in document["claims"] if c["grade"] in ("certified", "exact")]
+    return [claim for claim in document["claims"] if claim["grade"] in PROVED]
 
 
 def _rehearsed(document: dict[str, Any]) -> bool:
-    return bool(document["noise"]["origin"] == "simulation")
+    return badge_of(document) == "rehearsal"
+
+
+def _as_if_never() -> str:
+    return "the model is what it could have been had the records never been there"
+
+
+def _odds(claim: dict[str, Any]) -> str:
+    return (
+        "whatever they conclude about whether the records were ever used, the odds change by a "
+        f"factor of {factor(claim['epsilon'])} at most, except with a probability of "
+        f"{chance(claim['delta'])}"
+    )
 
 
 def _promised(document: dict[str, Any]) -> list[str]:
@@ -98,16 +240,11 @@ def _promised(document: dict[str, Any]) -> list[str]:
         who = document["threat_model"]["observers"]
         if claim["grade"] == "exact":
             found.append(
-                f"To {who}: the model is what it could have been had the records never been there. "
-                "Nothing about them can be learned from it beyond what the others would have "
-                "shown anyway."
+                f"To {who}: {_as_if_never()}. Nothing about them can be learned from it beyond "
+                "what the others would have shown anyway."
             )
             continue
-        found.append(
-            f"To {who}: whatever they conclude about whether the records were ever used, the "
-            f"odds change by a factor of {factor(claim['epsilon'])} at most, except with a "
-            f"probability of {chance(claim['delta'])}."
-        )
+        found.append(f"To {who}: {_odds(claim)}.")
         found.append(
             "For example: who held it for even odds beforehand, 50 %, can be "
             f"{sureness(claim['epsilon'])} sure afterwards at most, with the same exception."
@@ -192,17 +329,15 @@ def _of_noise(document: dict[str, Any]) -> list[str]:
 
 
 def _because(claim: dict[str, Any]) -> str:
-    reason = str(claim["reason"])
+    reason = _sentence(str(claim["reason"]))
     if claim["grade"] == "nominal":
-        return f"The paper's formula gives a number, which is no guarantee: {_sentence(reason)}"
-    for part, plain in PLAIN.items():
-        if part in reason:
-            return f"A guarantee was refused: {plain}. For specialists: {_sentence(reason)}"
+        return f"The paper's formula gives a number, which is no guarantee: {reason}"
+    known = explained(claim["code"])
     return (
-        "A guarantee was refused, because a condition of its proof does not hold. For specialists: "
-        f"{_sentence(reason)}"
+        f"A guarantee was refused: {known.plain}. {INSTEAD} {known.instead}. "
+        f"For specialists ({claim['code']}): {reason}"
     )
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
+def _sentence(text: str, end: str = ".") -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + end

@@ -17,8 +17,8 @@ from unwalk.cli import (
     reproduce,
     running,
 )
-from unwalk.cli.terminal import say
-from unwalk.core.errors import UnwalkError
+from unwalk.cli.terminal import say, say_refused
+from unwalk.core.errors import Refused, UnwalkError
 
 FIRST_STEPS = (
     "Start with: unwalk run --out runs/first\n\n"
@@ -63,9 +63,15 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: an error that unwalk raises on purpose is one sentence and exit code 2."""
+    """Entry point: an error that unwalk raises on purpose is one sentence and exit code 2.
+
+    A guarantee that is refused says as well what that means and what to do instead.
+    """
     try:
         app()
+    except Refused as refusal:
+        say_refused(refusal)
+        raise SystemExit(2) from None
     except UnwalkError as error:
         say(f"unwalk: {error}")
         raise SystemExit(2) from None

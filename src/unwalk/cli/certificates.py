@@ -13,6 +13,7 @@ import typer
 
 from unwalk.cli.terminal import JsonOption, show
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 
 if TYPE_CHECKING:
     from unwalk.certificates import Verdict
@@ -41,11 +42,16 @@ def verify(
         Path | None,
         typer.Option(metavar="RUN_DIR", help="Do the run again from data and secrets, compare."),
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The released model; without, the one beside it."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check a certificate: signature, chain, and every number made anew from the events.
+    """Check a certificate: signature, chain, every number made anew from the events, the model.
 
-    Exit codes: 0 intact and signed by --trust; 3 intact, signer unknown; 1 something was changed.
+    Exit codes: 0 intact and signed by --trust; 3 intact, but signer unknown or model (or
+    transcript) not there; 1 something was changed.
     """
     place = certificate or replay
     if place is None:
@@ -53,7 +59,7 @@ def verify(
     try:
         with TemporaryDirectory() as folder:
             laid = _laid_out(place, Path(folder))
-            code = _verify(laid, transcript, trust, network, replay, json_)
+            code = _verify(laid, transcript, model, trust, network, replay, json_)
     except Corrupt as error:
         _tell(json_, {"verdict": "changed", "problems": [str(error)]}, [f"changed: {error}"])
         code = 1
@@ -74,6 +80,7 @@ def _laid_out(place: Path, folder: Path) -> Path:
 def _verify(
     place: Path,
     transcript: Path | None,
+    model: Path | None,
     trust: str | None,
     network: Path | None,
     replay: Path | None,
@@ -84,7 +91,8 @@ def _verify(
 
     document = read_certificate(place)
     recorded = _transcript(place, transcript)
-    verdict = check(document, recorded, trust=trust, now=datetime.now(UTC))
+    released = _model(document, place, model)
+    verdict = check(document, recorded, model=released, trust=trust, now=datetime.now(UTC))
     if "peers" in document:
         verdict = _with_peers(verdict, document, recorded, place, trust, network)
     differences: list[str] = []
@@ -133,6 +141,23 @@ def _transcript(place: Path, given: Path | None) -> Transcript | None:
         raise Corrupt(f"{path} is not text.") from error
 
 
+def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes | None:
+    """The released model: as given, or beside the certificate, or in the peer's store around it."""
+    from unwalk.certificates.document import MODEL
+
+    path = given or place.with_name(MODEL)
+    if given is None and not path.exists():
+        if "peers" not in document:
+            return None
+        from unwalk.peers.attest import released
+
+        return released(document, place)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+
+
 def _replayed(run_dir: Path, recorded: Transcript | None) -> list[str]:
     from unwalk.runs.replay import replay
 
@@ -148,30 +173,33 @@ def _report(
     differences: list[str],
     json_: bool,
 ) -> None:
+    from unwalk.certificates.words import claim_lines, verdict_line
+
     problems = [*verdict.problems, *differences]
     lines = [verdict.headline if not differences else "changed"]
     lines += [f"changed: {text}" for text in problems]
     lines += [f"checked: {text}" for text in verdict.notes]
     if replayed and not differences:
         lines.append("checked: done again from data and secrets, every hop came out the same")
-    for claim in document.get("claims", []) if not problems else []:
-        numbers = ""
-        if claim["epsilon"] is not None:
-            numbers = f" (epsilon {claim['epsilon']:.6g}, delta {claim['delta']:.6g})"
-        lines.append(f"{claim['grade']}{numbers}: {claim['reason']}")
+    if not problems:
+        lines += claim_lines(document)
     if not problems and document.get("noise", {}).get("origin") != "none":
         lines.append(f"noise: {document['noise']['meaning']}")
         lines.append(f"redraws: {document['redraws']['meaning']}")
     if not problems:
         lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
+        lines.append(verdict_line(document))
     answer = {
         "verdict": lines[0],
         "problems": problems,
         "checked": list(verdict.notes),
         "signer": verdict.signer,
         "trusted": verdict.known,
+        "model": verdict.model,
         "replayed": replayed,
         "claims": document.get("claims", []),
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
         "noise": document.get("noise"),
         "redraws": document.get("redraws"),
         "not_shown": document.get("not_shown", []),
@@ -206,7 +234,7 @@ def sign(
 
     place = run_dir / FILE
     document = read_certificate(place)
-    unsigned = check(document, _transcript(place, None))
+    unsigned = check(document, _transcript(place, None), model=_model(document, place, None))
     if not unsigned.recomputed:
         raise InvalidInput(f"{run_dir} has no transcript.jsonl to check the certificate with.")
     if unsigned.problems:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unwalk.cli.terminal import JsonOption, say, show
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from unwalk.peers.ask import Asker
@@ -161,8 +161,6 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
             with suppress(SourceRefused):
                 records.refresh()
         return requests.submit(form).view()
-    except Refused as error:
-        raise InvalidInput(str(error)) from error
     finally:
         records.close()
 
@@ -273,8 +271,6 @@ def leave(
         found = Requests(records).submit_all(name, grade=grade).view()
         with records.transaction(touches=False):
             records.put_fact(LEAVING, name)
-    except Refused as error:
-        raise InvalidInput(str(error)) from error
     finally:
         records.close()
     if wait:

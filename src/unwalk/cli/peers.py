@@ -135,12 +135,28 @@ def sign(
     request: Annotated[Path, typer.Argument(help="The request.csr of a peer.")],
     out: Annotated[Path, typer.Option(help="Folder for certificate, CA and network file.")],
     days: Days = 365.0,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Although the peer has a certificate; it rotates its keys."),
+    ] = False,
 ) -> None:
-    """Sign a peer's certificate request; everything in --out is public and goes to the peer."""
+    """Sign a peer's certificate request; everything in --out is public and goes to the peer.
+
+    Compare the fingerprint with the one that the peer got from `unwalk peer csr`: whoever has a
+    certificate of a name speaks and votes under it.
+    """
     _there()
     from unwalk.peers.provision import sign_request
 
-    show(f"certificate: {sign_request(folder, request, out, days)}")
+    signed = sign_request(folder, request, out, days, replace=replace)
+    for keys in signed.before:
+        show(f"{signed.peer} had keys: {keys}", soft_wrap=True)
+    show(f"{signed.peer} has keys: {signed.fingerprint}", soft_wrap=True)
+    show(f"certificate: {signed.path}")
+    if signed.before:
+        show(
+            f"the earlier one is good until: unwalk net revoke {folder} {signed.peer} --keep-latest"
+        )
 
 
 @net.command()
@@ -183,7 +199,8 @@ def csr(
     _there()
     from unwalk.peers.provision import make_request
 
-    path = make_request(bundle, name, network)
+    path, keys = make_request(bundle, name, network)
+    show(f"{name} has keys: {keys}", soft_wrap=True)
     show(f"request: {path}; what comes back (certificate.pem, ca.pem, network.json) goes beside it")
 
 

@@ -87,22 +87,24 @@ def _show_start(result: dict[str, Any]) -> None:
 
 
 def _show_end(result: dict[str, Any], out: Path | None) -> None:
-    """The table, what is claimed, and where the rest is."""
+    """The table, what is claimed, where the rest is, and last what is guaranteed to whom."""
+    from unwalk.certificates.words import claim_lines, verdict_line
     from unwalk.reports import summary_table
 
     print_whole(summary_table(result))
     for key in _shown(result):
         show(MEANINGS[key])
     show()
-    for claim in result["claims"]:
-        numbers = ""
-        if claim["epsilon"] is not None:
-            numbers = f" (epsilon {claim['epsilon']:g}, delta {claim['delta']:g})"
-        show(f"guarantee {claim['grade']}{numbers}: {claim['reason']}")
+    document = result["certificate"]["document"]
+    for line in claim_lines(document):
+        show(f"guarantee {line}")
     if told := result["certificate"]["worth"]:
         show(told)
     kept = "add --out DIR to keep the model, the transcript and a report"
     show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
+    show()
+    which = "the first seed: " if "seeds" in result else ""
+    show(f"{which}{verdict_line(document)}")
 
 
 def _shown(result: dict[str, Any]) -> list[str]:

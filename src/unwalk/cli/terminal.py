@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from unwalk.core.errors import Refused
+from unwalk.core.refusals import explained
 from unwalk.runs import partial_of
 
 if TYPE_CHECKING:
@@ -132,6 +134,15 @@ def progress(out: Path | None) -> Generator[Bars]:
 def say(text: str) -> None:
     """One line on the error stream."""
     err_console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_refused(refusal: Refused) -> None:
+    """A refusal on the error stream: its sentence, what that means, and what to do instead."""
+    say(f"unwalk: {refusal}")
+    if refusal.code:
+        known = explained(refusal.code)
+        say(f"what it means ({refusal.code}): {known.plain}")
+        say(f"what to do instead: {known.instead}")
 
 
 def print_whole(table: Table) -> None:

@@ -2,5 +2,5 @@
 
 This package imports nothing on its own, so that rooms without torch (``unwalk.privacy``,
 ``unwalk.walks``) can use its torch-free modules.  Torch lives in ``token``, ``data``,
-``workspace`` and ``noise`` only.
+``workspace``, ``rounding`` and ``noise`` only.
 """

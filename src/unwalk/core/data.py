@@ -28,12 +28,18 @@ class Shard:
     stamp: Stamp | None = None
     poisoned: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> Shard:
-        """The same shard on another device; itself where it is there already."""
-        if self.x.device == device:
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Shard:
+        """The same shard on another device, with inputs of another type; itself where it is."""
+        kind = dtype if dtype is not None and self.x.is_floating_point() else self.x.dtype
+        if self.x.device == device and self.x.dtype == kind:
             return self
         poisoned = None if self.poisoned is None else self.poisoned.to(device)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), poisoned=poisoned)
+        return replace(self, x=self.x.to(device, kind), y=self.y.to(device), poisoned=poisoned)
+
+    def inside(self, norm: float) -> Shard:
+        """The same shard with inputs at most ``norm`` long; itself where they all are."""
+        x = within(self.x, norm)
+        return self if x is self.x else replace(self, x=x)
 
     def take(
         self, rows: torch.Tensor, generator: torch.Generator | None
@@ -47,6 +53,26 @@ class Shard:
             mark = self.poisoned.index_select(0, rows)
             x = torch.where(mark.view(-1, *[1] * (x.dim() - 1)), self.stamp(x), x)
         return x, y
+
+
+def within(x: torch.Tensor, norm: float) -> torch.Tensor:
+    """Inputs in 64 bits, each shortened by itself until its exact length is at most ``norm``.
+
+    Squares are added feature by feature, so that what becomes of a record does not depend on who
+    stands beside it.  What is not finite becomes zero.  The same tensor where nothing is longer.
+    """
+    flat = x.flatten(1)
+    squares = flat.new_zeros(len(flat))
+    for feature in flat.unbind(1):
+        squares = squares + feature * feature
+    slack = (flat.shape[1] + 8) * 2.0**-52
+    length = squares.sqrt()
+    long = ~(length <= norm * (1.0 - slack))
+    if not bool(long.any()):
+        return x
+    factor = torch.where(long, norm * (1.0 - 4.0 * slack) / length, 1.0).unsqueeze(1)
+    shorter = torch.where(length.isfinite().unsqueeze(1), flat * factor, 0.0)
+    return torch.where(long.unsqueeze(1), shorter, flat).reshape(x.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,14 @@ class Diverged(UnwalkError):
 
 
 class Refused(UnwalkError):
-    """A guarantee that cannot be proved for the events that happened; names the event."""
+    """A guarantee that cannot be proved for the events that happened; names the event.
+
+    ``code`` names the reason for programs: :data:`unwalk.core.refusals.REFUSALS` explains each.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Corrupt(UnwalkError):

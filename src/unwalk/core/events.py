@@ -6,10 +6,15 @@ done, in public quantities only: no loss, no norm, no count that depends on data
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from unwalk.core import ranges as may
 from unwalk.core.errors import Corrupt
+
+Draw = tuple[int, str, int]
+"""An entry of a register of draws: number, chain value, earlier draws for the same records."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,8 @@ class GradientSteps:
     ``data`` is ``all``, ``retained``, ``forgotten`` or ``mixed``; ``touched`` says whether records
     to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for
     descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
-    gradient, 0 for none.
+    gradient, 0 for none, and ``grid`` what the noisy gradient was rounded to, None where it was
+    left as floating-point arithmetic gave it.
     """
 
     kind: ClassVar[str] = "gradient-steps"
@@ -39,6 +45,7 @@ class GradientSteps:
     momentum: float
     weight_decay: float
     state: str
+    grid: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,18 @@ class GaussianNoise:
 
     ``sensitivity`` is the largest distance, in parameters, that the forgotten records can have
     made *in this visit*; None when nothing bounds it.  ``origin`` is ``simulation`` or ``secret``.
+    ``grid`` is the power of two to whose multiples the sum was correctly rounded, None where it
+    was left as floating-point arithmetic gave it.  ``draw`` is the entry of the secret's register
+    of draws: its number, its chain value, and how many earlier draws hid any of these records;
+    None where no register is kept.
     """
 
     kind: ClassVar[str] = "gaussian-noise"
     std: float
     sensitivity: float | None
     origin: str
+    grid: float | None = None
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +120,78 @@ Event = GradientSteps | GaussianNoise | Projection | Wipe | Start | OwnSums
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums)
 }
+DATA = ("all", "retained", "forgotten", "mixed")
+STATES = ("none", "carried", "local", "fresh")
+WIPES = ("optimizer", "local", "buffers")
+STARTS = ("initial", "token", "arrival")
+CENTRES = ("origin", "initial", "start", "arrival")
+_COUNT = may.whole(0, 2**40)
+_HOP = may.whole(1, 2**40)
+_SIZE = may.real(0.0)
+
+RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
+    GradientSteps: {
+        "steps": _COUNT,
+        "minibatches": _COUNT,
+        "batch": _COUNT,
+        "data": may.word(*DATA),
+        "touched": may.truth(),
+        "direction": may.Range("-1 or 1", lambda v: type(v) is int and v in (-1, 1)),
+        "scale": may.real(),
+        "clip": may.optional(may.real(above=0.0)),
+        "clip_per_example": may.optional(may.real(above=0.0)),
+        "noise": _SIZE,
+        "origin": may.optional(may.name()),
+        "optimizer": may.word("sgd", "momentum", "adam"),
+        "step_size": _SIZE,
+        "momentum": may.real(0.0, 1.0),
+        "weight_decay": _SIZE,
+        "state": may.word(*STATES),
+        "grid": may.optional(may.power_of_two()),
+    },
+    GaussianNoise: {
+        "std": _SIZE,
+        "sensitivity": may.optional(_SIZE),
+        "origin": may.name(),
+        "grid": may.optional(may.power_of_two()),
+        "draw": may.optional(may.group(_COUNT, may.digest(), _COUNT)),
+    },
+    Projection: {
+        "balls": may.every(may.group(may.word(*CENTRES), may.real(above=0.0)), 1, 2),
+    },
+    Wipe: {"what": may.word(*WIPES)},
+    Start: {
+        "phase": may.name(),
+        "start": may.word(*STARTS),
+        "carries_forgotten": may.truth(),
+        "travels": may.every(may.name()),
+        "hop": may.optional(_HOP),
+    },
+    OwnSums: {
+        "data": may.word("all", "retained", "forgotten"),
+        "touched": may.truth(),
+        "bits": may.whole(1, 60),
+        "strength": may.real(above=0.0),
+    },
+}
+"""The type and the range of every field of every event."""
+
+
+def problem(event: Event) -> str | None:
+    """What is wrong with an event, in words: a field out of its range, or two that disagree."""
+    found = may.problem(vars(event), RANGES[type(event)])
+    if found is not None:
+        return found
+    match event:
+        case GradientSteps() | OwnSums():
+            if event.touched == (event.data == "retained"):
+                return f"touched is {event.touched}, but data is {event.data!r}"
+    match event:
+        case GradientSteps(grid=grid, noise=0.0 as std) if grid is not None:
+            return f"grid is {grid!r}, but noise is {std!r}"
+        case GaussianNoise(grid=grid, std=0.0 as std) if grid is not None:
+            return f"grid is {grid!r}, but std is {std!r}"
+    return None
 
 
 def to_json(event: Event) -> dict[str, Any]:
@@ -119,7 +204,7 @@ def _frozen(value: Any) -> Any:
 
 
 def from_json(record: dict[str, Any]) -> Event:
-    """The event that :func:`to_json` wrote; unknown kinds and fields are refused.
+    """The event that :func:`to_json` wrote; unknown kinds, fields and values are refused.
 
     >>> from_json(to_json(Wipe("local")))
     Wipe(what='local')
@@ -132,4 +217,8 @@ def from_json(record: dict[str, Any]) -> Event:
     given = {k: _frozen(v) for k, v in record.items() if k != "kind"}
     if set(given) != names:
         raise Corrupt(f"event {kind!r} has fields {sorted(given)}; expected {sorted(names)}.")
-    return cls(**given)
+    event = cls(**given)
+    found = problem(event)
+    if found is not None:
+        raise Corrupt(f"event {kind!r}: {found}.")
+    return event

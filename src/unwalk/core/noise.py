@@ -6,14 +6,19 @@ configuration.  Two sources exist:
 * :class:`SimulatedNoise` draws from a known seed.  A simulated run can be repeated to the bit,
   and everything made from it says ``simulation``: it shows what a guarantee would look like and
   protects nobody.
-* :class:`SecretNoise` draws from a peer's own secret through
-  HMAC-SHA256(secret, run, hop, digest of the incoming token): never one noise on two inputs.
+* :class:`SecretNoise` draws from a peer's own secret: HMAC-SHA256 of the secret and of what the
+  noise is drawn for gives the key.  Never one noise on two inputs.
 
-Simulated noise comes from torch's generator, which is no cipher (on a CPU it takes 32 bits of its
-seed, so that all its streams can be tried).  Secret noise comes from SHAKE-256 keyed with the
-256 bits of the HMAC, by the transform of Box and Muller in 64-bit arithmetic: values up to 8.57
-standard deviations occur, and larger ones, of probability 1e-17, do not.  The rounding of floating
-point leaves the textbook Gaussian only approximately true, as ``docs/architecture.md`` says.
+Either gives noise of two kinds.  What a guarantee rests on is *released*: ``release`` returns the
+correctly rounded value of the real sum of parameters and Gaussian (``core/rounding.py``).  That is
+a function of what the textbook's Gaussian mechanism puts out, so the number format gives nothing
+away.  Its random bits come from SHAKE-256 keyed with the 256 bits of the HMAC, or, in a simulation,
+from the counter-based Philox; the rest of the code is the same.  ``draw`` returns floating-point
+normals for methods whose guarantee is nominal: the low bits of such a sum tell what the noise was
+added to, and nothing is certified of it.
+
+That SHAKE-256 cannot be told from random bits is an assumption of cryptography.  How long a release
+takes is not hidden.
 """
 
 from __future__ import annotations
@@ -21,12 +26,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.events import Draw
+from unwalk.core.rounding import add_rounded
 
 
 class NoiseSource(Protocol):
@@ -51,6 +59,77 @@ class NoiseSource(Protocol):
         device: torch.device,
     ) -> torch.Tensor:
         """``count`` independent standard normals for noise number ``step`` of hop ``hop``."""
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        """The rounded sum of ``values`` and noise, and the entry in the register of draws."""
+
+
+class Register(Protocol):
+    """Where a peer notes what noise is drawn for, before it is drawn (see ``runs.releases``)."""
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        """The entry for this draw, written now unless the very same stands there already.
+
+        ``inputs`` commits to what the noise is added to; the noise is keyed by the chain value.
+        """
+
+
+@dataclass(frozen=True)
+class ShakeBits:
+    """Bits of SHAKE-256: nobody without the 256-bit ``key`` can tell them from random ones.
+
+    The key always has 32 bytes, so that no key and label together are another key and label.
+    """
+
+    key: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        stream = hashlib.shake_256(self.key + b"/words").digest(8 * count)
+        return np.frombuffer(stream, "<u8", count)
+
+    def more(self, place: int, count: int) -> int:
+        return _more(self.key, place, count)
+
+
+@dataclass(frozen=True)
+class PhiloxBits:
+    """Bits of the counter-based generator Philox: fast, repeatable, and no secret."""
+
+    key: bytes
+
+    def __post_init__(self) -> None:
+        _check_key(self.key)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        key = np.frombuffer(self.key[:16], "<u8").astype(np.uint64)
+        return np.random.Philox(key=key).random_raw(count)
+
+    def more(self, place: int, count: int) -> int:
+        return _more(self.key, place, count)
+
+
+def _check_key(key: bytes) -> None:
+    if len(key) != 32:
+        raise InvalidInput(f"the key of random bits has {len(key)} bytes; allowed: 32.")
+
+
+def _more(key: bytes, place: int, count: int) -> int:
+    """The first ``count`` bits of a stream of its own for every place."""
+    size = (count + 7) // 8
+    stream = hashlib.shake_256(key + f"/more/{place}".encode()).digest(size)
+    return int.from_bytes(stream, "big") >> (8 * size - count)
 
 
 def _known_normals(
@@ -91,8 +170,22 @@ class SimulatedNoise:
         dtype: torch.dtype,
         device: torch.device,
     ) -> torch.Tensor:
-        key = hashlib.sha256(f"unwalk/simulated-noise/{self.seed}/{hop}/{step}".encode()).digest()
-        return _known_normals(key, count, dtype, device)
+        return _known_normals(self._key(hop, step), count, dtype, device)
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        return add_rounded(values, std, grid, PhiloxBits(self._key(hop, step))), None
+
+    def _key(self, hop: int, step: int) -> bytes:
+        return hashlib.sha256(f"unwalk/simulated-noise/{self.seed}/{hop}/{step}".encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -101,6 +194,7 @@ class SecretNoise:
 
     run: str
     secret: bytes = field(repr=False)
+    register: Register | None = None
     origin: str = field(default="secret", init=False)
     needs_digest: bool = field(default=True, init=False)
 
@@ -125,3 +219,23 @@ class SecretNoise:
         message = f"unwalk/secret-noise/{self.run}/{hop}/{step}/{digest}".encode()
         key = hmac.new(self.secret, message, hashlib.sha256).digest()
         return _secret_normals(key, count, dtype, device)
+
+    def release(
+        self,
+        values: npt.NDArray[Any],
+        *,
+        std: float,
+        grid: float,
+        peer: int,
+        hop: int,
+        step: int,
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        stated = f"unwalk/draw/{std.hex()}/{grid.hex()}/{values.shape}/{values.dtype}/".encode()
+        inputs = hmac.new(self.secret, stated + values.tobytes(), hashlib.sha256).hexdigest()
+        draw, named = None, f"{self.run}/{hop}/{step}/{inputs}"
+        if self.register is not None:
+            draw = self.register.enter(run=self.run, peer=peer, hop=hop, step=step, inputs=inputs)
+            named = draw[1]
+        message = f"unwalk/rounded-noise/{named}".encode()
+        key = hmac.new(self.secret, message, hashlib.sha256).digest()
+        return add_rounded(values, std, grid, ShakeBits(key)), draw

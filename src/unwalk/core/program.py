@@ -15,6 +15,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unwalk.core.events import WIPES
+from unwalk.core.validation import check_choice
+
 Rows = npt.NDArray[np.int64]
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -55,8 +58,9 @@ class Steps:
     shorter than ``size`` is padded with -1 and then needs weights.  The gradient is multiplied
     by ``scale``, clipped to norm ``clip``, given Gaussian noise of std ``noise`` per coordinate,
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
-    example's gradient before averaging.  ``counted`` is what the log says of the number of
-    gradients, where the true one is nobody's business.
+    example's gradient before averaging.  With ``rounded`` the noisy gradient is correctly rounded
+    to a public grid (:mod:`unwalk.core.rounding`).  ``counted`` is what the log says of the number
+    of gradients, where the true one is nobody's business.
     """
 
     batches: Rows
@@ -70,6 +74,7 @@ class Steps:
     noise: float = 0.0
     weights: npt.NDArray[np.float64] | None = None
     counted: int | None = None
+    rounded: bool = False
 
     @property
     def touched(self) -> bool:
@@ -86,17 +91,23 @@ class Steps:
 
 @dataclass(frozen=True)
 class AddNoise:
-    """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`."""
+    """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`.
+
+    With ``rounded`` the sum is correctly rounded to a public grid, which every guarantee needs
+    (:mod:`unwalk.core.rounding`); without it noise is a floating-point number that is added.
+    """
 
     std: float
     sensitivity: float | None = None
+    rounded: bool = True
 
 
 @dataclass(frozen=True)
 class Ball:
-    """A Euclidean ball round a named anchor: ``origin``, ``initial`` or ``start``.
+    """A Euclidean ball round a named anchor: ``origin``, ``initial``, ``start`` or ``arrival``.
 
-    ``initial`` is the public initial model, ``start`` the model with which the phase began.
+    ``initial`` is the public initial model, ``start`` the model with which the phase began,
+    ``arrival`` the model that came to this visit.
     """
 
     centre: str
@@ -109,12 +120,21 @@ class Project:
 
     balls: tuple[Ball, ...]
 
+    @property
+    def round_arrival(self) -> bool:
+        """Whether the model that came to this visit is one of the centres."""
+        return any(ball.centre == "arrival" for ball in self.balls)
+
 
 @dataclass(frozen=True)
 class Forget:
-    """Erase state: ``optimizer`` (moments in the token and the step count) or ``local``."""
+    """Erase state: ``optimizer`` (moments in the token and the step count), ``buffers`` (back to
+    their initial values) or ``local``."""
 
     what: str
+
+    def __post_init__(self) -> None:
+        check_choice("what", self.what, WIPES)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,48 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core import events as ev
+from unwalk.core import ranges as may
 from unwalk.core.errors import Corrupt
 
-FORMAT = 1
+FORMAT = 2
+"""1 had noise that was not rounded; its certificates are not to be relied on."""
+
+_PEER = may.whole(0, 2**40)
+_COUNT = may.whole()
+HOP_RANGES = {
+    "hop": may.whole(1, 2**40),
+    "phase": may.name(),
+    "phase_hop": may.whole(1, 2**40),
+    "sender": may.whole(-1, 2**40),
+    "receiver": _PEER,
+    "path": may.every(_PEER),
+    "nbytes": _COUNT,
+    "gradients": _COUNT,
+    "digest": may.optional(may.digest()),
+}
+"""What the fields of a hop may hold, its events apart."""
+HEADER_RANGES = {
+    "peers": may.whole(1, 2**40),
+    "unlearner": may.whole(-1, 2**40),
+    "forget": may.either(_COUNT, may.word("all")),
+    "epsilon": may.real(0.0),
+    "delta": may.real(0.0, 1.0),
+    "p": may.real(0.0, 1.0),
+    "feature_norm": may.real(0.0),
+    "initial_norm": may.real(0.0),
+    "inputs": may.whole(1, 2**40),
+    "outputs": may.whole(1, 2**40),
+    "slots": may.whole(1, 2**40),
+    "nominal_batch": may.real(above=0.0),
+    "slot_cap": may.real(0.0),
+    "shards": may.whole(1, 2**40),
+    "slices": may.whole(1, 2**40),
+    "attempt": may.whole(1),
+    "vanished": may.truth(),
+    "recovered": may.truth(),
+    "emptied": may.truth(),
+}
+"""What the facts of a header may hold from which something is computed, where they are there."""
 
 
 def canonical(record: dict[str, Any]) -> str:
@@ -60,10 +99,21 @@ class Hop:
             "digest": self.digest,
         }
 
+    def problem(self) -> str | None:
+        """What is wrong with its numbers or with one of its events; None if nothing is."""
+        found = may.problem(vars(self), HOP_RANGES)
+        if found is not None:
+            return found
+        for event in self.events:
+            found = ev.problem(event)
+            if found is not None:
+                return f"{event.kind}: {found}"
+        return None
+
     @staticmethod
     def from_json(record: dict[str, Any]) -> Hop:
         try:
-            return Hop(
+            hop = Hop(
                 hop=record["hop"],
                 phase=record["phase"],
                 phase_hop=record["phase_hop"],
@@ -77,6 +127,10 @@ class Hop:
             )
         except (KeyError, TypeError) as error:
             raise Corrupt(f"a transcript line lacks or mistypes {error}.") from error
+        found = may.problem(vars(hop), HOP_RANGES)
+        if found is not None:
+            raise Corrupt(f"a line of the transcript: {found}.")
+        return hop
 
 
 @dataclass
@@ -122,6 +176,18 @@ class Transcript:
             for event in hop.events:
                 yield hop, event
 
+    def problem(self) -> str | None:
+        """The first number, in the header or a hop, that cannot be; None if there is none."""
+        said = {name: range_ for name, range_ in HEADER_RANGES.items() if name in self.header}
+        found = may.problem(self.header, said)
+        if found is not None:
+            return f"the header: {found}"
+        for hop in self.hops:
+            found = hop.problem()
+            if found is not None:
+                return f"hop {hop.hop!r} at peer {hop.receiver!r}: {found}"
+        return None
+
     def view(self, peer: int) -> list[Hop]:
         """The hops of which ``peer`` saw a message: as sender, receiver or relay."""
         return [h for h in self.hops if h.path and (h.sender == peer or peer in h.path)]
@@ -146,7 +212,7 @@ class Transcript:
                 raise Corrupt(f"transcript line {number} does not continue the hash chain.")
             if header is None:
                 if record.pop("transcript", None) != FORMAT:
-                    raise Corrupt("the first line is not a transcript header of format 1.")
+                    raise Corrupt(f"the first line is not a transcript header of format {FORMAT}.")
                 header = record
             else:
                 hops.append(Hop.from_json(record))

@@ -49,7 +49,8 @@ def check_number(
         f"{above if above is not None else low:g}, {below if below is not None else high:g}",
         ")" if below is not None or high == math.inf else "]",
     ]
-    wrong = isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value)
+    wrong = isinstance(value, bool) or not isinstance(value, int | float)
+    wrong = wrong or (isinstance(value, float) and math.isnan(value))
     if (
         wrong
         or value < low
@@ -57,8 +58,16 @@ def check_number(
         or (above is not None and value <= above)
         or (below is not None and value >= below)
     ):
-        raise InvalidInput(f"{name} is {value!r}; allowed: a number in {''.join(edges)}.")
+        raise InvalidInput(f"{name} is {_shown(value)}; allowed: a number in {''.join(edges)}.")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value in a message: not longer than a line, however many digits it has."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def check_count(name: str, value: int, *, low: int = 0, high: int | None = None) -> int:
@@ -70,7 +79,7 @@ def check_count(name: str, value: int, *, low: int = 0, high: int | None = None)
         or (high is not None and value > high)
     ):
         upto = f" to {high}" if high is not None else " or more"
-        raise InvalidInput(f"{name} is {value!r}; allowed: a whole number, {low}{upto}.")
+        raise InvalidInput(f"{name} is {_shown(value)}; allowed: a whole number, {low}{upto}.")
     return value
 
 

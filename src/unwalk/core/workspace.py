@@ -7,13 +7,15 @@ model looks like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import final
 
 import torch
 from torch import nn
 
 from unwalk.core.errors import Corrupt
+from unwalk.core.outside import Surroundings
 from unwalk.core.token import Layout, Token
 
 
@@ -84,6 +86,9 @@ class State:
             memory=memory,
         )
 
+    def put_back(self, *, visited: bool = False) -> None:
+        """Undo what a model keeps outside the token; there is no model here."""
+
     def anchor(self, name: str) -> torch.Tensor | None:
         """The centre of a ball; None stands for the origin."""
         return None if name == "origin" else self.anchors[name]
@@ -103,11 +108,37 @@ class Workspace(State):
             if parameter.requires_grad:
                 parameter.data = views[name]  # the model's own memory is free from here on
         super().__init__(layout, parameters, dict(self.model.named_buffers()))
+        trained = [(p, views[n]) for n, p in self.model.named_parameters() if p.requires_grad]
+        self.around = Surroundings(self.model, trained)
         self.gradient = torch.zeros_like(parameters)
         gradients = layout.views(self.gradient)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 parameter.grad = gradients[name]
+
+    def put_back(self, *, visited: bool = False) -> None:
+        """The model as it was built, but for the tensors that travel.
+
+        After a visit buffers that the model has put other tensors in the place of travel on.
+        """
+        if visited:
+            self.around.keep_buffers()
+        self.around.put_back()
+
+    @contextmanager
+    def looked_at(self) -> Iterator[nn.Module]:
+        """The model, for somebody to run: what that does to it is undone afterwards.
+
+        A model may change its buffers whenever it is called, and it is measured on the records to
+        be forgotten too.
+        """
+        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        try:
+            yield self.model
+        finally:
+            self.put_back()
+            for name, buffer in self.buffers.items():
+                buffer.copy_(before[name])
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers under the model's own names, copied to the CPU."""

@@ -18,10 +18,12 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import Surroundings
 from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 from unwalk.engines.batched_conv import FusedConv2d, usable
 from unwalk.engines.batched_norm import NormSpec, fused_norm
+from unwalk.engines.linear import BareLinear
 
 Buffers = dict[str, torch.Tensor]
 Pair = tuple[int, int]
@@ -247,17 +249,26 @@ def _halves(pool: nn.MaxPool2d) -> bool:
 class BatchedGradient:
     """Weighted gradients of K models, each on its own batch.
 
+    Those of a bare linear ``head`` are written out (:mod:`unwalk.engines.linear`).
     In ``bfloat16`` the models compute with lowered parameters and inputs; batch normalisation,
     losses and the gradients themselves stay as they were.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, loss: Loss | None, precision: str = "float32"
+        self,
+        model: nn.Module,
+        layout: Layout,
+        loss: Loss | None,
+        precision: str = "float32",
+        head: BareLinear | None = None,
     ) -> None:
+        self.head = head
         fused = usable(model)
         self.module = rewritten(copy.deepcopy(model), fused).train()
         # Examples are mapped over as well as models, which the kernels do not do.
         self.single = rewritten(copy.deepcopy(model)).train() if fused else self.module
+        modules = [self.module] if self.single is self.module else [self.module, self.single]
+        self.around = [Surroundings(module) for module in modules]
         self.layout = layout
         self.loss = loss
         self.stated = {
@@ -269,6 +280,11 @@ class BatchedGradient:
         self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
             one, in_dims=(0, 0, 0, 0, 0), randomness="different"
         )
+
+    def put_back(self) -> None:
+        """Undo what modules of the user's own keep outside the tokens."""
+        for around in self.around:
+            around.put_back()
 
     @property
     def mixes_rows(self) -> bool:
@@ -293,6 +309,8 @@ class BatchedGradient:
             norms = single.norm(dim=2)
             shares = weights * (bound / (norms + 1e-12)).clamp(max=1.0)
             return torch.einsum("kb,kbd->kd", shares, single), buffers
+        if self.head is not None and self.dtype is None:
+            return self.head.gradient(parameters, x, y, weights), buffers
         gradients, (_, fresh) = self._many(parameters, buffers, x, y, weights)
         return gradients, {**buffers, **fresh}
 

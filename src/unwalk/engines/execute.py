@@ -23,8 +23,10 @@ from unwalk.core.program import (
     StepRule,
     Steps,
 )
+from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.workspace import State, Workspace
 from unwalk.engines.captured import CapturedSteps
+from unwalk.engines.linear import BareLinear
 from unwalk.engines.per_example import add_clipped
 from unwalk.engines.sums import replace_sums
 
@@ -43,6 +45,7 @@ class Bench:
     generator: torch.Generator
     digest: str | None = None
     captured: CapturedSteps | None = None
+    head: BareLinear | None = None
     draws: int = 0
 
     def normals(self) -> torch.Tensor:
@@ -59,6 +62,20 @@ class Bench:
         self.draws += 1
         return drawn
 
+    def release(self, values: torch.Tensor, std: float, grid: float) -> ev.Draw | None:
+        """Put the rounded sum of ``values`` and secret noise in their place."""
+        rounded, draw = self.noise.release(
+            values.detach().cpu().numpy(),
+            std=std,
+            grid=grid,
+            peer=self.peer,
+            hop=self.hop,
+            step=self.draws,
+        )
+        self.draws += 1
+        values.copy_(torch.from_numpy(rounded))
+        return draw
+
 
 def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
     """Run ``program``; returns its events and the number of gradient evaluations."""
@@ -69,10 +86,9 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
             case Steps():
                 _steps(op, bench)
                 gradients += op.gradients
-                happened.append(steps_event(op, bench.noise.origin))
+                happened.append(steps_event(op, bench.noise.origin, bench.work.parameters.dtype))
             case AddNoise():
-                bench.work.parameters.add_(bench.normals(), alpha=op.std)
-                happened.append(ev.GaussianNoise(op.std, op.sensitivity, bench.noise.origin))
+                happened.append(_add_noise(op, bench))
             case Project():
                 project(bench.work, op.balls)
                 happened.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
@@ -85,6 +101,17 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
     return tuple(happened), gradients
 
 
+def _add_noise(op: AddNoise, bench: Bench) -> ev.GaussianNoise:
+    """Noise on the parameters, rounded to its grid unless a method has no use for guarantees."""
+    theta, grid, draw = bench.work.parameters, None, None
+    if not op.rounded:
+        theta.add_(bench.normals(), alpha=op.std)
+    elif op.std > 0.0:
+        grid = grid_for(op.std, theta.dtype)
+        draw = bench.release(theta, op.std, grid)
+    return ev.GaussianNoise(op.std, op.sensitivity, bench.noise.origin, grid, draw)
+
+
 def check_finite(bench: Bench) -> None:
     """Refuse to hand on parameters that are not finite."""
     if not torch.isfinite(bench.work.parameters.sum()):
@@ -94,7 +121,7 @@ def check_finite(bench: Bench) -> None:
         )
 
 
-def steps_event(op: Steps, origin: str) -> ev.GradientSteps:
+def steps_event(op: Steps, origin: str, dtype: torch.dtype = torch.float32) -> ev.GradientSteps:
     """What these steps will have done."""
     steps, minibatches, batch = op.batches.shape
     return ev.GradientSteps(
@@ -114,6 +141,7 @@ def steps_event(op: Steps, origin: str) -> ev.GradientSteps:
         momentum=op.rule.momentum if op.rule.optimizer == "momentum" else 0.0,
         weight_decay=op.rule.weight_decay,
         state=op.rule.state if op.rule.slots else "none",
+        grid=grid_for(op.noise, dtype) if op.rounded and op.noise else None,
     )
 
 
@@ -125,7 +153,7 @@ def _steps(op: Steps, bench: Bench) -> None:
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
-        if bench.captured is not None and bench.captured.can_run(op):
+        if bench.captured is not None and not op.rounded and bench.captured.can_run(op):
             bench.captured.run(op, xs, ys, moments, counter, bench.normals)
             _count(op, bench, counter + steps)
             return
@@ -197,6 +225,10 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
             share = torch.from_numpy(weight[there]).to(x.device)
             add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
             continue
+        if bench.head is not None:
+            share = torch.from_numpy(weight[there]).to(work.gradient)
+            work.gradient.add_(bench.head.gradient(work.parameters, x, y, share))
+            continue
         output = work.model(x)
         if bench.loss is None:
             losses = functional.cross_entropy(output, y, reduction="none")
@@ -209,9 +241,13 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
 def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> None:
     if op.scale != 1.0:
         gradient.mul_(op.scale)
-    if op.clip is not None:
+    if op.clip is not None and op.rounded:
+        gradient.copy_(onto_ball(gradient, None, op.clip))
+    elif op.clip is not None:
         gradient.mul_((op.clip / (gradient.norm() + 1e-12)).clamp(max=1.0))
-    if op.noise:
+    if op.noise and op.rounded:
+        bench.release(gradient, op.noise, grid_for(op.noise, gradient.dtype))
+    elif op.noise:
         gradient.add_(bench.normals(), alpha=op.noise)
 
 
@@ -247,21 +283,22 @@ def apply_rule(
 def project(work: State, balls: tuple[Ball, ...]) -> None:
     r"""Euclidean projection on one ball, or on the intersection of two.
 
-    One ball: :math:`c + (\theta - c)\min(1, r/\|\theta-c\|)`.  Two: if the projection on one
-    lies in the other it is the answer; otherwise the answer lies where both spheres meet, at
-    height :math:`h = (D^2 + r_1^2 - r_2^2)/2D` from the first centre along the line of centres.
+    One ball: :math:`c + (\theta - c)\min(1, r/\|\theta-c\|)`, computed so that the result lies in
+    the ball as real numbers.  Two: if the projection on one lies in the other it is the answer;
+    otherwise the answer lies where both spheres meet, at height
+    :math:`h = (D^2 + r_1^2 - r_2^2)/2D` from the first centre along the line of centres.
     """
     theta = work.parameters
     centres = [work.anchor(b.centre) for b in balls]
     if len(balls) == 1:
-        theta.copy_(_onto_ball(theta, centres[0], balls[0].radius))
+        theta.copy_(onto_ball(theta, centres[0], balls[0].radius))
         return
     (c1, c2), (r1, r2) = centres, (balls[0].radius, balls[1].radius)
     zero = torch.zeros_like(theta)
     c1, c2 = (zero if c is None else c for c in (c1, c2))
     slack = 1.0 + 1e-6
     for near, far, radius, other in ((c1, c2, r1, r2), (c2, c1, r2, r1)):
-        there = _onto_ball(theta, near, radius)
+        there = onto_ball(theta, near, radius)
         if (there - far).norm() <= other * slack:
             theta.copy_(there)
             return
@@ -280,17 +317,13 @@ def project(work: State, balls: tuple[Ball, ...]) -> None:
     theta.copy_(c1 + height * axis + ring * across / across.norm().clamp_min(1e-30))
 
 
-def _onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -> torch.Tensor:
-    out = theta if centre is None else theta - centre
-    factor: torch.Tensor = (radius / (out.norm() + 1e-12)).clamp(max=1.0)
-    out = out * factor
-    return out if centre is None else out + centre
-
-
 def _forget(what: str, bench: Bench) -> None:
     if what == "optimizer":
         bench.work.moments.clear()
         bench.work.optimizer_steps = 0
+    elif what == "buffers":
+        for name, buffer in bench.work.buffers.items():
+            buffer.copy_(bench.work.initial_buffers[name])
     else:
         bench.local.moments.clear()
         bench.local.sums.clear()

@@ -30,6 +30,7 @@ from unwalk.core.token import Layout
 from unwalk.core.workspace import State, Workspace, build_model
 from unwalk.engines.batched import BatchedGradient
 from unwalk.engines.execute import check_finite, execute, steps_event
+from unwalk.engines.linear import head_of
 from unwalk.engines.lockstep import LockStep, Order, settings
 from unwalk.engines.walk import Arrival, Walk
 
@@ -78,9 +79,11 @@ class _Convoy:
         self.show = Workspace(build_model(plans[0].task.model, 0), device)
         flat: list[torch.Tensor] = []
         buffers: dict[str, list[torch.Tensor]] = {name: [] for name in self.show.buffers}
+        heads = []
         for number, plan in enumerate(plans):
             model = build_model(plan.task.model, plan.seeds.integer("model"))
             self._check_model(number, model)
+            heads.append(head_of(plan, model))
             flat.append(
                 parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
             )
@@ -89,17 +92,21 @@ class _Convoy:
         self.parameters = torch.stack(flat).to(device)
         self.buffers = {name: torch.stack(many).to(device) for name, many in buffers.items()}
         self.walks = [
-            Walk(plan, self._state(row), progress)
+            Walk(plan, self._state(row), progress, heads[row])
             for row, (plan, progress) in enumerate(zip(plans, resume, strict=True))
         ]
         shards: dict[int, dict[int, Shard]] = {}
         for walk in self.walks:  # walks on the same task share its shards on the device
             walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
             walk.rng = self.walks[0].rng
-        gradient = BatchedGradient(
-            self.show.model, self.show.layout, plans[0].task.loss, speed.precision
+        self.gradient = BatchedGradient(
+            self.show.model,
+            self.show.layout,
+            plans[0].task.loss,
+            speed.precision,
+            heads[0] if len(set(heads)) == 1 else None,
         )
-        self.lockstep = LockStep(self.parameters, self.buffers, gradient)
+        self.lockstep = LockStep(self.parameters, self.buffers, self.gradient)
 
     def _check_model(self, number: int, model: nn.Module) -> None:
         first, loss = self.plans[0].task.loss, self.plans[number].task.loss
@@ -108,6 +115,12 @@ class _Convoy:
                 f"plan {number} trains another model or loss than plan 0; "
                 "a fleet trains one architecture."
             )
+        for one, other in zip(model.parameters(), self.show.model.parameters(), strict=True):
+            if not one.requires_grad and not torch.equal(one, other.to(one.device)):
+                raise InvalidInput(
+                    f"plan {number} has parameters that are not trained and that its seed drew; "
+                    "a fleet has one set of them: use the in-process engine."
+                )
 
     def _state(self, row: int) -> State:
         buffers = {name: many[row] for name, many in self.buffers.items()}
@@ -125,6 +138,7 @@ class _Convoy:
                     if row == rows[0] or arrivals[row].bench.shard.augment is not None:
                         self.walks[row].seed(arrivals[row])
                 events, gradients = self._visit(arrivals)
+                self.gradient.put_back()
                 self._check_finite(arrivals)
                 for row in rows:
                     walk = self.walks[row]
@@ -155,10 +169,12 @@ class _Convoy:
                 if place >= len(arrival.program):
                     continue
                 op, bench = arrival.program[place], arrival.bench
-                if isinstance(op, Steps):
+                if isinstance(op, Steps) and not op.rounded:
                     key = settings(op, bench.noise.origin)
                     if key not in orders:
-                        orders[key] = Order(op, steps_event(op, bench.noise.origin))
+                        orders[key] = Order(
+                            op, steps_event(op, bench.noise.origin, self.parameters.dtype)
+                        )
                     order = orders[key]
                     order.party[row] = (op, bench)
                     events[row].append(order.event)
@@ -171,6 +187,7 @@ class _Convoy:
 
     def _look(self, row: int) -> Workspace:
         """The one workspace with a model, showing this walk."""
+        self.show.put_back()
         self.show.load(self.walks[row].progress.token)
         return self.show
 

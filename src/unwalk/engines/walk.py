@@ -9,12 +9,13 @@ import torch
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
-from unwalk.core.program import Program, Visit
+from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.workspace import State
+from unwalk.core.workspace import State, Workspace
 from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.execute import Bench, check_finite
+from unwalk.engines.linear import BareLinear, head_of, prepared
 
 CHECKED_EVERY = 10
 """On a CUDA device asking for a value waits for all work before it, so it is asked less often."""
@@ -37,11 +38,15 @@ class Arrival:
 class Walk:
     """A plan, its state and its progress."""
 
-    def __init__(self, plan: Plan, state: State, resume: Progress | None) -> None:
+    def __init__(
+        self, plan: Plan, state: State, resume: Progress | None, head: BareLinear | None = None
+    ) -> None:
         self.plan = plan
         self.end = plan.hops
         self.state = state
         self.shards: dict[int, Shard] = {}
+        self.ready: dict[int, tuple[Shard, Shard]] = {}
+        self.head = head_of(plan, state.model) if isinstance(state, Workspace) else head
         self.generator = torch.Generator(device=state.device)
         self.rng = plan.seeds.numpy("unused")
         if resume is None:
@@ -57,6 +62,7 @@ class Walk:
     ) -> Arrival:
         """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state
+        state.put_back()
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
         begun = self._begin(number, phase) if phase_hop == 1 else ()
@@ -95,8 +101,11 @@ class Walk:
             generator=self.generator,
             digest=token.digest() if plan.noise.needs_digest else None,
             captured=captured,
+            head=self.head,
         )
         program = phase.method.visit(visit)
+        if any(isinstance(op, Project) and op.round_arrival for op in program):
+            state.anchors["arrival"] = state.parameters.clone()
         return Arrival(hop, phase, phase_hop, move, nbytes, begun, program, bench)
 
     def seed(self, arrival: Arrival) -> None:
@@ -126,6 +135,7 @@ class Walk:
         """Check the parameters (unless that was done), write the visit down, hand the token on."""
         hop, peer, state = arrival.hop, arrival.bench.peer, self.state
         end = hop == self.end
+        state.put_back(visited=True)
         if not checked and self.to_check(hop):
             check_finite(arrival.bench)
         arrival.bench.local.visits += 1
@@ -158,11 +168,12 @@ class Walk:
         state.anchors["start"] = state.parameters.clone()
         state.kept.clear()
         begun: list[ev.Event] = []
+        carried = {*state.moments, *phase.method.travels} | ({"sums"} if state.sums else set())
+        travels = (*map(_buffer_name, sorted(state.buffers)), *sorted(carried))
         if phase.reset_optimizer:
             state.moments.clear()
             state.optimizer_steps = 0
             begun.append(ev.Wipe("optimizer"))
-        travels = (*sorted(state.buffers), *phase.method.travels)
         start = "initial" if number == 0 else phase.start
         hop = phase.start_hop if kept else None
         return (ev.Start(phase.name, start, phase.carries_forgotten, travels, hop), *begun)
@@ -210,6 +221,16 @@ class Walk:
             state.kept.clear()
 
     def _shard(self, peer: int) -> Shard:
+        """A peer's records, as steps want them; the same object for as long as they stay so."""
         if peer not in self.shards:
             self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)
-        return self.shards[peer]
+        given, (known, ready) = self.shards[peer], self.ready.get(peer, (None, None))
+        if ready is None or known is not given:
+            ready = prepared(given, self.head, self.plan, self.state.parameters)
+            self.ready[peer] = (given, ready)
+        return ready
+
+
+def _buffer_name(name: str) -> str:
+    """A buffer's name in the log, told apart from that of a moment or of sums."""
+    return f"buffer.{name}" if name in ("momentum", "mean", "square", "sums") else name

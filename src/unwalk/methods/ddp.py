@@ -86,7 +86,7 @@ class DDP:
         """Quiet steps, then noise on the weights and the projection, once."""
         quiet = replace(self.descent, noise=0.0, feasible=None).program(visit, self.data)
         step_size = self.descent.schedule.at(visit.phase_hop, self.descent.rule.learning_rate)
-        noisy = (*quiet, AddNoise(step_size * self.descent.noise))
+        noisy = (*quiet, AddNoise(step_size * self.descent.noise, rounded=False))
         ball = self.descent.feasible
         return noisy if ball is None else (*noisy, Project((ball,)))
 

@@ -152,7 +152,7 @@ class RRDU:
         program: Program = () if steps is None else (steps,)
         if self.correction.sigma and self.correction.noise_on == "weights":
             sensitivity = self.correction.sensitivity(steps)
-            program += (AddNoise(step_size * self.correction.sigma, sensitivity),)
+            program += (AddNoise(step_size * self.correction.sigma, sensitivity, rounded=False),)
         if self.correction.trust:
             program += (Project(self.correction.trust),)
         return program

@@ -7,8 +7,9 @@ moved the model; whatever comes later and does not touch them is post-processing
 is bounded by the stability ledger (:mod:`unwalk.privacy.ledger`), and :math:`s = \Delta/r`.
 Before the noise u may take descent steps on its retained records, unobserved: each brings
 :math:`\Delta` down by its contraction, at the price of drift, which the walk repairs.  Later
-visits to u descend on retained records (EXACT) or ascend on forgotten ones with noise of their own
-(LIGHTWEIGHT), which is accounted.
+visits to u descend on retained records (EXACT) or ascend on forgotten ones (LIGHTWEIGHT), back
+into a ball round the model that came, whose radius is what the steps could move in exact
+arithmetic, and with noise of their own for that radius.
 
 *Ball seal* (the reference).  k times: a step, projection on a ball round a D_f-free centre, noise.
 It holds for any network, but what survives of the old model is at most :math:`r^2/8` nats:
@@ -30,8 +31,10 @@ from unwalk.methods.rrdu import Correction
 class LedgerSeal:
     """Local descent, noise of std ``std``, then ``descent`` on retained records.
 
-    ``local_epochs`` passes over u's slots come before the noise.  ``later`` are LIGHTWEIGHT visits
-    with noise of std ``later_std`` on the parameters.
+    ``local_epochs`` passes over u's slots come before the noise.  After it the model is projected
+    on a public ball of radius ``reach`` round the origin, which it hardly ever leaves: whoever
+    accounts for a later request knows from it how long the model is.  ``later`` are LIGHTWEIGHT
+    visits with noise of std ``later_std`` on the parameters.
     """
 
     descent: Descent
@@ -39,12 +42,15 @@ class LedgerSeal:
     local_epochs: int = 0
     later: Correction | None = None
     later_std: float = 0.0
+    reach: float | None = None
     name: str = field(default="seal", init=False)
 
     def __post_init__(self) -> None:
         check_number("std", self.std, low=0.0)
         check_number("later_std", self.later_std, low=0.0)
         check_count("local_epochs", self.local_epochs)
+        if self.reach is not None:
+            check_number("reach", self.reach, above=0.0)
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -63,13 +69,18 @@ class LedgerSeal:
         if self.local_epochs:
             work = replace(self.descent.work, epochs=self.local_epochs)
             before = replace(self.descent, work=work).program(visit, "retained")
-        return (Forget("optimizer"), *before, AddNoise(self.std))
+        after: Program = () if self.reach is None else (Project((Ball("origin", self.reach),)),)
+        return (Forget("optimizer"), *before, AddNoise(self.std), *after)
 
     def _lightweight(self, visit: Visit, correction: Correction) -> Program:
         step_size = self.descent.schedule.at(visit.phase_hop, correction.rule.learning_rate)
         steps = correction.steps(visit, step_size)
-        noise = AddNoise(self.later_std, correction.sensitivity(steps))
-        return (noise,) if steps is None else (steps, noise)
+        size = correction.sensitivity(steps)
+        noise = AddNoise(self.later_std, size)
+        if steps is None or not size:
+            return (noise,) if steps is None else (steps, noise)
+        radius = size if steps.data == "forgotten" else size / 2.0
+        return (steps, Project((Ball("arrival", radius),)), noise)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
+from unwalk.core.refusals import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest, history
 from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
@@ -22,7 +23,7 @@ from unwalk.peers.identity import now
 from unwalk.peers.leaving import LEAVING as LEAVING
 from unwalk.peers.leaving import Leaving
 from unwalk.peers.quiet import Quiet
-from unwalk.peers.register import release_of, was_released
+from unwalk.peers.register import was_released
 from unwalk.peers.requests import Batch, Request
 
 if TYPE_CHECKING:
@@ -216,6 +217,7 @@ class Aftermath:
                 0 if spec.method == "restart" else spec.position,
                 known,
                 tuple(chapters.council.known[:number]),
+                model=chapters.model(number + 1),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others
@@ -275,9 +277,6 @@ class Aftermath:
         first = visits[number][0]["visit"]["receiver"]
         if spec.method == "rewind" and not spec.vanished and first != spec.peer:
             header["recovered"] = True
-        release = release_of(chapters.bundle, chapters.runs[number])
-        if release is not None:
-            header["release"] = release
         return walked(header, places, visits), signed
 
     # The next chapter
@@ -307,7 +306,8 @@ class Aftermath:
         except NotYet:
             return
         except (Refused, InvalidInput, Corrupt) as error:
-            requests.advance(batch.ids, "refused", reason=str(error))
+            why = advised(error) if isinstance(error, Refused) else str(error)
+            requests.advance(batch.ids, "refused", reason=why)
             chapters.journal.write(
                 "request refused", requests=list(batch.ids), why=str(error)[:300]
             )
@@ -421,7 +421,7 @@ class Aftermath:
                 before = walked(header, places, visits)
                 chapters.book.forgetting(spec, run, chapters.specs, before)
             return spec
-        raise Refused(f"{GONE}, and {oldest.method} needs it.")
+        raise Refused(f"{GONE}, and {oldest.method} needs it.", "token-gone")
 
     def _has_token(self, position: int, peer: int) -> bool:
         chapters = self.chapters

@@ -2,7 +2,8 @@
 
 A certificate lies in a folder of its own: ``certificate.json``, ``transcript.jsonl`` (every visit
 on the line before the request, then the chapter's) and ``visits.jsonl`` (the same visits as the
-peers signed them).  ``unwalk verify certificate.json --trust ca.pem`` checks all three.
+peers signed them).  The model that it is for is the token that the chapter ended with, in the same
+store.  ``unwalk verify certificate.json --trust ca.pem`` checks all four.
 
 What it states of peers stands under ``peers``: who signed what, who erased, who is still pending.
 As receipts come in it is issued again, with the same claims.
@@ -11,6 +12,7 @@ As receipts come in it is issued again, with the same claims.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.certificates import certificate_of, verify
-from unwalk.certificates.document import FILE, read_certificate, text_of
+from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
+from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.core.transcript import Transcript, canonical
 from unwalk.peers import minutes
 from unwalk.peers.agenda import run_of
@@ -32,6 +36,7 @@ from unwalk.peers.history import check_visit
 from unwalk.peers.identity import now, raw_key
 from unwalk.peers.identity import read_certificate as read_pem
 from unwalk.peers.network import Network, read_document
+from unwalk.peers.register import SECRET
 from unwalk.peers.trust import Bundle, Trust, network_from, read_network
 from unwalk.runs.store import write_file
 
@@ -49,6 +54,7 @@ class Facts:
 
     ``decisions`` are all chapters up to this one, with the votes that decided them.  Requests that
     needed no walk were not ``decided``: they are those of the peer that issues the certificate.
+    ``model`` is the digest of the token that the chapter ended with, where it is here.
     """
 
     chapter: int
@@ -59,6 +65,7 @@ class Facts:
     decisions: Sequence[tuple[str, dict[str, Any]]] = ()
     decided: bool = True
     silent: bool = False
+    model: str | None = None
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -134,10 +141,14 @@ def issue(
     network, folder = bundle.network, bundle.store / FOLDER
     place = folder / name
     text = visits_text(visits)
-    version = 1
+    version, model = 1, None
     if (before := intact(place / FILE)) is not None:
         version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
-    document = certificate_of(transcript)
+        model = before["model"]
+    token = bundle.store / "tokens" / f"{facts.model}.safetensors"
+    if facts.model is not None and token.is_file():
+        model = model_of(salted(token, bundle.noise_secret, facts.run))
+    document = certificate_of(transcript, model)
     claim = proved(document)
     issued_before, changed = read_all(folder)
     others = [
@@ -323,12 +334,45 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
     return sorted(names)
 
 
+def salted(token: Path, secret: bytes, run: str) -> bytes:
+    """A chapter's model as it is released: its token with a salt of the issuer's in its header.
+
+    A certificate outlives the model, and its digest must not tell whether a guess of an erased
+    model is right: without the file nobody else knows the salt.
+    """
+    raw = token.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    key = hmac.new(secret, f"unwalk/model-salt/{run}".encode(), hashlib.sha256)
+    header["__metadata__"]["unwalk-salt"] = key.hexdigest()
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + raw[end:]
+
+
+def released(document: Mapping[str, Any], place: Path) -> bytes | None:
+    """The model that a certificate is for: beside its file, or made from the store it lies in."""
+    if place.with_name(MODEL).is_file():
+        return place.with_name(MODEL).read_bytes()
+    store = place.resolve().parent.parent.parent
+    try:
+        said, run = document["model"], document["peers"]["run"]
+        secret = (store.parent / SECRET).read_bytes()
+        for token in sorted((store / "tokens").glob("*.safetensors")):
+            if model_of(raw := salted(token, secret, run)) == said:
+                return raw
+    except (OSError, KeyError, TypeError, ValueError):  # nobody's store, or not to be read
+        return None
+    return None
+
+
 def verified(place: Path, authority: Path, network: Path | None = None) -> dict[str, Any]:
     """What ``unwalk verify --json`` says of the certificate in a file, with its CA trusted."""
     document = read_certificate(place)
     path = place.with_name(TRANSCRIPT)
     transcript = Transcript.read(path) if path.is_file() else None
-    verdict = verify(document, transcript, trust=str(authority), now=now())
+    model = released(document, place)
+    verdict = verify(document, transcript, model=model, trust=str(authority), now=now())
     problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
         found, said = check(document, transcript, place, authority, network)
@@ -339,7 +383,10 @@ def verified(place: Path, authority: Path, network: Path | None = None) -> dict[
         "checked": notes,
         "signer": verdict.signer,
         "trusted": verdict.known,
+        "model": verdict.model,
         "replayed": False,
         "claims": document["claims"],
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
         "not_shown": document["not_shown"],
     }

@@ -10,12 +10,13 @@ goes on from the model before it.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable
 from time import monotonic
 from typing import Any
 
 from unwalk.core.data import Shard
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers import codec, history
 from unwalk.peers.aftermath import Aftermath
@@ -27,7 +28,7 @@ from unwalk.peers.gauge import Gauge
 from unwalk.peers.own_task import open_records
 from unwalk.peers.protocol import Reply
 from unwalk.peers.records import Records
-from unwalk.peers.register import enter_release
+from unwalk.peers.register import noting
 from unwalk.peers.requests import Requests
 from unwalk.peers.service import Service, end_all
 from unwalk.peers.sources import DataSettings, SourceRefused
@@ -62,6 +63,7 @@ class Chapters:
         )
         if self.records is not None:
             DataSettings.read(bundle.folder)  # a peer without records does not start
+            self.records.check()
         self.requests = None if self.records is None else Requests(self.records)
         self.wake = asyncio.Event()
         self.stopping = False
@@ -117,6 +119,7 @@ class Chapters:
             token = model
         contacted = not public and self._was_visited(number)
         chapter = Chapter(number, run, public, token, contacted, spec, model)
+        plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
     def final(self, number: int) -> str | None:
@@ -244,15 +247,12 @@ class Chapters:
 
     def _data(self, number: int) -> Callable[[int], Shard] | None:
         """The records for a visit of a chapter, as they are when it begins."""
-        records, requests = self.records, self.requests
-        if records is None or requests is None:
+        records = self.records
+        if records is None:
             return None
 
         def data(hop: int) -> Shard:
-            forgetting: tuple[str, ...] = ()
-            if number and self.specs[number - 1].peer == self.me:
-                forgetting = requests.of_chapter(number).records
-                self._enter(number, hop, forgetting)
+            forgetting = self._forgotten(number)
             shard, refused = records.begin_visit(number, hop, forgetting)
             if refused is not None:
                 self.journal.write("records", reason=refused.for_log)
@@ -260,12 +260,16 @@ class Chapters:
 
         return data
 
-    def _enter(self, number: int, hop: int, forgetting: tuple[str, ...]) -> None:
-        """Before noise is drawn to hide records it is written down, so that it is drawn once."""
-        secret = self.network.noise == "secret"
-        if secret and hop == 1 and self.specs[number - 1].method == "seal":
-            enter_release(self.bundle, self.runs[number], forgetting)
-            self.store.fault("release entered")
+    def _forgotten(self, number: int) -> tuple[str, ...]:
+        """The keyed hashes of the records that this peer forgets in a chapter."""
+        if self.requests is None or not number or self.specs[number - 1].peer != self.me:
+            return ()
+        return self.requests.of_chapter(number).records
+
+    def _hidden(self, number: int) -> tuple[tuple[str, ...], Shard | None]:
+        """What noise of a chapter hides: hashes of records, and the records themselves."""
+        hashes = self._forgotten(number)
+        return hashes, self.records.shard(hashes) if self.records is not None and hashes else None
 
     def walked_before(self, number: int) -> Transcript:
         """What was walked on the line before a chapter, as its certificate will have it."""
@@ -294,7 +298,11 @@ class Chapters:
         self.later(self._take_in())
         try:
             while not self.walking.done():
-                await self._step()
+                try:
+                    await self._step()
+                except (UnwalkError, OSError, sqlite3.Error) as error:
+                    if not self.store.space.ran_out(error):  # else it is done again, later
+                        raise
                 await self._wait()
             self.walking.result()
         finally:
@@ -353,12 +361,23 @@ class Chapters:
         self.specs = marked(decided)
         self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
         await end_all([walking])
-        self._settle()
-        self.aftermath.begun(decided[-1])
-        self.service = self._open(len(decided))
+        while not self._begin(decided):
+            await self.store.space.wait()
         self.store.fault("chapter opened")
         self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
         self.walking = asyncio.create_task(self._walk(self.service))
+
+    def _begin(self, decided: list[Spec]) -> bool:
+        """Open the last of these chapters; whether there was room on the disk for it."""
+        try:
+            self._settle()
+            self.aftermath.begun(decided[-1])
+            self.service = self._open(len(decided))
+        except (UnwalkError, OSError, sqlite3.Error) as error:
+            if not self.store.space.ran_out(error):
+                raise
+            return False
+        return True
 
     async def _walk(self, service: Service) -> None:
         """Do this peer's part in a chapter; before noise is drawn, ask whether it is still wanted.

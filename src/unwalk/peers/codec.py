@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -60,7 +61,9 @@ def parse(data: bytes, longest: int) -> dict[str, Any]:
     if len(data) > longest:
         raise Corrupt(f"a message has {len(data)} bytes; allowed: {longest}.")
     try:
-        record = json.loads(data, parse_constant=_no_constant)
+        record = json.loads(
+            data, parse_constant=no_constant, parse_int=short_int, parse_float=finite_float
+        )
     except (ValueError, RecursionError) as error:
         raise Corrupt("a message is not JSON.") from error
     if not isinstance(record, dict):
@@ -69,8 +72,29 @@ def parse(data: bytes, longest: int) -> dict[str, Any]:
     return record
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
+def no_constant(name: str) -> Any:
+    """NaN and Infinity are no JSON."""
+    raise ValueError(f"{name} is no number there")
+
+
+def short_int(text: str) -> int:
+    """A whole number that fits into 64 bits: longer ones mean nothing here, and cannot all be
+    made into floating-point numbers.
+
+    >>> short_int("-12")
+    -12
+    """
+    if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
+def finite_float(text: str) -> float:
+    """A number that is finite as a floating-point number; ``1e999`` is not."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is larger than any number here")
+    return value
 
 
 def _check_depth(value: Any, left: int) -> None:

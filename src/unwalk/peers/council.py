@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -157,7 +158,7 @@ class Council:
         try:
             while True:
                 poll, moved = self.poll, self.moved
-                task = asyncio.create_task(poll.run())
+                task = asyncio.create_task(self._take_part(poll))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
                 await moved.wait()
@@ -167,6 +168,18 @@ class Council:
             for task in list(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_part(self, poll: Poll) -> None:
+        """Vote until it is decided; again once a full disk has room."""
+        space = self.chapters.store.space
+        while True:
+            try:
+                return await poll.run()
+            except (UnwalkError, OSError, sqlite3.Error) as error:
+                if not space.ran_out(error):
+                    self.chapters.journal.write("failed", reason=str(error)[:300])
+                    raise
+            await space.wait()
 
     async def _show(self, peer: int, record: dict[str, Any]) -> Any:
         """Show another peer what is known of the next number; what it knows of it."""

@@ -27,6 +27,7 @@ from unwalk.peers.leaving import GONE
 from unwalk.peers.network import Limits
 from unwalk.peers.reception import Reception
 from unwalk.peers.records import DATABASE
+from unwalk.peers.space import DiskFull, is_full
 from unwalk.peers.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.trust import Bundle, read_network
@@ -55,7 +56,7 @@ def run_peer(
     memory.settle()
     try:
         asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, DiskFull) as error:
         why = error.strerror if isinstance(error, OSError) else None
         raise UnwalkError(
             f"the store of {folder.name} cannot be written or read: {why or error}; what this peer "
@@ -79,7 +80,7 @@ async def _serve(
         )
     trust = bundle.trust()
     store = Store(bundle.store, fault)
-    journal = Journal(bundle.store / LOG, bundle.name)
+    journal = Journal(bundle.store / LOG, bundle.name, space=store.space)
     try:
         transport = Grpc(bundle, trust, listen)
         chapters = Chapters(bundle, trust, store, transport, journal)
@@ -163,7 +164,18 @@ def status(folder: Path) -> dict[str, Any]:
         "run": bundle.network.run_id,
         "running": pid is not None,
         "pid": pid,
+        "disk": "full" if is_full(bundle.store) else "ok",
     }
+    try:
+        return {**found, **_from_store(bundle, found)}
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise
+        return {**found, "store": f"damaged ({error})"}
+
+
+def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
+    """What the store says of the walk; ``found`` is what is known without it."""
     path = bundle.store / "state.sqlite"
     if not path.exists():
         return found

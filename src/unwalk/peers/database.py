@@ -29,20 +29,23 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     return db
 
 
-def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True) -> None:
+def compact(
+    db: sqlite3.Connection, path: Path, *, rewrite: bool = True, patient: bool = True
+) -> None:
     """Write a database anew and truncate its log, so that no page of before is left.
 
     ``secure_delete`` overwrites a deleted row where it stands, but not the copies that moving rows
     between pages may have left behind: only writing anew drops those.  Refused while another
-    process holds the log.
+    process holds the log, at once unless ``patient``.
     """
     if rewrite:
         db.execute("VACUUM")
-    for _ in range(ATTEMPTS):
+    for _ in range(ATTEMPTS if patient else 1):
         busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if not busy:
             return
-        time.sleep(PAUSE)
+        if patient:
+            time.sleep(PAUSE)
     raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import UnwalkError
@@ -28,6 +29,7 @@ class Delivery:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
+        self.offered = 0.0
 
     def send(
         self, state: PeerState, move: dict[str, Any], pieces: FilePieces | MemoryPieces
@@ -45,6 +47,7 @@ class Delivery:
             size=pieces.size,
         )
         hand = service.transport.hand(state.path[0], envelope, pieces, service.limits.lease)
+        self.offered = monotonic()
         task = asyncio.create_task(hand)
         task.add_done_callback(lambda _: pieces.close())
         service.talk.tasks.add(task)
@@ -107,7 +110,8 @@ class Delivery:
         if reply.kind == "accepted":
             service.metrics.add("tokens_handed_total")
             service.metrics.add("bytes_handed_total", size)
-            service.journal.write("handed", to=target, **words_of(parcel))
+            times = {"offered": self.offered, "at": monotonic()}
+            service.journal.write("handed", to=target, **times, **words_of(parcel))
             service.talk.after_handing(parcel, before, opened=opened)
 
     async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:

@@ -163,7 +163,10 @@ class RequestView:
 
 @dataclass(frozen=True)
 class CertificateView:
-    """A certificate of this peer: ``pending`` peers have not yet signed that they erased."""
+    """A certificate of this peer: ``pending`` peers have not yet signed that they erased.
+
+    ``badge`` is what people are shown of its grade: a rehearsal is none that protects anybody.
+    """
 
     name: str
     requests: tuple[str, ...]
@@ -175,6 +178,7 @@ class CertificateView:
     pending: tuple[str, ...] = ()
     version: int = 1
     issued: str | None = None
+    badge: str = "refused"
 
 
 @dataclass(frozen=True)
@@ -237,6 +241,7 @@ class Spent:
     delta: float
     epsilon_allowed: float | None = None
     delta_allowed: float | None = None
+    badge: str = "refused"
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,8 @@ class Overview:
 
     ``edges`` are pairs of places in ``peers``.  ``accuracy`` is in order of chapter and hop, and
     thinned by the desk to a few hundred points.  ``queue`` counts requests by stage.  ``records``
-    are those this peer trains on, ``hold_out`` those it measures with.
+    are those this peer trains on, ``hold_out`` those it measures with.  ``disk`` is ``full`` while
+    there is no room to take a token or a request.
     """
 
     peer: str
@@ -270,6 +276,7 @@ class Overview:
     queue: Mapping[str, int] = field(default_factory=dict)
     records: int | None = None
     hold_out: int | None = None
+    disk: str = "ok"
 
 
 class Desk(Protocol):

@@ -18,7 +18,6 @@ from typing import Any
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_count
-from unwalk.peers.database import compact
 from unwalk.peers.identity import now
 from unwalk.peers.store import Store
 from unwalk.peers.trust import Bundle, Trust
@@ -158,7 +157,7 @@ def erase_since(
             (json.dumps(receipt.to_json()), run, chapter),
         )
     store.fault("receipt written")
-    compact(store.db, store.folder / "state.sqlite", rewrite=False)
+    store.settle(must=True)
     return receipt
 
 
@@ -214,5 +213,5 @@ def _carry_out(store: Store, erased: Iterable[str]) -> None:
     store.erase_spares()
     store.sync_folder()
     store.fault("erasure unlinked")
-    compact(store.db, store.folder / "state.sqlite")
+    store.settle(rewrite=True, must=True)
     store.fault("erasure compacted")

@@ -7,11 +7,11 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from unwalk.certificates.document import FILE
+from unwalk.certificates.document import FILE, MODEL
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.peers.attest import TRANSCRIPT, VISITS
+from unwalk.peers.attest import TRANSCRIPT, VISITS, intact, released
 
-FILES = (FILE, TRANSCRIPT, VISITS)
+FILES = (FILE, TRANSCRIPT, VISITS, MODEL)
 LARGEST = 2 << 30
 """Bytes of one file of an archive, at most."""
 CHUNK = 1 << 20
@@ -33,12 +33,17 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def pack(certificate: Path) -> bytes:
-    """The archive of a certificate: its file, its transcript, and the visits as peers signed them.
+    """The archive of a certificate: its file, transcript, visits as peers signed them, and model.
 
-    The network's CA is not in it: who checks must have that from elsewhere.
+    A model that has been erased since is missing.  The network's CA is not in it: who checks must
+    have that from elsewhere.
     """
     places = [certificate.with_name(name) for name in FILES]
-    return packed({p.name: p.read_bytes() for p in places if p.is_file()})
+    files = {p.name: p.read_bytes() for p in places if p.is_file()}
+    document = intact(certificate)
+    if document is not None and (model := released(document, certificate)) is not None:
+        files[MODEL] = model
+    return packed(files)
 
 
 def unpack(file: Path, folder: Path) -> Path:

@@ -63,13 +63,16 @@ class Book:
             ways = [name for name, reached in METHODS.items() if reached == grade]
             raise Refused(
                 f"method {method!r} does not reach grade {grade!r} between peers; allowed: "
-                f"{' or '.join(ways)}."
+                f"{' or '.join(ways)}.",
+                "grade",
             )
         if method == "rewind":
             self._rewindable()
         if grade == "certified":
             if config.seal.visits:
-                raise Refused(f"seal.visits is {config.seal.visits}; peers seal with 0.")
+                raise Refused(
+                    f"seal.visits is {config.seal.visits}; peers seal with 0.", "peer-visits"
+                )
             budget = (config.unlearn.epsilon, config.unlearn.delta)
             probed = Spec(1, peer, "seal", grade, *budget, ("",), records, 1, 0, 1, peer)
             probe(
@@ -79,9 +82,12 @@ class Book:
     def _rewindable(self) -> None:
         train = self.assembled.config.train
         if train.keep != "last":
-            raise Refused(f"rewind needs train.keep = last; it is {train.keep!r}.")
+            raise Refused(f"rewind needs train.keep = last; it is {train.keep!r}.", "iterate")
         if train.state == "local" and train.optimizer != "sgd":
-            raise Refused("peers do not keep old local optimizer state, so none can be rewound.")
+            raise Refused(
+                "peers do not keep old local optimizer state, so none can be rewound.",
+                "local-state",
+            )
 
     def ways(self, grade: str, method: str | None) -> list[str]:
         """The methods that may answer a request, the one to be preferred first."""
@@ -170,7 +176,7 @@ class Book:
         """No walk at all: what is to be forgotten was never used."""
         plan = self.forgetting(spec, run, earlier)
         *before, phase = plan.phases
-        public = {**plan.public, "rewind": "first-use"}
+        public = {**plan.public, "rewind": "unused"}
         return replace(plan, phases=(*before, replace(phase, hops=0)), public=public)
 
 

@@ -72,5 +72,5 @@ class Gauge:
             return None
         space.model.eval()
         with torch.no_grad():
-            right = space.model(held.x).argmax(1) == held.y
+            right = space.model(held.x.to(space.parameters.dtype)).argmax(1) == held.y
         return float(right.float().mean())

@@ -9,6 +9,7 @@ carries a proof that the asker has the signing key as well.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -204,6 +205,27 @@ class Authority:
             .sign(self.key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def fingerprint(tls: Any, signing: bytes) -> str:
+    """What people compare: a digest of both public keys, in groups of four letters.
+
+    >>> fingerprint(Keys.new().tls.public_key(), bytes(32)).count(" ")
+    15
+    """
+    said = hashlib.sha256(public_der(tls) + signing).hexdigest()
+    return " ".join(said[at : at + 4] for at in range(0, len(said), 4))
+
+
+def fingerprint_of(certificate: x509.Certificate) -> str:
+    """The fingerprint of the keys in a certificate."""
+    return fingerprint(certificate.public_key(), hex_after(SIGNING_URI, uris_of(certificate)))
+
+
+def request_of(csr_pem: bytes, peers: tuple[str, ...], network: str) -> tuple[str, str]:
+    """Who asks for a certificate, and the fingerprint of its keys; refused unless in order."""
+    peer, tls, signing = _check_request(csr_pem, peers, network)
+    return peer, fingerprint(tls, signing)
 
 
 def _check_request(

@@ -18,6 +18,7 @@ from unwalk.peers.gate import FinalOffer, Gate, Offer, Rate
 from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
+from unwalk.peers.space import DiskFull
 from unwalk.peers.store import Incoming
 from unwalk.peers.succession import MOST_ENTRIES, MOST_RECOVERIES
 from unwalk.peers.tokens import TokenFile
@@ -55,7 +56,11 @@ class Intake:
         except UnwalkError as error:
             return self._refusal(sender, error)
         except OSError as error:  # nothing was accepted, so that somebody else can be asked
-            why = Refused(f"the token cannot be stored here: {error.strerror or error}.")
+            why: UnwalkError = Refused(
+                f"the token cannot be stored here: {error.strerror or error}."
+            )
+            if self.service.store.space.ran_out(error):
+                why = DiskFull()
             return self._refusal(sender, why)
 
     def _refusal(self, sender: int, error: UnwalkError) -> bytes:
@@ -70,12 +75,14 @@ class Intake:
             return reply
         if service.stopping:
             raise Refused("this peer is stopping.")
+        if service.store.space.full:
+            raise DiskFull
         if service.store.local(service.run_id, offer.parcel.lineage) is None:
             raise Refused("this peer no longer has what it kept at that time.")
         if offer.sender in self.receiving or len(self.receiving) >= 2:
             raise Refused("another token is on its way already.")
-        self.receiving.add(offer.sender)
         incoming = Incoming(service.store, offer.size)
+        self.receiving.add(offer.sender)
         try:
             async with asyncio.timeout(service.limits.lease):
                 offer, file = await self._examine(incoming, offer, chunks)

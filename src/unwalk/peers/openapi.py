@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import unwalk
+from unwalk.core.grades import SHOWN
 from unwalk.peers import desk
 
 NUMBERS = {int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}}
@@ -21,11 +22,14 @@ WORDS: dict[str, dict[str, Any]] = {
     "RequestView.stage": {"enum": list(desk.STAGES)},
     "RequestView.grade": {"enum": list(desk.GRADES)},
     "RequestView.records": {"description": "How many records; their ids are not kept."},
+    "CertificateView.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
+    "Spent.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
     "CertificateView.name": {"pattern": f"^{desk.NAME.pattern}$"},
     "CertificateView.complete": {"description": "Whether every peer has signed that it erased."},
     "PeerView.state": {"enum": list(desk.PEER_STATES)},
     "ChapterView.kind": {"enum": ["train", "forget"]},
     "Overview.edges": {"description": "Pairs of places in peers."},
+    "Overview.disk": {"enum": ["ok", "full"]},
     "Overview.queue": {"description": "How many requests are at which stage."},
 }
 FORM: dict[str, Any] = {
@@ -87,10 +91,21 @@ VERDICT = {
     "required": ["verdict", "problems"],
     "properties": {
         "verdict": {"type": "string", "description": "In a few words."},
+        "badge": {"type": ["string", "null"], "enum": [*sorted(SHOWN), None]},
+        "words": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Each claim, and last what is guaranteed to whom.",
+        },
         "problems": {
             "type": "array",
             "items": {"type": "string"},
             "description": "What was changed; empty if nothing was.",
+        },
+        "model": {
+            "type": "string",
+            "enum": ["checked", "differs", "not checked", "not bound"],
+            "description": "What became of the model that the certificate is for.",
         },
     },
 }
@@ -105,6 +120,7 @@ REASONS = {
     "422": "The request cannot be done: a record is not here, a value is not allowed, or the grade "
     "cannot be reached. Nothing was changed.",
     "429": "Too many questions.",
+    "503": "The disk of the peer is full. Nothing was changed; ask again once there is room.",
 }
 
 
@@ -265,6 +281,7 @@ def api_description() -> dict[str, Any]:
                     "413",
                     "415",
                     "422",
+                    "503",
                 ),
             },
         },

@@ -67,6 +67,14 @@ def stored(store: Store, matter: str) -> tuple[dict[str, Any], dict[str, str]] |
     return None if row is None else (json.loads(row[0]), json.loads(row[1]))
 
 
+def keep(store: Store, matter: str, state: State, texts: dict[str, str]) -> None:
+    """Write votes down, before anybody is shown them."""
+    store.db.executescript(SCHEMA)
+    row = (matter, json.dumps(state_to(state)), json.dumps(texts))
+    with store.transaction(promise=True) as db:
+        db.execute("INSERT OR REPLACE INTO polls VALUES (?, ?, ?)", row)
+
+
 def forget_texts(store: Store, matter: str) -> None:
     """Erase what was decided; the votes stay, which tell nothing without it."""
     store.db.executescript(SCHEMA)
@@ -224,10 +232,7 @@ class Poll:
         named = self._named(state)
         self.texts = {v: text for v, text in self.texts.items() if v in named}
         if self._mine(state) != self._mine(before):
-            row = (self.matter.name, json.dumps(state_to(state)), json.dumps(self.texts))
-            self.store.db.executescript(SCHEMA)
-            with self.store.transaction() as db:
-                db.execute("INSERT OR REPLACE INTO polls VALUES (?, ?, ?)", row)
+            keep(self.store, self.matter.name, state, self.texts)
             self.state = state
             self.store.fault("vote written")
             self.news.set()

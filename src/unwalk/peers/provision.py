@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.identity import PEER_DAYS, Authority, Keys, read_certificate, request
+from unwalk.peers.identity import (
+    PEER_DAYS,
+    Authority,
+    Keys,
+    fingerprint,
+    fingerprint_of,
+    now,
+    raw_key,
+    read_certificate,
+    request,
+    request_of,
+)
 from unwalk.peers.network import Limits, Member, Network
 from unwalk.peers.trust import read_network, signed_document
 from unwalk.runs.store import write_file
@@ -96,8 +110,8 @@ def _remember(folder: Path, peer: str, pem: bytes) -> None:
     write_file(folder / ISSUED / f"{peer}.{number}.pem", pem)
 
 
-def make_request(bundle: Path, peer: str, network: str) -> Path:
-    """Keys in a new bundle, and the request to send to whoever runs the network."""
+def make_request(bundle: Path, peer: str, network: str) -> tuple[Path, str]:
+    """Keys in a new bundle, the request for whoever runs the network, and their fingerprint."""
     Member(peer, "localhost:1")
     bundle.mkdir(parents=True, exist_ok=True, mode=0o700)
     keys = Keys.new()
@@ -107,28 +121,63 @@ def make_request(bundle: Path, peer: str, network: str) -> Path:
         keys.write(bundle)
     path = bundle / "request.csr"
     write_file(path, request(keys, peer, network))
-    return path
+    return path, fingerprint(keys.tls.public_key(), raw_key(keys.signing.public_key()))
 
 
-def sign_request(folder: Path, csr: Path, out: Path, days: float = PEER_DAYS) -> Path:
-    """Issue a certificate; ``out`` gets it with the CA and the network file: all public."""
+@dataclass(frozen=True)
+class Signed:
+    """A certificate that was issued: for whom, with which keys, and what the name had before."""
+
+    path: Path
+    peer: str
+    fingerprint: str
+    before: tuple[str, ...]
+
+
+def sign_request(
+    folder: Path, csr: Path, out: Path, days: float = PEER_DAYS, *, replace: bool = False
+) -> Signed:
+    """Issue a certificate; ``out`` gets it with the CA and the network file: all public.
+
+    Whoever has a certificate of a name speaks and votes under it, so a second one for the same
+    name is refused unless it is to ``replace`` the first.
+    """
     network, authority = network_of(folder)
     try:
         data = csr.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{csr} cannot be read: {error.strerror}.") from error
-    pem = authority.issue(data, tuple(p.name for p in network.peers), network.name, days)
+    names = tuple(p.name for p in network.peers)
+    peer, keys = request_of(data, names, network.name)
+    before = tuple(fingerprint_of(c) for c in certificates_of(folder, peer))
+    if before and not replace:
+        raise InvalidInput(
+            f"{peer} already has a certificate, for the keys {before[-1]}; the request is for the "
+            f"keys {keys}. Ask {peer} in another way whether these are its own; then add --replace "
+            f"and revoke the earlier one: unwalk net revoke {folder} {peer} --keep-latest."
+        )
+    pem = authority.issue(data, names, network.name, days)
     out.mkdir(parents=True, exist_ok=True)
     write_file(out / "certificate.pem", pem)
     _hand_out(folder, out)
-    _remember(folder, _peer_of(out / "certificate.pem"), pem)
-    return out / "certificate.pem"
+    _remember(folder, peer, pem)
+    return Signed(out / "certificate.pem", peer, keys, before)
 
 
-def _peer_of(path: Path) -> str:
-    from unwalk.peers.identity import common_name
+def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
+    """The certificates of a peer that are good now, oldest first."""
+    network, _ = network_of(folder)
+    found = [read_certificate(path) for path in _issued(folder, peer)]
+    return [
+        c
+        for c in found
+        if f"{c.serial_number:x}" not in network.revoked and c.not_valid_after_utc > now()
+    ]
 
-    return common_name(read_certificate(path).subject)
+
+def _issued(folder: Path, peer: str) -> list[Path]:
+    """All certificates that a peer ever had, oldest first."""
+    return sorted((folder / ISSUED).glob(f"{peer}.*.pem"), key=lambda p: int(p.name.split(".")[-2]))
 
 
 def revoke(
@@ -140,9 +189,7 @@ def revoke(
     """
     network, authority = network_of(folder)
     network.index(peer)
-    issued = sorted(
-        (folder / ISSUED).glob(f"{peer}.*.pem"), key=lambda p: int(p.name.split(".")[-2])
-    )
+    issued = _issued(folder, peer)
     if keep_latest:
         issued = issued[:-1]
     if not issued:
@@ -172,5 +219,5 @@ def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
     """A further run of the same peers, with ``settings`` put over the present ones."""
     network, authority = network_of(folder)
     merged = {**network.settings, **settings}
-    changed = replace(network, settings=merged, run=network.run + 1, version=network.version + 1)
+    changed = replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
     return publish(folder, changed, authority)

@@ -73,9 +73,16 @@ class Quiet:
         header = chapters.book.quiet(spec, run, chapters.specs).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.aftermath.receipts(last) if last else {}
-        decisions = tuple(chapters.council.known[:last])
         facts = attest.Facts(
-            last, run, batch.ids, len(places), known, decisions, decided=False, silent=not last
+            last,
+            run,
+            batch.ids,
+            len(places),
+            known,
+            tuple(chapters.council.known[:last]),
+            decided=False,
+            silent=not last,
+            model=chapters.model(len(chapters.specs) + 1),
         )
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")

@@ -10,6 +10,7 @@ from typing import Any
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.peers import attest, evidence
 from unwalk.peers.chapters import Chapters
 from unwalk.peers.desk import (
@@ -26,6 +27,7 @@ from unwalk.peers.desk import (
 from unwalk.peers.forgetting import Book
 from unwalk.peers.requests import Requests
 from unwalk.peers.sources import SourceRefused
+from unwalk.peers.space import DiskFull
 
 NO_RECORDS = (
     "this network's records are the simulator's own; only with task 'records' can a peer be asked "
@@ -45,7 +47,8 @@ def check_reachable(
         raise Refused(
             f"grade 'certified' cannot be proved for the way this network trains "
             f"({str(error).rstrip('.')}); ask for grade 'exact', or make a network with preset "
-            "'certified'."
+            "'certified'.",
+            error.code,
         ) from error
 
 
@@ -81,6 +84,7 @@ class Reception:
             queue={} if requests is None else requests.queue(),
             records=None if counts is None else counts.train,
             hold_out=None if counts is None else counts.hold_out,
+            disk="full" if chapters.store.space.full else "ok",
         )
 
     def _chapter(self) -> ChapterView:
@@ -140,10 +144,14 @@ class Reception:
                         claim["delta"],
                         allowed.get("epsilon") if certified else None,
                         allowed.get("delta") if certified else None,
+                        badge_of(document),
                     )
                 )
         epsilon, delta = attest.compose((p.epsilon, p.delta) for p in parts)
-        return Privacy(epsilon, delta, attest.rule_without(changed), tuple(parts))
+        rule = attest.rule_without(changed)
+        if any(part.badge == "rehearsal" for part in parts):
+            rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
+        return Privacy(epsilon, delta, rule, tuple(parts))
 
     @property
     def _folder(self) -> Any:
@@ -163,7 +171,11 @@ class Reception:
             check_reachable(chapters.book, chapters.me, form.grade, form.method, len(form.records))
             with suppress(SourceRefused):
                 await asyncio.to_thread(records.refresh)
-        found = await asyncio.to_thread(requests.submit, form)
+        try:
+            found = await asyncio.to_thread(requests.submit, form)
+        except DiskFull as error:
+            chapters.store.space.ran_out(error)
+            raise
         chapters.store.fault("request durable")
         chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
         chapters.wake.set()
@@ -199,6 +211,7 @@ class Reception:
                     tuple(said["pending"]),
                     said["version"],
                     said["issued"],
+                    badge_of(document),
                 )
             )
         return found

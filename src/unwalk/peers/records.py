@@ -30,15 +30,26 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.program import Records as Rows
 from unwalk.core.validation import check_count
 from unwalk.peers.database import Glance, alone, compact, open_database
+from unwalk.peers.mark import (
+    WAY_BACK,
+    MarkFile,
+    check_newest,
+    check_there,
+    check_whole,
+    count,
+    count_on,
+)
 from unwalk.peers.record_key import KEY, RecordKey
 from unwalk.peers.renewal import NEXT_VISIT, survey, take_over
 from unwalk.peers.rewriting import check_erasable, erase_from_source
 from unwalk.peers.sources import SETTINGS, DataSettings, SourceRefused
+from unwalk.peers.space import DiskFull, means_full
 from unwalk.peers.store import Fault, no_fault
 from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
 
 DATABASE = "records.sqlite"
+MARK = "records.mark"
 STATES = ("active", "excluded", "gone")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -113,7 +124,15 @@ class Records:
         store = folder / "store"
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = store / DATABASE
-        self.db = open_database(self.path, SCHEMA)
+        self.mark = MarkFile(folder / MARK)
+        check_there(self.path, self.mark.last)
+        try:
+            self.db = open_database(self.path, SCHEMA)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            raise InvalidInput(f"{self.path} is damaged ({error}); {WAY_BACK}") from error
+        check_newest(self.path, count(self.db), self.mark.last)
         self.glance = Glance(self.path)
         self.changes = 0
         self.trouble = ""
@@ -140,6 +159,11 @@ class Records:
             self._cached = None
             self.glance.close()
             self.db.close()
+            self.mark.close()
+
+    def check(self) -> None:
+        """Refuse a database that is damaged; reads all of it."""
+        check_whole(self.db, self.path)
 
     def hash(self, text: str, use: str = "id") -> str:
         """The keyed hash of an id."""
@@ -413,17 +437,23 @@ class Records:
             try:
                 self.db.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
+                if means_full(error):
+                    raise DiskFull from error
                 raise InvalidInput(
                     f"another process writes to {self.path} for long; try again later."
                 ) from error
             try:
                 yield self.db
                 self.fault("records before commit")
+                changes = count_on(self.db)
                 self.db.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
                 if self.db.in_transaction:
                     self.db.execute("ROLLBACK")
+                if means_full(error):
+                    raise DiskFull from error
                 raise
+            self.mark.write(changes, "", flush=touches)
             self.changes += touches
             self.fault("records after commit")
 

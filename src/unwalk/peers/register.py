@@ -1,26 +1,64 @@
-"""A peer's register of noisy releases: which noise was drawn for which records, durable.
+"""A peer's register of draws: which noise was drawn for which records, durable.
 
-The noise of a seal is fixed by the peer's secret, the chapter's run, the hop and the digest of the
-token that came in, so a visit that is done again after a crash has the same noise.  Another chapter
-is another run with other noise.  So before the noise of a chapter is drawn, the chapter and a mark
-of each record are entered in the register of the secret (:mod:`unwalk.runs.releases`), which lies
-beside it in the bundle; records that stand there are never sealed a second time.
+Before noise is drawn in a chapter, and after the training that comes before it, an entry is written
+in the register of the peer's secret (:mod:`unwalk.runs.releases`), which lies beside it in the
+bundle.  A visit that is done again after a crash, with the same token and the same numbers, is the
+same entry and has the same noise; anything else is another draw.  Records that stand there are
+never sealed a second time.
 
-A mark is an HMAC, under the secret, of the keyed hash of the record's id: like a tombstone it
-stays, and says nothing to anybody else.
+A mark is an HMAC, under the secret, of the keyed hash of the record's id, or of its content: like a
+tombstone it stays, and says nothing to anybody else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from unwalk.core.data import Shard
+from unwalk.core.events import Draw
+from unwalk.core.noise import SecretNoise
+from unwalk.core.plan import Plan
+from unwalk.peers.store import Fault, no_fault
 from unwalk.peers.trust import Bundle
-from unwalk.runs.releases import enter, entered, known_releases
+from unwalk.runs.releases import Draws, Place, content_marks
 
 SECRET = "noise.secret"
+Hidden = Callable[[], tuple[Iterable[str], Shard | None]]
+"""What noise hides just now: keyed hashes of record ids, and the records, where they are here."""
+
+
+@dataclass(frozen=True, eq=False)
+class PeerRegister:
+    """The register as one chapter's visits write it; ``entered`` is a point that tests kill at."""
+
+    bundle: Bundle
+    hidden: Hidden
+    entered: Fault = no_fault
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        hashes, shard = self.hidden()
+        found = marks(self.bundle, hashes)
+        if shard is not None:
+            found |= content_marks(shard, self.bundle.noise_secret)
+        said = draws(self.bundle).enter(Place(run, peer, hop, step, found, inputs))
+        self.entered("release entered")
+        return said
+
+
+def noting(plan: Plan, bundle: Bundle, hidden: Hidden, entered: Fault = no_fault) -> Plan:
+    """The plan with every draw of secret noise entered in the peer's register first."""
+    if not isinstance(plan.noise, SecretNoise):
+        return plan
+    register = PeerRegister(bundle, hidden, entered)
+    return replace(plan, noise=replace(plan.noise, register=register))
+
+
+def draws(bundle: Bundle) -> Draws:
+    """The register of a peer's secret."""
+    return Draws(bundle.folder / SECRET, bundle.noise_secret, mend=True)
 
 
 def marks(bundle: Bundle, hashes: Iterable[str]) -> frozenset[str]:
@@ -31,19 +69,7 @@ def marks(bundle: Bundle, hashes: Iterable[str]) -> frozenset[str]:
     )
 
 
-def enter_release(bundle: Bundle, run: str, hashes: Iterable[str]) -> dict[str, Any]:
-    """Write down that noise is about to be drawn; the same again for the same run."""
-    secret, mine = bundle.noise_secret, marks(bundle, hashes)
-    return enter(bundle.folder / SECRET, secret, run, mine, mend=True)
-
-
-def release_of(bundle: Bundle, run: str) -> dict[str, Any] | None:
-    """Number, chain value and earlier releases of a chapter's entry, if it has one."""
-    return entered(bundle.folder / SECRET, bundle.noise_secret, run)
-
-
 def was_released(bundle: Bundle, hashes: Iterable[str]) -> bool:
     """Whether noise was drawn before to hide any of these records."""
     mine = marks(bundle, hashes)
-    known = known_releases(bundle.folder / SECRET, bundle.noise_secret)
-    return any(entry.marks & mine for entry in known)
+    return any(entry.place.marks & mine for entry in draws(bundle).entries())

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, unquote
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.api_page import api_page
+from unwalk.peers.codec import finite_float, no_constant, short_int
 from unwalk.peers.desk import (
     MOST_LISTED,
     NAME,
@@ -33,6 +34,7 @@ from unwalk.peers.desk import (
 )
 from unwalk.peers.gate import Rate
 from unwalk.peers.openapi import api_description
+from unwalk.peers.space import DiskFull
 
 JSON = "application/json"
 LISTED = 50
@@ -166,6 +168,8 @@ class Routes:
             raise Problem(409, str(error)) from error
         except (InvalidInput, Refused) as error:
             raise Problem(422, str(error)) from error
+        except DiskFull as error:
+            raise Problem(503, str(error), {"Retry-After": "10"}) from error
 
     async def _status(self, question: Question, _name: str, _body: bytes) -> Answer:
         _query(question, ())
@@ -297,23 +301,35 @@ def load(body: bytes) -> Any:
     """The JSON in a body; refused where two readers could understand it differently."""
     try:
         return json.loads(
-            body.decode("utf-8"), object_pairs_hook=_no_twice, parse_constant=_no_constant
+            body.decode("utf-8"),
+            object_pairs_hook=_no_twice,
+            parse_constant=_said(no_constant),
+            parse_int=_said(short_int),
+            parse_float=_said(finite_float),
         )
     except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, _Twice) else "it cannot be read"
+        why = str(error) if isinstance(error, _Unclear) else "it cannot be read"
         raise Problem(400, f"the body is not JSON as RFC 8259 has it: {why[:200]}.") from error
 
 
-class _Twice(ValueError):
-    pass
+class _Unclear(ValueError):
+    """Readers may differ in what it means; says why."""
 
 
 def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Twice("an object has one name twice")
+        raise _Unclear("an object has one name twice")
     return found
 
 
-def _no_constant(name: str) -> Any:
-    raise _Twice(f"{name} is no number there")
+def _said(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The same reader, whose reasons may be told."""
+
+    def told(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise _Unclear(str(error)) from error
+
+    return told

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Local
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
@@ -28,6 +30,7 @@ from unwalk.peers.hoplog import Entry, chain_start, hop_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to
 from unwalk.peers.lookout import SALT, Lookout
 from unwalk.peers.protocol import Parcel, PeerState
+from unwalk.peers.space import LOOK
 from unwalk.peers.store import Arrival, KeptLocal, Store
 from unwalk.peers.succession import Succession
 from unwalk.peers.talk import Talk
@@ -77,6 +80,7 @@ class Service:
         self.hashing = ThreadPoolExecutor(1, "hashing")
         self.visits = ThreadPoolExecutor(1, "visit")
         self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
+        store.space.need = 2 * work.most_bytes
         self.arrivals = store.arrivals(self.run_id)
         self.state, self.open_move = self._first_state()
         if self.state.committed is not None:
@@ -105,7 +109,9 @@ class Service:
             has=bool(digest),
         )
         move = move_to(NOBODY, 0, first, ()) if self.me == first.receiver else {}
-        self.store.save(self.run_id, state, move, arrival=self.to_keep(state))
+        kept = self.to_keep(state)
+        self.store.save(self.run_id, state, move, arrival=kept)
+        self.arrivals += [] if kept is None else [kept]
         self.store.pinned.discard(digest)
         self.store.collect(self.run_id, state)
         return state, move
@@ -124,9 +130,7 @@ class Service:
         for known in self.arrivals:
             if known.peer == self.me and pr.belongs(known.generation, known.done, parcel.lineage):
                 return None
-        kept = Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
-        self.arrivals.append(kept)
-        return kept
+        return Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
 
     def came_first(self, parcel: Parcel) -> bool:
         """Whether the token at this place was the first to come here to stay."""
@@ -152,11 +156,18 @@ class Service:
         before = self.state
         if state == before and move is None and entry is None:
             return
-        self.open_move = self.open_move if move is None else move
+        open_move = self.open_move if move is None else move
         self.store.save(
-            self.run_id, state, self.open_move, entry=entry, local=local, arrival=arrival
+            self.run_id,
+            state,
+            open_move,
+            entry=entry,
+            local=local,
+            arrival=arrival,
         )
-        self.state = state
+        self.state, self.open_move = state, open_move
+        if arrival is not None and arrival.peer == self.me:
+            self.arrivals.append(arrival)
         if not self.collecting:
             self.collecting = True
             asyncio.get_running_loop().call_later(TIDY, self._collect)
@@ -200,16 +211,15 @@ class Service:
         """Do this peer's part until :meth:`stop`; what arrives is brought by somebody else."""
         self.journal.write("started", run=self.run_id, network=self.network.version)
         self._count(self.state, self.state)
-        tasks = [
-            asyncio.create_task(c)
-            for c in (
-                self._drive(),
-                self.lookout.watch(),
-                self.ends.take_part(),
-                self.talk.spread(),
-                self.talk.catch_up(),
-            )
-        ]
+        works = (
+            self._drive,
+            self.lookout.watch,
+            self.ends.take_part,
+            self.talk.spread,
+            self.talk.catch_up,
+        )
+        tasks = [asyncio.create_task(self.enduring(work)) for work in works]
+        tasks.append(asyncio.create_task(self._look_for_room()))
         late = asyncio.create_task(self.late.wait())
         try:
             ends = [*tasks[:3], late]
@@ -257,6 +267,31 @@ class Service:
                 await self.delivery.offer()
             else:
                 await self.changed.wait()
+
+    async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, which begins with what is on disk; again once a full disk has room."""
+        while True:
+            try:
+                return await work()
+            except (UnwalkError, OSError, sqlite3.Error) as error:
+                if not self.store.space.ran_out(error):
+                    raise
+            await self.store.space.wait()
+
+    async def _look_for_room(self) -> None:
+        """Say when the disk is full, and when it no longer is; whoever waits goes on by itself."""
+        space, said = self.store.space, False
+        while True:
+            if space.full and not said:
+                self.journal.write("disk full", need=space.need)
+                said = True
+            elif said and space.look():
+                self.journal.write("disk has room again")
+                said = False
+                self.changed.set()
+                self.notify()
+            self.metrics.set("disk_full", int(space.full))
+            await asyncio.sleep(LOOK)
 
     async def pause(self, seconds: float) -> None:
         """Wait, but not beyond the next change."""

@@ -3,7 +3,8 @@
 A token file is written under a temporary name, flushed, and renamed to its SHA-256.  Every change
 of state is one transaction (WAL, ``synchronous = FULL``) and is done before anybody is told.  A
 transaction only ever names files that are there; files that no state names are removed, but for
-those ``pinned`` by a change that is under way.
+those ``pinned`` by a change that is under way.  A database that is damaged, or older than what was
+written (:mod:`unwalk.peers.mark`), is not opened.
 
 A file that is no longer needed is written over by the next token of the same size: on common file
 systems that costs a sixth of a new file.  :meth:`Store.erase_spares` unlinks such files.
@@ -26,8 +27,20 @@ from typing import Any
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local
 from unwalk.peers import codec
+from unwalk.peers.database import compact
 from unwalk.peers.hoplog import Entry
+from unwalk.peers.mark import (
+    WAY_BACK,
+    MarkFile,
+    check_newest,
+    check_there,
+    check_whole,
+    count,
+    count_on,
+    digest_of,
+)
 from unwalk.peers.protocol import Generation, Lineage, PeerState, belongs
+from unwalk.peers.space import DiskFull, Space
 from unwalk.peers.tokens import join_local, open_tensors, pieces, split_local
 
 SCHEMA = """
@@ -45,6 +58,8 @@ CREATE TABLE IF NOT EXISTS arrivals (
 """
 SPARES = 2
 FLUSH = 8 << 20
+SETTLE = 200
+"""Changes after which the database's log is taken over into its file, at least."""
 LOCALS = 4
 """So many visits back a peer can return to what it kept then."""
 
@@ -87,7 +102,11 @@ class Incoming:
         self.hash = hashlib.sha256()
         self.guard = threading.Lock()
         self.path = store.claim(size)
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            store.spare(self.path)  # a claimed file is still somebody's
+            raise
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
@@ -153,7 +172,7 @@ class Incoming:
                 if self.written == self.size:
                     self.store.spare(self.path)
                 else:  # beneath may lie what it was written over
-                    self.path.unlink()
+                    self.path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         os.close(self.fd)
@@ -168,6 +187,8 @@ class Store:
     fault: Fault = no_fault
     pinned: set[str] = field(default_factory=set)
     archived: set[str] = field(default_factory=set)
+    changes: int = 0
+    _settled: int = 0
     _names: int = 0
     _spares: dict[Path, int] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -184,23 +205,72 @@ class Store:
             raise InvalidInput(f"{self.folder} is in use by a peer that runs.") from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self.db = sqlite3.connect(
-            self.folder / "state.sqlite", isolation_level=None, check_same_thread=False
-        )
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON"):
-            self.db.execute(f"PRAGMA {pragma}").fetchone()
-        self.db.executescript(SCHEMA)
-        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         self._folder = os.open(self.tokens, os.O_RDONLY)
+        self.space = Space(self.folder)
+        try:
+            self.space.start()
+            self._open_database()
+        except BaseException:
+            self._release()
+            raise
         self.archive()
         for path in (*self.tokens.glob("*.new"), *self.tokens.glob("*.spare")):
             path.unlink()
 
+    def _open_database(self) -> None:
+        """Open the database, unless it is less than this peer has written."""
+        self.path = self.folder / "state.sqlite"
+        self.mark = MarkFile(self.folder.with_name(f"{self.folder.name}.mark"))
+        check_there(self.path, self.mark.last)
+        try:
+            self.db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            for pragma in (
+                "journal_mode=WAL",
+                "synchronous=FULL",
+                "secure_delete=ON",
+                "wal_autocheckpoint=0",  # only :meth:`settle` does it
+            ):
+                self.db.execute(f"PRAGMA {pragma}").fetchone()
+            self.changes = count(self.db)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            raise InvalidInput(f"{self.path} is damaged ({error}); {WAY_BACK}") from error
+        check_whole(self.db, self.path)
+        check_newest(self.path, self.changes, self.mark.last)
+        self.db.executescript(SCHEMA)
+        self.settle()
+
     def close(self) -> None:
         """Leave everything as it is on disk."""
-        self.db.close()
+        with suppress(DiskFull):
+            self.settle()
+        self._release()
+
+    def _release(self) -> None:
+        if hasattr(self, "db"):
+            self.db.close()
+        if hasattr(self, "mark"):
+            self.mark.close()
         os.close(self._folder)
         os.close(self._lock)
+
+    def settle(self, *, rewrite: bool = False, must: bool = False) -> None:
+        """Take the log over into the database's file, and mark what that now looks like.
+
+        With ``rewrite`` the file is written anew, so that nothing of deleted rows is left.  A
+        program that reads the log holds this up: refused if it ``must`` be, else later.
+        """
+        self.mark.write(self.changes, "", flush=True)
+        try:
+            with self.room():
+                compact(self.db, self.path, rewrite=rewrite, patient=must)
+        except InvalidInput:
+            if must:
+                raise
+            return
+        self.mark.write(self.changes, digest_of(self.path), flush=True)
+        self._settled = self.changes
 
     def file(self, digest: str) -> Path:
         """Where the token with this digest lies."""
@@ -248,39 +318,65 @@ class Store:
         """A file with all its parts in it, not yet flushed or named."""
         held = list(parts)
         incoming = Incoming(self, sum(len(p) for p in held))
-        if incoming.size <= FLUSH:
-            for part in held:
-                incoming.write(part)
-            return incoming
-        hashing = threading.Thread(target=incoming.hash_parts, args=(held,))
-        hashing.start()
-        for part in held:
-            incoming.put_part(part)
-        hashing.join()
+        try:
+            if incoming.size <= FLUSH:
+                for part in held:
+                    incoming.write(part)
+                return incoming
+            hashing = threading.Thread(target=incoming.hash_parts, args=(held,))
+            hashing.start()
+            try:
+                for part in held:
+                    incoming.put_part(part)
+            finally:
+                hashing.join()
+        except BaseException:
+            incoming.discard()
+            raise
         return incoming
 
     def write(self, parts: Iterable[memoryview]) -> str:
         """Write a file from its parts; its digest."""
-        incoming = self.fill(parts)
-        try:
-            digest = incoming.finish()
-            incoming.keep(digest)
-        finally:
-            incoming.discard()
+        with self.room():
+            incoming = self.fill(parts)
+            try:
+                digest = incoming.finish()
+                incoming.keep(digest)
+            finally:
+                incoming.discard()
         return digest
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One change, whole or not at all."""
-        self.db.execute("BEGIN IMMEDIATE")
+    def room(self) -> Iterator[None]:
+        """Say :class:`DiskFull` where something finds no room."""
         try:
-            yield self.db
-            self.fault("before commit")
-            self.db.execute("COMMIT")
-        except BaseException:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
+            yield
+        except (OSError, sqlite3.Error) as error:
+            if self.space.ran_out(error):
+                raise DiskFull from error
             raise
+
+    @contextmanager
+    def transaction(self, *, promise: bool = False) -> Iterator[sqlite3.Connection]:
+        """One change, whole or not at all; a ``promise`` is one that must never be forgotten."""
+        with self.room():
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.db
+                self.fault("before commit")
+                changes = count_on(self.db)
+                self.db.execute("COMMIT")
+            except BaseException:
+                if self.db.in_transaction:
+                    self.db.execute("ROLLBACK")
+                raise
+        self.changes, last = changes, self.mark.last
+        try:
+            with self.room():
+                self.mark.write(changes, last.file if last is not None else "", flush=promise)
+        except DiskFull:
+            if promise:  # which is then not told to anybody
+                raise
         self.fault("after commit")
 
     def load(self, run: str) -> tuple[PeerState, dict[str, Any]] | None:
@@ -424,6 +520,9 @@ class Store:
             if path.stem not in named and path.stem not in self.pinned:
                 self.spare(path)
         self.fault("collected")
+        if self.changes - self._settled >= max(SETTLE, self.path.stat().st_size >> 16):
+            with suppress(DiskFull):
+                self.settle()
 
 
 def running(folder: Path) -> int | None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from unwalk.core.errors import InvalidInput
+from unwalk.peers.space import Space
 
 LARGEST_LOG = 16 << 20
+MOST_ASKING = 16
+"""Connections at once that ask for metrics."""
 HELP = {
     "visits_total": "Visits done and committed.",
     "tokens_received_total": "Tokens accepted from other peers.",
@@ -33,18 +38,25 @@ HELP = {
     "hop": "Visits done when this peer last had the token.",
     "generation": "Highest generation number seen.",
     "committed": "1 once the chapter under way is over.",
+    "disk_full": "1 while there is no room on this peer's disk.",
     "chapter": "Number of the chapter under way; 0 is training.",
 }
 
 
 @dataclass(eq=False)
 class Journal:
-    """Structured log: appended to a file, which is set aside once it has grown large."""
+    """Structured log: appended to a file, which is set aside once it has grown large.
+
+    What a peer does never fails because of the line that tells of it: a line for which there is no
+    room, not even in the reserve of ``space``, is left out, and the next one says how many were.
+    """
 
     path: Path | None
     peer: str
     listeners: list[Callable[[dict[str, Any]], None]] = field(default_factory=list)
-    _file: TextIO | None = None
+    space: Space | None = None
+    unsaid: int = 0
+    _fd: int = -1
 
     def write(self, event: str, **facts: Any) -> None:
         """One line."""
@@ -54,17 +66,43 @@ class Journal:
             listener(record)
         if self.path is None:
             return
-        if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8", buffering=1)
-        self._file.write(json.dumps(record) + "\n")
-        if self._file.tell() > LARGEST_LOG:
+        if self.unsaid:
+            record["unsaid"] = self.unsaid
+        line = json.dumps(record).encode() + b"\n"
+        try:
+            self._append(self.path, line)
+        except OSError as error:
+            ran_out = self.space is not None and self.space.ran_out(error)
+            if not ran_out or not self._again(self.path, line):
+                self.unsaid += 1
+                return
+        self.unsaid = 0
+
+    def _again(self, path: Path, line: bytes) -> bool:
+        """Write a line after the reserve was let go."""
+        try:
+            self._append(path, line)
+        except OSError:
+            return False
+        return True
+
+    def _append(self, path: Path, line: bytes) -> None:
+        """All of a line or nothing of it."""
+        if self._fd < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._fd = os.open(path, flags, 0o644)
+        before = os.fstat(self._fd).st_size
+        if os.write(self._fd, line) < len(line):
+            os.ftruncate(self._fd, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if before + len(line) > LARGEST_LOG:
             self.close()
-            self.path.replace(self.path.with_suffix(".old.jsonl"))
+            path.replace(path.with_suffix(".old.jsonl"))
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @dataclass(eq=False)
@@ -75,6 +113,7 @@ class Metrics:
     peer: str
     values: Counter[str] = field(default_factory=Counter)
     _server: asyncio.Server | None = None
+    _open: int = 0
 
     def add(self, name: str, amount: int = 1) -> None:
         self.values[name] += amount
@@ -116,6 +155,10 @@ class Metrics:
             await self._server.wait_closed()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MOST_ASKING:
+            writer.close()
+            return
+        self._open += 1
         try:
             async with asyncio.timeout(5.0):
                 line = await reader.readline()
@@ -133,4 +176,5 @@ class Metrics:
         except (TimeoutError, OSError, ValueError):
             pass
         finally:
+            self._open -= 1
             writer.close()

@@ -24,6 +24,8 @@ from unwalk.core.token import Token
 METADATA = "unwalk-token"
 LONGEST_HEADER = 1 << 20
 MEMORY_WORDS = 16
+MOST_SIDES = 16
+"""Sides of a tensor: a header has room for so many that their product alone would take minutes."""
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -133,6 +135,8 @@ def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor], m
             raise ValueError("metadata that is not text")
         for name, entry in header.items():
             dtype, shape = _TYPES[entry["dtype"]], [_whole(n) for n in entry["shape"]]
+            if len(shape) > MOST_SIDES:
+                raise ValueError(f"tensor {name[:80]!r} has {len(shape)} sides")
             first, last = (_whole(n) for n in entry["data_offsets"])
             count = math.prod(shape)
             if first != end or last - first != count * dtype.itemsize or start + last > size:
@@ -144,14 +148,14 @@ def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor], m
             tensors[name] = flat.view(shape)
         if start + end != size:
             raise ValueError(f"{size - start - end} bytes belong to no tensor")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Corrupt(f"{path.name} is no safetensors file ({error}).") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise Corrupt(f"{path.name} is no safetensors file ({str(error)[:200]}).") from error
     return words, tensors, mapped
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 48:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{str(value)[:40]} is no size")
     return value
 
 
@@ -164,15 +168,15 @@ def open_token(path: Path, peers: int) -> TokenFile:
             _whole(header[name])
         at, memory = header["at"], header["memory"]
         if isinstance(at, bool) or not isinstance(at, int) or not -1 <= at < peers:
-            raise ValueError(f"the token is at {at!r}")
+            raise ValueError(f"the token is at {str(at)[:40]}")
         if not isinstance(memory, dict) or len(memory) > MEMORY_WORDS:
             raise ValueError("the route's memory is not a small table")
         for value in memory.values():
             _whole(value)
         if set(header) != {"optimizer_steps", "hop", "at", "memory"}:
             raise ValueError(f"the header has fields {sorted(header)}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{path.name} is no token ({error}).") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Corrupt(f"{path.name} is no token ({str(error)[:200]}).") from error
     return TokenFile(header, tensors, mapped)
 
 

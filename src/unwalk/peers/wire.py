@@ -5,15 +5,23 @@ them in one message with the envelope, and a stamp (JSON: the signed log entry, 
 those bytes); one answer comes back.
 ``tell`` is one small JSON message and its answer.  Tokens are pushed; nobody polls.  There is no
 way to make a connection without certificates of the network's CA on both ends.
+
+Whoever only opens connections, or calls and says nothing, is bounded before anything is read: a
+peer has so many incoming connections at most, each with seconds for its TLS handshake; a call is
+looked at when its head arrives, counted for the peer that its certificate names, and ended if its
+first message does not come.  All methods are therefore served as streams: for a plain call gRPC
+would wait for the message by itself, without an end and without asking who calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,8 +41,18 @@ HEAD_START = 0.25
 SERVICE = "unwalk.Peer"
 HELLO = b"unwalk-hello-1:"
 NONCE = 32
-WINDOW = 4 * CHUNK
-"""So much may have arrived that nobody has asked for; a guess of the line's speed could be all."""
+READ = 256 << 10
+"""Bytes that are read from one connection at once, at most."""
+WINDOW = 64 << 10
+"""So much of a call may have arrived that nobody has asked for; a guess of the line's speed could
+be all.  Times the calls that a peer may have open, it is what a loud member can fill."""
+CONNECTIONS = 256
+"""Incoming connections at once, at most; fewer where the process may open few files."""
+STREAMS, CALLS = 8, 12
+"""Calls at once on one connection, where more wait at their sender, and of one peer, where more are
+refused: it may have come back while calls of a connection that broke are still open."""
+IDLE = 60.0
+"""Seconds after which a connection without a call is closed, at least; four leases if longer."""
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + MESSAGE),
     ("grpc.max_send_message_length", CHUNK + MESSAGE),
@@ -45,9 +63,13 @@ OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW),
+    ("grpc.experimental.tcp_max_read_chunk_size", READ),
     ("grpc.so_reuseport", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
+
+NOTHING_TAKEN = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION)
+"""How a call ends of which nothing was read; gRPC itself never says so."""
 
 Chunks = Callable[[], AsyncIterator[bytes]]
 
@@ -61,7 +83,7 @@ class MemoryPieces:
     """
 
     def __init__(
-        self, parts: Sequence[memoryview], stamp: Awaitable[bytes | None], log: bytes = b""
+        self, parts: Sequence[memoryview], stamp: asyncio.Future[bytes | None], log: bytes = b""
     ) -> None:
         self.parts, self.stamp, self.log = parts, stamp, log
         self.size = sum(len(part) for part in parts)
@@ -84,7 +106,7 @@ class MemoryPieces:
         self.gone.set()
         if last:
             yield last
-        stamp = await self.stamp
+        stamp = await asyncio.shield(self.stamp)  # a call that ends does not take the stamp along
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
         yield stamp
@@ -219,14 +241,22 @@ class Grpc:
         self.locks: dict[int, asyncio.Lock] = {}
         self.server: grpc.aio.Server | None = None
         self.handler: Handler | None = None
+        self.calls: Counter[int] = Counter()
 
     async def start(self, handler: Handler) -> None:
         self.handler = handler
-        server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=64)
+        limits = self.bundle.network.limits
+        bounds = [
+            ("grpc.max_allowed_incoming_connections", most_connections()),
+            ("grpc.server_handshake_timeout_ms", int(1000 * limits.connect)),
+            ("grpc.max_connection_idle_ms", int(1000 * max(IDLE, 4.0 * limits.lease))),
+            ("grpc.max_concurrent_streams", STREAMS),
+        ]
+        server = grpc.aio.server(options=[*OPTIONS, *bounds])
         methods = {
             "Hand": grpc.stream_unary_rpc_method_handler(self._hand),
-            "Tell": grpc.unary_unary_rpc_method_handler(self._tell),
-            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
+            "Tell": grpc.stream_unary_rpc_method_handler(self._tell),
+            "Hello": grpc.stream_unary_rpc_method_handler(self._hello),
         }
         generic = grpc.method_handlers_generic_handler(SERVICE, methods)
         server.add_generic_rpc_handlers((generic,))
@@ -261,41 +291,90 @@ class Grpc:
         identity = self.trust.identity(found[0].decode("ascii", "replace"))
         return self.trust.network.index(identity.peer), identity.peer
 
-    async def _hand(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        assert self.handler is not None
+    async def _caller(self, context: Any) -> tuple[int, str]:
+        """The same, looked at when a call's head has arrived; otherwise the call ends."""
         try:
-            sender, _ = self._sender(context)
+            return self._sender(context)
         except UnwalkError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        stream = aiter(requests)
-        first = memoryview(await anext(stream, b""))
-        end = 4 + int.from_bytes(first[:4], "big")
-        return await self.handler.take(sender, bytes(first[4:end]), _rest(first[end:], stream))
+            raise AssertionError from error
 
-    async def _tell(self, message: bytes, context: Any) -> bytes:
-        assert self.handler is not None
+    async def _within(
+        self, sender: int, context: Any, seconds: float, work: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        """Do ``work`` for one of the peer's calls: not too many at once, and not for ever."""
         try:
-            sender, _ = self._sender(context)
-        except UnwalkError as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return await self.handler.answer(sender, message)
+            with self._counted(sender):
+                async with asyncio.timeout(seconds):
+                    return await work()
+        except Refused as error:
+            why = grpc.StatusCode.FAILED_PRECONDITION, str(error)
+        except TimeoutError:
+            text = f"the call did not end within {seconds:g} seconds."
+            why = grpc.StatusCode.DEADLINE_EXCEEDED, text
+        await context.abort(*why)  # out here, or what was read would live as long as the error
+        raise AssertionError
 
-    async def _hello(self, nonce: bytes, context: Any) -> bytes:
+    @contextmanager
+    def _counted(self, sender: int) -> Iterator[None]:
+        if self.calls[sender] >= CALLS:
+            raise Refused(f"peer {sender} has {CALLS} calls open here, which is the most.")
+        self.calls[sender] += 1
+        try:
+            yield
+        finally:
+            self.calls[sender] -= 1
+
+    async def _first(self, context: Any) -> bytes:
+        """The first message of a call; one that is not there soon is not waited for."""
+        seconds = self.bundle.network.limits.connect
+        try:
+            async with asyncio.timeout(seconds):
+                found = await context.read()
+        except TimeoutError as error:
+            raise Refused(f"the call said nothing for {seconds:g} seconds.") from error
+        return b"" if found is grpc.aio.EOF else found
+
+    async def _hand(self, _: AsyncIterator[bytes], context: Any) -> bytes:
+        handler, limits = self.handler, self.bundle.network.limits
+        assert handler is not None
+        sender = (await self._caller(context))[0]
+
+        async def take() -> bytes:
+            first = memoryview(await self._first(context))
+            end = 4 + int.from_bytes(first[:4], "big")
+            return await handler.take(sender, bytes(first[4:end]), _rest(first[end:], context))
+
+        return await self._within(sender, context, limits.lease + 2.0 * limits.connect, take)
+
+    async def _tell(self, _: AsyncIterator[bytes], context: Any) -> bytes:
+        handler, limits = self.handler, self.bundle.network.limits
+        assert handler is not None
+        sender = (await self._caller(context))[0]
+
+        async def answer() -> bytes:
+            return await handler.answer(sender, await self._first(context))
+
+        return await self._within(sender, context, 2.0 * limits.connect, answer)
+
+    async def _hello(self, _: AsyncIterator[bytes], context: Any) -> bytes:
         """Prove who answers, with a certificate that the caller can look up as revoked."""
-        try:
-            _, name = self._sender(context)
-        except UnwalkError as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        if len(nonce) != NONCE:
-            text = f"a greeting has {NONCE} bytes."
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        words = _hello_words(nonce, name, self.bundle.name)
-        return codec.dump(
-            {
-                "certificate": self.bundle.certificate_pem.decode(),
-                "signature": self.bundle.sign(words).hex(),
-            }
-        )
+        limits = self.bundle.network.limits
+        sender, name = await self._caller(context)
+
+        async def greet() -> bytes:
+            nonce = await self._first(context)
+            if len(nonce) != NONCE:
+                raise Refused(f"a greeting has {NONCE} bytes.")
+            words = _hello_words(nonce, name, self.bundle.name)
+            return codec.dump(
+                {
+                    "certificate": self.bundle.certificate_pem.decode(),
+                    "signature": self.bundle.sign(words).hex(),
+                }
+            )
+
+        return await self._within(sender, context, 2.0 * limits.connect, greet)
 
     async def _channel(self, peer: int, timeout: float) -> grpc.aio.Channel:
         """A channel that is up and whose far end has proved who it is."""
@@ -385,12 +464,18 @@ class Grpc:
             answer: bytes = await call
             return answer
         except grpc.aio.AioRpcError as error:
-            denied = error.code() == grpc.StatusCode.PERMISSION_DENIED
-            raise Unreachable(f"peer {peer}: {_why(error)}", certain=denied) from error
+            certain = error.code() in NOTHING_TAKEN
+            raise Unreachable(f"peer {peer}: {_why(error)}", certain=certain) from error
         except asyncio.CancelledError:
             call.cancel()
             _raise_if_mine()  # else the call ended itself: its channel or the file went away
             raise Unreachable(f"the call to peer {peer} broke off.", certain=False) from None
+
+
+def most_connections() -> int:
+    """How many incoming connections leave enough files for everything else."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return CONNECTIONS if files < 0 else max(8, min(CONNECTIONS, files // 4))
 
 
 def _raise_if_mine() -> None:
@@ -400,11 +485,11 @@ def _raise_if_mine() -> None:
         raise asyncio.CancelledError
 
 
-async def _rest(first: memoryview, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _rest(first: memoryview, context: Any) -> AsyncIterator[bytes]:
     if first:
         yield bytes(first)
-    async for chunk in stream:
-        yield chunk
+    while (piece := await context.read()) is not grpc.aio.EOF:
+        yield piece
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:

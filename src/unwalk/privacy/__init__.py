@@ -33,7 +33,7 @@ from unwalk.privacy.gaussian import (
     gaussian_mu,
     gaussian_sigma,
 )
-from unwalk.privacy.ledger import ConvexLoss, Ledger, SlotSteps, ledger_distance
+from unwalk.privacy.ledger import ConvexLoss, Ledger, LinearHead, SlotSteps, ledger_distance
 from unwalk.privacy.renyi import curve_epsilon, mixture_rdp, rdp_epsilon, zcdp_epsilon
 from unwalk.privacy.seal import seal_epsilon, seal_log_delta, seal_sigma, seal_steps
 from unwalk.privacy.stability import (
@@ -49,6 +49,7 @@ __all__ = [
     "Claim",
     "ConvexLoss",
     "Ledger",
+    "LinearHead",
     "SlotSteps",
     "ball_seal_claim",
     "calibrate",

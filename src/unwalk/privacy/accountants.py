@@ -8,7 +8,7 @@ noise from the start, network DP) is in :mod:`unwalk.privacy.stability`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unwalk.core import events as ev
@@ -17,8 +17,11 @@ from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.validation import check_number
 from unwalk.privacy.claims import (
     Claim,
+    check_ball,
     check_centres,
+    check_grid,
     check_local_state,
+    check_no_buffers,
     check_start,
     check_travels,
     noise_origins,
@@ -28,8 +31,9 @@ from unwalk.privacy.claims import (
     start_of,
     unlearner_of,
 )
-from unwalk.privacy.gaussian import compose_mu, gaussian_epsilon
+from unwalk.privacy.gaussian import gaussian_epsilon
 from unwalk.privacy.seal import seal_epsilon, seal_then_gaussian_epsilon
+from unwalk.privacy.upward import over, plus, root, times
 from unwalk.privacy.visits import visits_epsilon
 
 _SLACK = 1e-9
@@ -51,28 +55,143 @@ class _Visit:
     mu: float
 
 
-def _moved(hop: Hop, event: ev.GradientSteps) -> float:
-    """How far un-noised steps on forgotten records can have moved the parameters."""
-    if event.optimizer != "sgd":
-        refuse(hop, event, f"{event.optimizer} on forgotten records: nothing bounds the step")
-    if event.clip is None:
-        refuse(hop, event, "steps on forgotten records without a clip: nothing bounds them")
-    if event.weight_decay != 0.0:
-        refuse(hop, event, "weight decay on un-noised steps of D_f: nothing bounds the distance")
-    if min(event.steps, event.step_size, event.clip) < 0.0:
-        refuse(hop, event, "a negative number of steps, step size or clip is none")
-    sides = 1.0 if event.data == "forgotten" else 2.0
-    return sides * event.steps * event.step_size * event.clip
+def _sides(event: ev.GradientSteps) -> float:
+    """In how many worlds steps are taken: u without the forgotten records takes none on them."""
+    return 1.0 if event.data == "forgotten" else 2.0
 
 
 def _noisy_steps(hop: Hop, event: ev.GradientSteps) -> float:
     """Squared mu of steps whose every gradient is clipped and noised."""
     if event.clip is None:
-        refuse(hop, event, "noisy gradients of D_f without a clip have no sensitivity")
+        refuse(
+            "noisy-without-clip",
+            hop,
+            event,
+            "noisy gradients of D_f without a clip have no sensitivity",
+        )
     if event.optimizer != "sgd" and event.state != "fresh":
-        refuse(hop, event, f"{event.optimizer} with {event.state} state may carry D_f on")
-    sides = 1.0 if event.data == "forgotten" else 2.0
-    return event.steps * (sides * event.clip / event.noise) ** 2
+        refuse(
+            "noisy-with-state",
+            hop,
+            event,
+            f"{event.optimizer} with {event.state} state may carry D_f on",
+        )
+    check_grid(hop, event)
+    mu = over(times(_sides(event), event.clip), event.noise)
+    return times(float(event.steps), mu, mu)
+
+
+class _Reading:
+    """One visit to u, event by event.
+
+    ``brought`` is what the token brought along un-noised, ``moved`` how far the visit's own steps
+    on D_f can have parted the worlds: without bound until a projection on a ball round the model
+    that came to the visit, and then by that ball alone.
+    """
+
+    def __init__(self, hop: Hop, start: ev.Start, brought: float, *, shrinking: bool) -> None:
+        self.hop, self.start, self.shrinking = hop, start, shrinking
+        self.brought, self.moved, self.sides = brought, 0.0, 0.0
+        self.squared = 0.0
+        self.as_it_came = brought == 0.0
+
+    def read(self, event: ev.Event) -> None:
+        """Take one event in, or refuse it."""
+        match event:
+            case ev.GradientSteps():
+                self._steps(event)
+            case ev.GaussianNoise():
+                if event.std > 0.0:
+                    self._noise(event)
+            case ev.Projection():
+                self._projection(event)
+            case ev.Wipe() | ev.Start():
+                pass
+            case _:
+                refuse_unknown(self.hop, event)
+
+    def _steps(self, event: ev.GradientSteps) -> None:
+        if not event.touched or event.data == "retained":
+            if self.moved > 0.0 or (self.brought > 0.0 and not self.shrinking):
+                refuse(
+                    "steps-before-noise",
+                    self.hop,
+                    event,
+                    "steps between D_f and the noise that is to hide it may expand",
+                )
+            self.as_it_came = False
+            return
+        check_no_buffers(self.hop, self.start, event)
+        if event.noise > 0.0:
+            if self.moved + self.brought > 0.0:
+                refuse(
+                    "noisy-after-move",
+                    self.hop,
+                    event,
+                    "noisy gradients at a point that D_f moved un-noised",
+                )
+            self.squared = plus(self.squared, _noisy_steps(self.hop, event))
+            self.as_it_came = False
+            return
+        if event.optimizer != "sgd":
+            refuse(
+                "unbounded-step",
+                self.hop,
+                event,
+                f"{event.optimizer} on forgotten records: its state may carry D_f on",
+            )
+        if not self.as_it_came:
+            refuse(
+                "unbounded-step",
+                self.hop,
+                event,
+                "steps on forgotten records from another model than the one that came to the "
+                "visit: no ball round that one bounds them",
+            )
+        self.moved, self.sides = math.inf, max(self.sides, _sides(event))
+
+    def _projection(self, event: ev.Projection) -> None:
+        if all(centre != "arrival" for centre, _ in event.balls):
+            check_centres(self.hop, event, carries=self.start.carries_forgotten)
+            if self.moved > 0.0:
+                refuse(
+                    "steps-before-noise",
+                    self.hop,
+                    event,
+                    "a projection between D_f and the noise that is to hide it",
+                )
+            self.as_it_came = False
+            return
+        _, radius = check_ball(self.hop, event)
+        if self.moved == 0.0 and not self.as_it_came:
+            refuse("centre", self.hop, event, "the ball round 'arrival' may depend on D_f")
+        if self.moved > 0.0:
+            self.moved = min(self.moved, times(self.sides, radius))
+
+    def _noise(self, event: ev.GaussianNoise) -> None:
+        if math.isinf(self.moved):
+            refuse(
+                "unbounded-step",
+                self.hop,
+                event,
+                "steps on forgotten records without a projection round the model that came: "
+                "nothing bounds them",
+            )
+        if event.sensitivity is not None and self.moved > event.sensitivity + _SLACK:
+            refuse(
+                "sensitivity",
+                self.hop,
+                event,
+                f"it records sensitivity {event.sensitivity:g}, but the visit's steps "
+                f"can move {self.moved:g}",
+            )
+        size = max(event.sensitivity or 0.0, plus(self.moved, self.brought))
+        if size > 0.0:
+            check_grid(self.hop, event)
+        mu = over(size, event.std)
+        self.squared = plus(self.squared, times(mu, mu))
+        self.moved = self.brought = self.sides = 0.0
+        self.as_it_came = False
 
 
 def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = False) -> _Visit:
@@ -80,47 +199,15 @@ def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = Fals
 
     ``shrinking``: somebody has checked that steps on retained data do not expand.
     """
-    squared, pending, brought = 0.0, 0.0, distance
+    reading = _Reading(hop, start, distance, shrinking=shrinking)
     for event in hop.events:
-        match event:
-            case ev.GradientSteps():
-                if not event.touched or event.data == "retained":
-                    if pending > 0.0 or (brought > 0.0 and not shrinking):
-                        refuse(
-                            hop,
-                            event,
-                            "steps between D_f and the noise that is to hide it may expand",
-                        )
-                elif event.noise > 0.0:
-                    if pending + brought > 0.0:
-                        refuse(hop, event, "noisy gradients at a point that D_f moved un-noised")
-                    squared += _noisy_steps(hop, event)
-                else:
-                    pending += _moved(hop, event)
-            case ev.GaussianNoise():
-                if event.std > 0.0:
-                    size = max(event.sensitivity or 0.0, pending + brought)
-                    if event.sensitivity is not None and pending > event.sensitivity + _SLACK:
-                        refuse(
-                            hop,
-                            event,
-                            f"it records sensitivity {event.sensitivity:g}, but the visit's steps "
-                            f"can move {pending:g}",
-                        )
-                    squared += (size / event.std) ** 2
-                    pending = brought = 0.0
-            case ev.Projection():
-                check_centres(hop, event, carries=start.carries_forgotten)
-            case ev.Wipe() | ev.Start():
-                pass
-            case _:
-                refuse_unknown(hop, event)
-    if brought > 0.0:
-        refuse(hop, start, UN_NOISED)
-    if pending > 0.0:
+        reading.read(event)
+    if reading.brought > 0.0:
+        refuse("un-noised", hop, start, UN_NOISED)
+    if reading.moved > 0.0:
         last = next(e for e in reversed(hop.events) if isinstance(e, ev.GradientSteps))
-        refuse(hop, last, "what it did with D_f leaves u un-noised")
-    return _Visit(hop, math.sqrt(squared))
+        refuse("leaves-un-noised", hop, last, "what it did with D_f leaves u un-noised")
+    return _Visit(hop, root(reading.squared))
 
 
 def _visits(
@@ -136,7 +223,7 @@ def _visits(
     brought = 0.0
     if start.carries_forgotten:
         if hops[0].receiver != u or distance is None:
-            refuse(hops[0], start, UN_NOISED)
+            refuse("un-noised", hops[0], start, UN_NOISED)
         check_travels(hops[0], start)
         brought = check_number("distance", distance, low=0.0)
     check_local_state(hops)
@@ -151,11 +238,23 @@ def _visits(
     return 0.0, visits, start
 
 
+def _composed(mus: Iterable[float]) -> float:
+    """:func:`unwalk.privacy.gaussian.compose_mu`, rounded up."""
+    return root(plus(*(times(mu, mu) for mu in mus)))
+
+
 def _check_all_centres(hops: Sequence[Hop], start: ev.Start) -> None:
-    """No peer may project on a ball whose centre depends on D_f."""
-    for hop in hops:
+    """No peer may project on a ball whose centre depends on D_f.
+
+    Round the model that came to a visit is fine wherever that model was released before: anywhere
+    but in the first hop of a phase whose start carries D_f.
+    """
+    for place, hop in enumerate(hops):
         for event in hop.events:
             if isinstance(event, ev.Projection):
+                came = all(centre == "arrival" for centre, _ in event.balls)
+                if came and (place > 0 or not start.carries_forgotten):
+                    continue
                 check_centres(hop, event, carries=start.carries_forgotten)
 
 
@@ -175,14 +274,16 @@ def sealed_claim(
     shrink distances, hence ``shrinking``); it is needed, and the first hop must be a noisy one at
     u, when the start carries D_f.  Statement:
     :func:`unwalk.privacy.gaussian.compose_mu`, conditional on the route that was walked.  Checked
-    against the events: clip or recorded sensitivity at every touch, noise before anything leaves
-    u, plain SGD where noise comes after the steps, no ball round :math:`\theta_0`, moments,
-    buffers and local state wiped.  Neighbours: with and without D_f, where u adds noise alone
-    for steps on forgotten records, and replacement (2 clips) for mixed ones.
+    against the events: un-noised steps on D_f are followed by a projection on a ball round the
+    model that came to the visit, which bounds them in any arithmetic, noisy gradients are clipped,
+    noise is rounded to a grid and comes before anything leaves u, no buffers travel where D_f is
+    touched, no ball round :math:`\theta_0`, moments, buffers and local state wiped.  Neighbours:
+    with and without D_f, where u adds noise alone for steps on forgotten records (one
+    radius), and replacement (two) for mixed ones.
     """
     hops = phase_of(transcript, phase)
     seal_mu, visits, start = _visits(transcript, hops, distance, shrinking=shrinking)
-    mu = compose_mu([seal_mu, *(visit.mu for visit in visits)])
+    mu = _composed([seal_mu, *(visit.mu for visit in visits)])
     if mu == 0.0 and not start.carries_forgotten:
         return Claim("exact", 0.0, 0.0, "events", PUBLIC, "nothing in this phase depends on D_f")
     touched = sum(visit.mu > 0.0 for visit in visits)
@@ -209,12 +310,20 @@ def public_coin_claim(
     hops = phase_of(transcript, phase)
     seal_mu, visits, start = _visits(transcript, hops, distance)
     if not visits:
-        raise Refused(f"phase {phase!r} has no visit to u from which a visit's cost can be read.")
+        raise Refused(
+            f"phase {phase!r} has no visit to u from which a visit's cost can be read.", "no-visit"
+        )
     ratio = visits[0].mu
     for visit in visits:
         if not math.isclose(visit.mu, ratio, rel_tol=1e-9):
             event = next(e for e in visit.hop.events if not isinstance(e, ev.Start))
-            refuse(visit.hop, event, f"this visit has mu {visit.mu:g}, the first one {ratio:g}")
+            refuse(
+                "visits-differ",
+                visit.hop,
+                event,
+                f"this visit has mu {visit.mu:g}, the first one {ratio:g}",
+            )
+    ratio = max(visit.mu for visit in visits)
     left = len(hops) - (1 if start.carries_forgotten else 0)
     return Claim(
         "certified",
@@ -237,17 +346,28 @@ def _seal_ratio(hop: Hop) -> tuple[int, float]:
         match event:
             case ev.GradientSteps():
                 if event.touched and event.data != "retained":
-                    refuse(hop, event, "a ball seal's steps must not touch D_f")
+                    refuse("touched", hop, event, "a ball seal's steps must not touch D_f")
                 if place < last and event.state not in ("none", "fresh"):
-                    refuse(hop, event, f"{event.state} optimizer state is carried between steps")
+                    refuse(
+                        "seal-state",
+                        hop,
+                        event,
+                        f"{event.state} optimizer state is carried between steps",
+                    )
                 ball = None
             case ev.Projection():
                 check_centres(hop, event, carries=True)
-                ball = min(radius for _, radius in event.balls)
+                _, ball = check_ball(hop, event)
             case ev.GaussianNoise():
                 if ball is None or event.std <= 0.0:
-                    refuse(hop, event, "noise without a projection right before it seals nothing")
-                steps, ratio, ball = steps + 1, max(ratio, 2.0 * ball / event.std), None
+                    refuse(
+                        "seal-projection",
+                        hop,
+                        event,
+                        "noise without a projection right before it seals nothing",
+                    )
+                check_grid(hop, event)
+                steps, ratio, ball = steps + 1, max(ratio, over(2.0 * ball, event.std)), None
             case ev.Wipe() | ev.Start():
                 pass
             case _:
@@ -268,15 +388,15 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     hops = phase_of(transcript, phase)
     start = start_of(hops)
     if hops[0].receiver != u:
-        refuse(hops[0], start, UN_NOISED)
+        refuse("un-noised", hops[0], start, UN_NOISED)
     check_travels(hops[0], start)
     steps, ratio = _seal_ratio(hops[0])
     if steps == 0:
-        refuse(hops[0], start, UN_NOISED)
+        refuse("un-noised", hops[0], start, UN_NOISED)
     check_local_state(hops)
     _check_all_centres(hops, replace(start, carries_forgotten=True))
     later = [hop for hop in hops[1:] if hop.receiver == u]
-    mu = compose_mu(_visit(hop, start, 0.0).mu for hop in later)
+    mu = _composed(_visit(hop, start, 0.0).mu for hop in later)
     if mu > 0.0:
         epsilon = seal_then_gaussian_epsilon(delta, ratio, steps, mu)
     else:

@@ -91,7 +91,8 @@ def _by_search(given: Given, size: float, epsilon: Callable[[float], float]) -> 
             if low < 1e-12:
                 raise Refused(
                     f"epsilon {target:g} at delta {given['delta']:g} is out of reach of this "
-                    "accountant's Renyi orders, whatever the noise."
+                    "accountant's Renyi orders, whatever the noise.",
+                    "out-of-reach",
                 )
         return size / largest_safe(excess, increasing_root(excess, low, 2.0 * low, largest=1e12))
 

@@ -6,6 +6,7 @@ configuration.  What they cannot bound they refuse, and the refusal names hop an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -48,23 +49,28 @@ class Claim:
         return asdict(self)
 
 
-def refuse(hop: Hop, event: ev.Event, why: str) -> NoReturn:
+def refuse(code: str, hop: Hop, event: ev.Event, why: str) -> NoReturn:
     """Raise :class:`Refused` with the event's name and place in front."""
-    raise Refused(f"hop {hop.hop}, {event.kind} at peer {hop.receiver}: {why}.")
+    raise Refused(f"hop {hop.hop}, {event.kind} at peer {hop.receiver}: {why}.", code)
 
 
 def unlearner_of(transcript: Transcript) -> int:
     """The peer that forgets, from the header."""
     u = transcript.header.get("unlearner", -1)
     if not isinstance(u, int) or isinstance(u, bool) or u < 0:
-        raise Refused("the transcript's header names no unlearning peer.")
+        raise Refused("the transcript's header names no unlearning peer.", "missing-fact")
     return u
+
+
+FACT_CODES = {"loss": "loss", "feature_norm": "inputs"}
+"""Facts that are left out where they do not hold: it is not the log that is amiss then."""
 
 
 def fact(transcript: Transcript, name: str, why: str) -> Any:
     """A public fact from the header; refused when it is not recorded."""
     if name not in transcript.header:
-        raise Refused(f"the transcript's header does not record {name!r}: {why}.")
+        code = FACT_CODES.get(name, "missing-fact")
+        raise Refused(f"the transcript's header does not record {name!r}: {why}.", code)
     return transcript.header[name]
 
 
@@ -82,7 +88,7 @@ def start_of(hops: Sequence[Hop]) -> ev.Start:
     for event in hops[0].events:
         if isinstance(event, ev.Start):
             return event
-    raise Refused(f"hop {hops[0].hop} begins a phase without a start event.")
+    raise Refused(f"hop {hops[0].hop} begins a phase without a start event.", "no-start")
 
 
 def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start:
@@ -97,7 +103,12 @@ def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start
             if isinstance(event, ev.Start) and event.start == "initial":
                 return start
             if isinstance(event, ev.GradientSteps) and hop.receiver == u and event.touched:
-                refuse(hops[0], start, f"it says that nothing carries D_f, but hop {hop.hop} did")
+                refuse(
+                    "start-contradicted",
+                    hops[0],
+                    start,
+                    f"it says that nothing carries D_f, but hop {hop.hop} did",
+                )
     return start
 
 
@@ -116,6 +127,7 @@ def check_travels(hop: Hop, start: ev.Start) -> None:
         needed = "optimizer" if name in MOMENTS else "buffers"
         if needed not in wiped:
             refuse(
+                "travelling-state",
                 hop,
                 start,
                 f"the token carries {name!r}, which depends on D_f, and no wipe of {needed} "
@@ -136,6 +148,7 @@ def check_local_state(hops: Iterable[Hop]) -> None:
                 and hop.receiver not in clean
             ):
                 refuse(
+                    "local-state",
                     hop,
                     event,
                     "the peer's local state may depend on D_f, and no wipe of it was recorded",
@@ -149,14 +162,52 @@ def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
     """
     for centre, _ in event.balls:
         if centre == "start" and carries:
-            refuse(hop, event, "the ball is centred on theta_0, which depends on D_f")
+            refuse("centre", hop, event, "the ball is centred on theta_0, which depends on D_f")
         if centre not in (*FREE_CENTRES, "start"):
-            refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+            refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
+
+
+def check_no_buffers(hop: Hop, start: ev.Start, event: ev.GradientSteps) -> None:
+    """Refuse steps on the forgotten records where buffers of the model travel: they leave u
+    un-noised (BatchNorm's statistics)."""
+    for name in start.travels:
+        if name not in MOMENTS:
+            refuse(
+                "travelling-state",
+                hop,
+                event,
+                f"the token carries {name!r}, which steps on forgotten records change and no "
+                "noise hides",
+            )
+
+
+def check_ball(hop: Hop, event: ev.Projection) -> tuple[str, float]:
+    """Centre and radius of a projection on one ball, which keeps the stored model inside it."""
+    if len(event.balls) != 1:
+        refuse(
+            "unknown-event",
+            hop,
+            event,
+            f"a projection on {len(event.balls)} balls at once is not bounded in finite precision",
+        )
+    ((centre, radius),) = event.balls
+    if not 0.0 < radius < math.inf:
+        refuse("bad-event", hop, event, f"a ball of radius {radius:g} is none")
+    return centre, radius
+
+
+def check_grid(hop: Hop, event: ev.GaussianNoise | ev.GradientSteps) -> float:
+    """The public grid of rounded noise, a power of two; refused where there is none."""
+    if event.grid is None:
+        refuse("float-noise", hop, event, "its noise was not rounded to a public grid")
+    if not 0.0 < event.grid < math.inf or math.frexp(event.grid)[0] != 0.5:
+        refuse("float-noise", hop, event, f"the grid {event.grid:g} is no power of two")
+    return event.grid
 
 
 def refuse_unknown(hop: Hop, event: ev.Event) -> NoReturn:
     """Refuse an event for which an accountant has no bound."""
-    refuse(hop, event, "this accountant knows no bound for such an event")
+    refuse("unknown-event", hop, event, "this accountant knows no bound for such an event")
 
 
 def noise_origins(hops: Iterable[Hop]) -> tuple[str, ...]:

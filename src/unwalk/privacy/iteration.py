@@ -40,7 +40,8 @@ def check_nonexpansive(step_size: float, smoothness: float) -> None:
     if step_size * smoothness > 2.0:
         raise Refused(
             f"step size {step_size:g} exceeds 2/beta = {2.0 / smoothness:g}: the gradient step may "
-            "expand, and nothing bounds the distance between the two worlds."
+            "expand, and nothing bounds the distance between the two worlds.",
+            "expanding",
         )
 
 
@@ -64,8 +65,9 @@ def pnsgd_rdp(
 
     Assumptions: losses convex, gradients at most L, :math:`\beta`-smooth, :math:`\eta \le
     2/\beta` (see :func:`check_nonexpansive`), noise at *every* step, projection on one shared
-    convex set, nothing but the last iterate seen.  Neighbours: one step's data replaced.  Source:
-    Feldman et al. 2018 (arXiv:1808.06651), Theorem 23.
+    convex set, nothing but the last iterate seen, real numbers (rounding is not 1-Lipschitz;
+    :func:`unwalk.privacy.stability.network_claim` adds it to the gaps of every hop).  Neighbours:
+    one step's data replaced.  Source: Feldman et al. 2018 (arXiv:1808.06651), Theorem 23.
 
     >>> pnsgd_rdp(2.0, 1.0, 4, sensitivity=2.0)
     1.0
@@ -106,6 +108,7 @@ def weak_convexity_rdp(alpha: float, weights: Sequence[float], values: Sequence[
     if c > 1.0:
         raise Refused(
             f"weak convexity needs every divergence below 1/(alpha - 1) = {1.0 / (alpha - 1.0):g}; "
-            f"one is {max(values):g}.  mixture_rdp needs no such condition."
+            f"one is {max(values):g}.  mixture_rdp needs no such condition.",
+            "lemma",
         )
     return (1.0 + c) * math.fsum(w * v for w, v in zip(weights, values, strict=True))

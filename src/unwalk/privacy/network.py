@@ -198,7 +198,8 @@ def contributions_rdp(
     if handed >= 1.0 and contributions > direct:
         raise Refused(
             "every contribution is handed directly to an observer on this graph; count all of "
-            "them as direct."
+            "them as direct.",
+            "lemma",
         )
     scale = 1.0 / (1.0 - handed) if handed < 1.0 else 0.0
     rest = contribution_rdp(alpha, ratio, FirstHits(hits.returned * scale, observed * scale))

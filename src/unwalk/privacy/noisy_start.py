@@ -32,7 +32,9 @@ def noisy_start_mu(
     ``epochs`` times a visit, steps within a visit that do not expand (a single step needs
     nothing: it starts from a token that is public in the composition); noise before anything
     leaves.  Neighbours: with and without up to :math:`m_{\max}` records of one peer, any of them.
-    Views of all peers and coalitions, training time included.  Source:
+    Views of all peers and coalitions, training time included.  Numbers are real: for the rounding
+    of a visit's steps :func:`unwalk.privacy.stability.noisy_start_claim` adds to the sensitivity.
+    Source:
     :func:`unwalk.privacy.gaussian.compose_mu`.
 
     >>> noisy_start_mu([1.0] * 4, step_size=0.5, lipschitz=1.0, most_forgotten=1, nominal_batch=1)

@@ -42,7 +42,8 @@ def published_complete_graph_rdp(
     if sigma < needed:
         raise Refused(
             f"sigma {sigma:g} is below L sqrt(2 alpha (alpha - 1)) = {needed:g}, which the lemma "
-            f"needs at order {alpha:g}."
+            f"needs at order {alpha:g}.",
+            "lemma",
         )
     return 4.0 * contributions * alpha * lipschitz**2 * math.log(peers) / (sigma**2 * peers)
 

@@ -24,7 +24,8 @@ def released_distance(
 
     Assumptions: every step is plain SGD on a :math:`\lambda`-strongly convex,
     :math:`\beta`-smooth loss that is the same in both worlds, with
-    :math:`\eta_t \le 2/(\beta+\lambda)` (refused otherwise); shared convex projections are free.
+    :math:`\eta_t \le 2/(\beta+\lambda)` (refused otherwise); shared convex projections are free;
+    numbers are real (:class:`unwalk.privacy.ledger.Ledger` adds what rounding does).
     Source: :func:`unwalk.privacy.iteration.contraction_factor`, multiplied up.
 
     >>> round(released_distance(1.0, [0.5, 0.5], strong_convexity=0.2, smoothness=1.0), 12)
@@ -40,7 +41,8 @@ def released_distance(
         if step_size > largest:
             raise Refused(
                 f"step {t} has size {step_size:g}, above 2/(beta + lambda) = {largest:g}: it does "
-                "not contract by 1 - eta lambda."
+                "not contract by 1 - eta lambda.",
+                "expanding",
             )
         factor = 1.0 - step_size * strong_convexity
         log += math.log(factor) if factor > 0.0 else -math.inf
@@ -95,7 +97,9 @@ def shifted_zcdp(caps: Sequence[float], sigma: float) -> float:
 
     Assumptions: all maps are the same in both worlds; steps are clipped to C, so that two runs of
     one map drift apart by at most :math:`2\eta C` a step whatever the loss; the noise is added to
-    the parameters; only the final model is seen.  Neighbours: any two starts at most
+    the parameters; only the final model is seen; numbers are real.  Rounding is not 1-Lipschitz:
+    whoever certifies a run with this adds :math:`\sqrt d\,g` per rounding to a grid and twice the
+    error of each computed step to the ceilings.  Neighbours: any two starts at most
     :math:`2\rho` apart.  Source: as in :mod:`unwalk.privacy.shift`; no convexity is needed,
     because drift is charged in full.
 
@@ -139,7 +143,8 @@ def shifted_sigma(epsilon: float, delta: float, caps: Sequence[float]) -> float:
 
     if excess(1e-12) > 0.0:
         raise Refused(
-            f"epsilon {epsilon:g} at delta {delta:g} is out of reach of Renyi orders up to 10^6."
+            f"epsilon {epsilon:g} at delta {delta:g} is out of reach of Renyi orders up to 10^6.",
+            "out-of-reach",
         )
     root = largest_safe(excess, increasing_root(excess, 1e-12, 1.0)) * (1.0 - 1e-13)
     return math.sqrt(unit) / root

@@ -54,7 +54,9 @@ def largest_safe(excess: Callable[[float], float], root: float) -> float:
         value = root * (1.0 - step)
         step *= 2.0
         if value <= 0.0:
-            raise Refused("the target is out of reach of this bound, whatever the noise.")
+            raise Refused(
+                "the target is out of reach of this bound, whatever the noise.", "out-of-reach"
+            )
     return value
 
 

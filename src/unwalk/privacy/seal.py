@@ -83,12 +83,12 @@ def seal_steps(epsilon: float, delta: float, ratio: float, *, most: int = MOST_S
     # Each step's factor falls with delta, so the last one is the strongest there is.
     strongest = gaussian_log_delta(_softplus(log_gain - target), ratio)
     if strongest == 0.0 or target / strongest > most:
-        raise Refused(_too_many(epsilon, delta, ratio, most))
+        raise Refused(_too_many(epsilon, delta, ratio, most), "out-of-reach")
     for step in range(1, most + 1):
         log_delta += gaussian_log_delta(_softplus(log_gain - log_delta), ratio)
         if log_delta <= target - MARGIN:
             return step
-    raise Refused(_too_many(epsilon, delta, ratio, most))
+    raise Refused(_too_many(epsilon, delta, ratio, most), "out-of-reach")
 
 
 def _too_many(epsilon: float, delta: float, ratio: float, most: int) -> str:

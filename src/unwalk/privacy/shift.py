@@ -10,7 +10,8 @@ where step t maps with Lipschitz constant :math:`c_t \le 1`, moves the two runs 
 :math:`b_t`, adds noise of std :math:`s_t` and hides :math:`a_t` of the gap.  Rescaled by the
 products of the :math:`c_t` the constraint says that the cumulative sum of the hidden parts stays
 below that of the gaps and meets it at the end: the cheapest such path is the greatest convex
-minorant of the ceiling, found in linear time.
+minorant of the ceiling, found in linear time.  All numbers are real here: what rounding can move
+two runs apart belongs into the :math:`b_t`, and is put there by whoever certifies a run.
 
 Source of the inequality: Feldman, Mironov, Talwar and Thakurta, *Privacy Amplification by
 Iteration*, FOCS 2018 (arXiv:1808.06651), Theorem 22, from its shift-reduction and contraction

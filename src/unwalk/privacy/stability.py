@@ -2,28 +2,32 @@ r"""Accountants over events that rest on convexity: ledger, release level, noise
 network DP.
 
 What a transcript cannot show, its header must state before the first hop (it is part of the hash
-chain), and the accountant reads it there: ``loss`` (``softmax`` or ``logistic``, on features of
-norm at most ``feature_norm``), ``batching`` = ``slots`` (records go to slots by a keyed hash, sums
-divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m),
-``normalisation`` (one of :data:`unwalk.privacy.claims.SCALINGS`), ``iterate`` = ``last`` (the
-model that training gives is its last one, not an average of them) and ``precision`` (of the
-arithmetic).
+chain), and the accountant reads it there: ``loss`` = ``softmax`` (on a bare linear layer whose
+gradient our own code computes, with ``inputs`` features of norm at most ``feature_norm``, that of
+a bias counted, and ``outputs`` classes, from a public model of norm at most ``initial_norm``),
+``precision`` = ``float64`` (of all arithmetic), ``batching`` = ``slots`` (records go to slots by a
+keyed hash, sums divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m),
+``normalisation`` (one of :data:`unwalk.privacy.claims.SCALINGS`) and ``iterate`` = ``last`` (the
+model that training gives is its last one, not an average of them).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unwalk.core import events as ev
-from unwalk.core.errors import Refused
+from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.validation import check_count
+from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.accountants import PUBLIC, UN_NOISED, sealed_claim
 from unwalk.privacy.claims import (
     FREE_CENTRES,
     SCALINGS,
     Claim,
+    check_ball,
+    check_grid,
     check_travels,
     fact,
     noise_origins,
@@ -33,114 +37,186 @@ from unwalk.privacy.claims import (
     start_of,
     unlearner_of,
 )
-from unwalk.privacy.gaussian import compose_mu, gaussian_epsilon
+from unwalk.privacy.gaussian import gaussian_epsilon
 from unwalk.privacy.iteration import check_nonexpansive
 from unwalk.privacy.ledger import (
+    ROOM,
     ConvexLoss,
     Ledger,
+    LinearHead,
     SlotSteps,
-    logistic_regression,
-    softmax_regression,
+    gamma,
+    projection_rounding,
 )
 from unwalk.privacy.renyi import zcdp_epsilon
 from unwalk.privacy.shift import hiding_cost
+from unwalk.privacy.upward import plus, root, times
 
-_LOSSES = {"softmax": softmax_regression, "logistic": logistic_regression}
 _MOMENTS = {"momentum": "momentum", "mean": "adam", "square": "adam"}
-_PRECISIONS = ("float32", "float64")
 _CONVEX = "convex loss with the constants of the header; records coupled by keyed slots"
+_COMPUTED = (
+    "steps were computed in IEEE 754 binary64, in any order of summation, with an exponential "
+    "within 4 units in the last place; before the worlds part, what is computed does not depend "
+    "on D_f, the machine's own coins (threads, scheduling) included"
+)
 
 
 @dataclass(frozen=True)
 class Facts:
     """The public facts a stability accountant needs; see the module."""
 
-    loss: ConvexLoss
+    head: LinearHead
     slots: int
     nominal_batch: float
     slot_cap: float
     forgotten: int
 
+    @property
+    def loss(self) -> ConvexLoss:
+        """The loss of a record."""
+        return self.head.loss
+
     @staticmethod
     def of(transcript: Transcript) -> Facts:
         """Read them from the header; a missing or unsuitable one is refused by name."""
         name = fact(transcript, "loss", "convexity cannot be shown")
-        if name not in _LOSSES:
+        if name != "softmax":
             raise Refused(
-                f"the header records loss {name!r}; the ledger knows {', '.join(sorted(_LOSSES))}."
+                f"the header records loss {name!r}; the ledger knows softmax on a bare linear "
+                "layer.",
+                "loss",
             )
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
         if fact(transcript, "batching", "the worlds cannot be coupled") != "slots":
             raise Refused(
                 f"the header records batching {transcript.header['batching']!r}; the ledger needs "
-                "keyed slots."
+                "keyed slots.",
+                "batching",
             )
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
         if scaled not in SCALINGS:
             raise Refused(
                 f"the header records normalisation {scaled!r}: statistics that contain D_f "
-                "release it."
+                "release it.",
+                "scaling",
             )
         precision = fact(transcript, "precision", "rounding is not bounded")
-        if precision not in _PRECISIONS:
+        if precision != "float64":
             raise Refused(
                 f"the header records precision {precision!r}: its rounding is coarser than the "
-                f"distances that the ledger bounds; it knows {', '.join(_PRECISIONS)}."
+                "distances that the ledger bounds; it knows float64.",
+                "precision",
             )
-        why = "an epoch's steps are not known"
-        return Facts(
-            _LOSSES[name](float(norm)),
-            check_count("slots", fact(transcript, "slots", why), low=1),
-            float(fact(transcript, "nominal_batch", why)),
-            float(fact(transcript, "slot_cap", why)),
-            check_count("forget", fact(transcript, "forget", "m is not known"), low=0),
-        )
+        why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
+        inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
+        start = fact(transcript, "initial_norm", shape)
+        names = ("slots", "nominal_batch", "slot_cap")
+        slots, batch, cap = (fact(transcript, name, why) for name in names)
+        forgotten = fact(transcript, "forget", "m is not known")
+        try:
+            return Facts(
+                LinearHead(inputs, outputs, norm, start),
+                check_count("slots", slots, low=1),
+                check_number("nominal_batch", batch, above=0.0),
+                check_number("slot_cap", cap, low=0.0),
+                check_count("forget", forgotten, low=0),
+            )
+        except InvalidInput as error:
+            raise Refused(f"in the header, {error}", "bad-event") from error
 
     def steps(self, hop: Hop, event: ev.GradientSteps, u: int) -> SlotSteps:
         """The event as slotted SGD, or a refusal that says what it is instead."""
         if event.optimizer != "sgd" or event.momentum:
-            refuse(hop, event, f"{event.optimizer} does not keep distances bounded; plain SGD does")
+            refuse(
+                "optimizer",
+                hop,
+                event,
+                f"{event.optimizer} does not keep distances bounded; plain SGD does",
+            )
         if event.clip is not None or event.clip_per_example is not None:
-            refuse(hop, event, "clipping breaks the convexity that the ledger rests on")
+            refuse("clipping", hop, event, "clipping breaks the convexity that the ledger rests on")
         if event.direction != -1 or event.scale != 1.0:
-            refuse(hop, event, "ascent or scaled gradients are not steps of the ledger")
+            refuse("ascent", hop, event, "ascent or scaled gradients are not steps of the ledger")
+        if event.noise > 0.0:
+            refuse("unknown-event", hop, event, "the ledger has no bound for noisy gradients")
+        if event.minibatches * event.batch > self.slot_cap:
+            refuse(
+                "batching",
+                hop,
+                event,
+                f"{event.minibatches * event.batch} records a step are more than the header's "
+                f"{self.slot_cap:g} a slot",
+            )
         epochs, rest = divmod(event.steps, self.slots)
         if rest:
-            refuse(hop, event, f"{event.steps} steps are no whole epochs of {self.slots} slots")
+            refuse(
+                "partial-epoch",
+                hop,
+                event,
+                f"{event.steps} steps are no whole epochs of {self.slots} slots",
+            )
         touched = hop.receiver == u and event.touched and event.data != "retained"
-        return SlotSteps(
-            epochs=epochs,
-            slots=self.slots,
-            step_size=event.step_size,
-            nominal_batch=self.nominal_batch,
-            slot_cap=self.slot_cap,
-            weight_decay=event.weight_decay,
-            forgotten=self.forgotten if touched else 0,
-        )
+        try:
+            return SlotSteps(
+                epochs=epochs,
+                slots=self.slots,
+                step_size=event.step_size,
+                nominal_batch=self.nominal_batch,
+                slot_cap=self.slot_cap,
+                weight_decay=event.weight_decay,
+                forgotten=self.forgotten if touched else 0,
+            )
+        except InvalidInput as error:
+            refuse("bad-event", hop, event, str(error).rstrip("."))
 
 
 def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, u: int) -> Ledger:
-    """The ledger after these events of one hop."""
+    """The ledger after these events of one hop.
+
+    Noise that comes before the worlds are compared is the same in both.
+    """
     for event in events:
         match event:
             case ev.GradientSteps():
                 work = facts.steps(hop, event, u)
                 try:
-                    ledger = ledger.steps(work, facts.loss)
+                    ledger = ledger.steps(work, facts.head)
                 except Refused as error:
-                    refuse(hop, event, str(error).rstrip("."))
+                    refuse(error.code, hop, event, str(error).rstrip("."))
             case ev.Projection():
-                for centre, _ in event.balls:
-                    if centre not in FREE_CENTRES:
-                        refuse(hop, event, f"the ball round {centre!r} may depend on D_f")
+                radius, centre = _public_ball(hop, event, facts)
+                ledger = ledger.projected(radius, centre, facts.head.parameters)
             case ev.Start():
                 if event.start == "arrival":
-                    refuse(hop, event, "the ledger does not follow a walk back to an old token")
-            case ev.GaussianNoise() | ev.Wipe():
+                    refuse(
+                        "old-token",
+                        hop,
+                        event,
+                        "the ledger does not follow a walk back to an old token",
+                    )
+                if event.start == "initial":
+                    norm = max(ledger.norm, facts.head.initial_norm)
+                    ledger = Ledger(ledger.distance, norm)
+            case ev.GaussianNoise():
+                if event.std > 0.0:
+                    try:
+                        ledger = ledger.noised(facts.head, check_grid(hop, event))
+                    except Refused as error:
+                        refuse(error.code, hop, event, str(error).rstrip("."))
+            case ev.Wipe():
                 pass
             case _:
                 refuse_unknown(hop, event)
     return ledger
+
+
+def _public_ball(hop: Hop, event: ev.Projection, facts: Facts) -> tuple[float, float]:
+    """Radius and length of the centre of a ball that is the same in both worlds."""
+    for centre, _ in event.balls:
+        if centre not in FREE_CENTRES:
+            refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
+    centre, radius = check_ball(hop, event)
+    return radius, facts.head.initial_norm if centre == "initial" else 0.0
 
 
 def _check_bare(hops: Sequence[Hop]) -> None:
@@ -150,7 +226,12 @@ def _check_bare(hops: Sequence[Hop]) -> None:
             if isinstance(event, ev.Start) and event.travels:
                 what = event.travels[0]
                 whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
-                refuse(hop, event, f"the token carries {what!r}{whose} besides parameters")
+                refuse(
+                    "travelling-state",
+                    hop,
+                    event,
+                    f"the token carries {what!r}{whose} besides parameters",
+                )
 
 
 def _check_iterate(transcript: Transcript) -> None:
@@ -159,7 +240,8 @@ def _check_iterate(transcript: Transcript) -> None:
     if iterate != "last":
         raise Refused(
             f"the header records iterate {iterate!r}: the ledger bounds the distance of training's "
-            "last model, and an earlier one may lie further away."
+            "last model, and an earlier one may lie further away.",
+            "iterate",
         )
 
 
@@ -168,7 +250,7 @@ def ledger_before(transcript: Transcript, hop: int) -> Ledger:
     _check_bare([earlier for earlier in transcript.hops if earlier.hop < hop])
     _check_iterate(transcript)
     u, facts = unlearner_of(transcript), Facts.of(transcript)
-    ledger = Ledger()
+    ledger = facts.head.begin()
     for earlier in transcript.hops:
         if earlier.hop >= hop:
             break
@@ -180,25 +262,27 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     r"""The ledger seal: :math:`\mu = \Delta/s` from training's events, then the visits after it.
 
     Statement: :func:`unwalk.privacy.ledger.ledger_distance` over every hop before ``phase`` and
-    the steps u takes before its noise, then :func:`unwalk.privacy.accountants.sealed_claim`.
-    Checked: header facts; plain SGD everywhere, no clip, no momentum, nothing but parameters in
-    the token before the seal; shared projections; step sizes that do not expand; first hop at u,
-    noise before anything leaves.  What follows may use any optimizer.  Neighbours: with and
-    without the m forgotten records.
+    the steps u takes before its noise, then :func:`unwalk.privacy.accountants.sealed_claim`.  The
+    distance covers what rounding did in training.  Earlier noise (another request's seal) is the
+    same in both worlds, and its rounding is added; steps after it need a projection on a public
+    ball, which bounds the model's length anew.  Checked: header facts; plain SGD everywhere, no
+    clip, no momentum, nothing but parameters in the token before the seal; shared projections; step
+    sizes that do not expand; first hop at u, rounded noise before anything leaves.  What follows
+    may use any optimizer.  Neighbours: with and without the m forgotten records.
     """
     hops = phase_of(transcript, phase)
     first = hops[0]
     ledger = ledger_before(transcript, first.hop)
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     if first.receiver != u:
-        refuse(first, first.events[0], UN_NOISED)
+        refuse("un-noised", first, first.events[0], UN_NOISED)
     check_travels(first, start_of(hops))
     before: list[ev.Event] = []
     for event in first.events:
         if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
             break
         if isinstance(event, ev.GradientSteps) and event.touched and event.data != "retained":
-            refuse(first, event, "u's steps before the seal must be on retained data")
+            refuse("touched", first, event, "u's steps before the seal must be on retained data")
         before.append(event)
     ledger = _follow(ledger, first, before, facts, u)
     claim = sealed_claim(transcript, phase, delta, distance=ledger.distance, shrinking=True)
@@ -207,7 +291,7 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
         claim.epsilon,
         claim.delta,
         "ledger",
-        (*claim.assumptions, _CONVEX),
+        (*claim.assumptions, _CONVEX, _COMPUTED),
         f"ledger distance {ledger.distance:.6g}; {claim.reason}",
     )
 
@@ -216,32 +300,42 @@ def release_claim(transcript: Transcript, delta: float) -> Claim:
     r"""Release level: noise once, after the last step of the last hop; outsiders only.
 
     Statement: :func:`unwalk.privacy.release.release_sigma` on the ledger's distance, which all
-    steps of the walk have shrunk.  Checked as in :func:`ledger_claim`; the last event of the last
-    hop must be the only noise.
+    steps of the walk have shrunk, down to what their rounding adds.  Checked as in
+    :func:`ledger_claim`; the last event of the last hop must be the only noise.
     """
     u, facts = unlearner_of(transcript), Facts.of(transcript)
-    ledger = Ledger()
+    ledger = facts.head.begin()
     if not transcript.hops or not transcript.hops[-1].events:
-        raise Refused("the walk's last hop recorded nothing, no release noise either.")
+        raise Refused(
+            "the walk's last hop recorded nothing, no release noise either.", "no-noise-last"
+        )
     last = transcript.hops[-1]
     _check_bare(transcript.hops)
     _check_iterate(transcript)
     for hop in transcript.hops:
         for event in hop.events:
             if isinstance(event, ev.GaussianNoise) and event is not last.events[-1]:
-                refuse(hop, event, "release level is accounted for one noise at the very end")
-        ledger = _follow(ledger, hop, hop.events, facts, u)
+                refuse(
+                    "early-noise",
+                    hop,
+                    event,
+                    "release level is accounted for one noise at the very end",
+                )
+        walked = hop.events[:-1] if hop is last else hop.events
+        ledger = _follow(ledger, hop, walked, facts, u)
     noise = last.events[-1]
     if not isinstance(noise, ev.GaussianNoise) or noise.std <= 0.0:
-        refuse(last, noise, "the released model was not noised last")
+        refuse("no-noise-last", last, noise, "the released model was not noised last")
+    check_grid(last, noise)
     return Claim(
         "certified",
-        gaussian_epsilon(delta, ledger.distance / noise.std),
+        gaussian_epsilon(delta, ledger.mu(noise.std)),
         delta,
         "release",
         (
             "outsiders who see the released model only; peers saw more",
             _CONVEX,
+            _COMPUTED,
             *noise_origins([last]),
         ),
         f"distance {ledger.distance:.6g} at release, noise {noise.std:.6g}",
@@ -252,31 +346,60 @@ def noisy_start_claim(transcript: Transcript, delta: float) -> Claim:
     r"""Noise from the start: every visit to u adds noise before the token leaves.
 
     Statement: :func:`unwalk.privacy.noisy_start.noisy_start_mu`, over all hops; training-time
-    views are covered.  Checked as in :func:`ledger_claim`, within each visit.
+    views are covered.  Checked as in :func:`ledger_claim`, within each visit; a projection on a
+    public ball, at the end of every visit, bounds the model's length for the next one.
     """
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     _check_bare(transcript.hops)
     mus: list[float] = []
+    norm = facts.head.initial_norm
     for hop in transcript.hops:
         if hop.receiver != u:
+            norm = _length_after(norm, hop, facts)
             continue
-        ledger = Ledger()
+        ledger = Ledger(0.0, norm)
         for event in hop.events:
-            ledger = _follow(ledger, hop, [event], facts, u)
             if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
+                check_grid(hop, event)
                 mus.append(ledger.mu(event.std))
-                ledger = Ledger()
+                ledger = Ledger(0.0, ledger.norm)
+            ledger = _follow(ledger, hop, [event], facts, u)
         if ledger.distance > 0.0:
-            refuse(hop, hop.events[-1], "the visit's use of D_f leaves u un-noised")
-    mu = compose_mu(mus)
+            refuse(
+                "leaves-un-noised", hop, hop.events[-1], "the visit's use of D_f leaves u un-noised"
+            )
+        norm = ledger.norm
+    mu = root(plus(*(times(mu, mu) for mu in mus)))
     return Claim(
         "certified",
         gaussian_epsilon(delta, mu),
         delta,
         "noisy-start",
-        (*PUBLIC, "training-time views included", _CONVEX, *noise_origins(transcript.hops)),
+        (
+            *PUBLIC,
+            "training-time views included",
+            _CONVEX,
+            _COMPUTED,
+            *noise_origins(transcript.hops),
+        ),
         f"mu = {mu:.6g} over {len(mus)} noisy visits to u",
     )
+
+
+def _length_after(norm: float, hop: Hop, facts: Facts) -> float:
+    """What bounds a model's length after a visit whose steps nobody follows."""
+    for event in hop.events:
+        match event:
+            case ev.Projection():
+                radius, centre = _public_ball(hop, event, facts)
+                norm = min(norm, plus(radius, centre))
+            case ev.Start(start="initial"):
+                norm = facts.head.initial_norm
+            case ev.Wipe() | ev.GaussianNoise(std=0.0):
+                pass
+            case _:
+                norm = math.inf
+    return norm
 
 
 def view_zcdp(
@@ -285,11 +408,13 @@ def view_zcdp(
     observer: int,
     gaps: Sequence[float],
     stds: Sequence[float] | None = None,
+    drifts: Sequence[float] | None = None,
 ) -> float:
     r"""zCDP of one observer's view of a *known* route with noise at every hop.
 
     ``gaps[t]`` is how far apart hop t pushes the parameters if it is u's, ``stds[t]`` its noise
-    (default 1).  Between two arrivals at the observer the minimum of
+    (default 1), ``drifts[t]`` what rounding can push them apart before hop t's noise, whoever's it
+    is (default 0, for real numbers).  Between two arrivals at the observer the minimum of
     :mod:`unwalk.privacy.shift` is solved; the excursions add up.
 
     >>> ones = [1.0] * 3
@@ -299,13 +424,14 @@ def view_zcdp(
     1.0
     """
     noise = [1.0] * len(route) if stds is None else stds
+    rounding = [0.0] * len(route) if drifts is None else drifts
     total, opened, hidden = 0.0, list[float](), list[float]()
-    for peer, gap, std in zip(route, gaps, noise, strict=True):
+    for peer, gap, std, drift in zip(route, gaps, noise, rounding, strict=True):
         if peer == observer:
             total += hiding_cost(opened, hidden)
             opened, hidden = [], []
         else:
-            opened.append(gap if peer == u else 0.0)
+            opened.append(plus(gap if peer == u else 0.0, drift))
             hidden.append(std)
     return 0.5 * total
 
@@ -313,29 +439,68 @@ def view_zcdp(
 def _noisy_step(hop: Hop, facts: Facts, u: int) -> ev.GradientSteps:
     """The one noisy step of a hop, or a refusal."""
     if not hop.events:
-        raise Refused(f"hop {hop.hop} at peer {hop.receiver} recorded nothing, no noise either.")
+        raise Refused(
+            f"hop {hop.hop} at peer {hop.receiver} recorded nothing, no noise either.", "noisy-step"
+        )
     if len(hop.path) > 1:
-        refuse(hop, hop.events[0], f"the token went through relay {hop.path[0]}, who saw it too")
+        refuse(
+            "relays",
+            hop,
+            hop.events[0],
+            f"the token went through relay {hop.path[0]}, who saw it too",
+        )
     found = [event for event in hop.events if isinstance(event, ev.GradientSteps)]
     if len(found) != 1 or found[0].steps != 1 or found[0].noise <= 0.0:
         culprit = found[0] if found else hop.events[0]
-        refuse(hop, culprit, "network DP needs one noisy gradient step at every hop")
+        refuse("noisy-step", hop, culprit, "network DP needs one noisy gradient step at every hop")
     (step,) = found
     if step.optimizer != "sgd" or step.direction != -1 or step.scale != 1.0:
-        refuse(hop, step, "network DP is proved for plain descent on a convex loss")
+        refuse("optimizer", hop, step, "network DP is proved for plain descent on a convex loss")
     if step.clip is not None or step.clip_per_example is not None:
-        refuse(hop, step, "clipping breaks the convexity that network DP rests on")
+        refuse("clipping", hop, step, "clipping breaks the convexity that network DP rests on")
+    check_grid(hop, step)
     _follow(Ledger(), hop, [event for event in hop.events if event is not step], facts, u)
     return step
+
+
+def _drifts(hops: Sequence[Hop], facts: Facts) -> list[float]:
+    r"""What rounding can push two worlds apart before each hop's noise: :math:`2	au` of the step
+    that is to be noised, and what the rounding of the noisy step before it left,
+    :math:`\eta\sqrt d\,g` and the update's own error on numbers of at most :math:`2^{53}g`."""
+    head, norm, left = facts.head, facts.head.initial_norm, 0.0
+    found: list[float] = []
+    for hop in hops:
+        for event in hop.events:
+            match event:
+                case ev.GradientSteps():
+                    if not math.isfinite(norm):
+                        refuse("norm", hop, event, "nothing bounds the length of the model here")
+                    whole = replace(event, steps=facts.slots, noise=0.0)
+                    constant, growing = head.step_error(facts.steps(hop, whole, -1))
+                    found.append(plus(left, times(2.0, plus(constant, times(growing, norm)))))
+                    cell = times(event.step_size, head.rounded_noise(event.grid or 0.0))
+                    left, norm = plus(cell, times(2.0, gamma(4), cell, ROOM)), math.inf
+                case ev.Projection():
+                    radius, centre = _public_ball(hop, event, facts)
+                    left = plus(left, projection_rounding(plus(radius, centre), head.parameters))
+                    norm = min(norm, plus(radius, centre))
+                case ev.Start(start="initial"):
+                    norm = head.initial_norm
+                case ev.GaussianNoise():
+                    refuse("noisy-step", hop, event, "network DP is for noise on gradients alone")
+                case _:
+                    pass
+    return found
 
 
 def network_claim(transcript: Transcript, delta: float) -> Claim:
     r"""Network DP of the views, given the route that was walked: noise at *every* hop.
 
     Statement: :func:`view_zcdp` for every single peer v other than u, the worst of them; hop t
-    pushes by :math:`2\eta_t L` and adds noise :math:`\eta_t\sigma_t`.  Checked: one plain noisy
-    SGD step on a convex loss per hop, :math:`\eta \le 2/\beta`, shared projections, no relays.
-    User level: all data of u.  Not for coalitions, nor for the released model.
+    pushes by :math:`2\eta_t L` and adds noise :math:`\eta_t\sigma_t`; what rounding adds is in
+    :func:`_drifts`.  Checked: one plain noisy SGD step on a convex loss per hop, rounded to a grid,
+    :math:`\eta \le 2/\beta`, shared projections, one at the end of every hop, no relays.  User
+    level: all data of u.  Not for coalitions, nor for the released model.
     """
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     _check_bare(transcript.hops)
@@ -345,14 +510,15 @@ def network_claim(transcript: Transcript, delta: float) -> Claim:
         try:
             check_nonexpansive(step.step_size, fill * facts.loss.smoothness + step.weight_decay)
         except Refused as error:
-            refuse(hop, step, str(error).rstrip("."))
+            refuse(error.code, hop, step, str(error).rstrip("."))
     route = [hop.receiver for hop in transcript.hops]
     watchers = sorted(set(route) - {u})
     if not watchers:
-        raise Refused("nobody but u ever held the token, or the walk has no hop.")
+        raise Refused("nobody but u ever held the token, or the walk has no hop.", "no-observer")
     gaps = [2.0 * fill * facts.loss.lipschitz * step.step_size for step in steps]
     stds = [step.step_size * step.noise for step in steps]
-    costs = {v: view_zcdp(route, u, v, gaps, stds) for v in watchers}
+    drifts = _drifts(transcript.hops, facts)
+    costs = {v: view_zcdp(route, u, v, gaps, stds, drifts) for v in watchers}
     worst = max(watchers, key=costs.__getitem__)
     return Claim(
         "certified",
@@ -362,6 +528,7 @@ def network_claim(transcript: Transcript, delta: float) -> Claim:
         (
             "the view of one peer, route known; no coalition, not the released model",
             "convex smooth loss with the constants of the header",
+            _COMPUTED,
             *noise_origins(transcript.hops),
         ),
         f"zCDP {costs[worst]:.6g} for the view of peer {worst}",

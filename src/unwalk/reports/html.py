@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from unwalk.core.grades import PROVED, SHOWN, shown_grade
 from unwalk.reports import charts, numbers, svg, walk, words
 from unwalk.reports.certificate import certificate_section
 from unwalk.reports.comparison import cost_section, methods_section, section, seeds_section
@@ -15,6 +17,8 @@ from unwalk.reports.style import style_sheet
 from unwalk.reports.svg import tag
 
 MOST_ROWS = 120
+OPTION = re.compile(r"(--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)")
+"""An option or a setting, which is not to be broken in two."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -46,6 +50,7 @@ def render(result: Mapping[str, Any]) -> str:
         tag(
             "header",
             tag("p", "unwalk report", class_="brand"),
+            _verdict(view),
             tag("h1", escape(title)),
             tag("p", escape(words.story(view)), class_="story"),
         ),
@@ -206,21 +211,46 @@ def _samples(result: Result) -> str:
     )
 
 
+def _badge(grade: str) -> str:
+    known = words.shown(grade)
+    kind = grade if grade in SHOWN else ""
+    return tag("span", escape(f"{known.sign} {known.name}"), class_=f"badge {kind}".strip())
+
+
+def _verdict(result: Result) -> str:
+    """What is guaranteed to whom, above everything else on the page."""
+    first, *others = words.guarantee(result)
+    lines = [tag("p", tag("b", escape(first)))]
+    lines += [tag("p", OPTION.sub(r"<code>\1</code>", escape(text))) for text in others]
+    proved = next((c for c in result.claims if c.grade in PROVED), None)
+    if proved is not None and (bound := words.bound(proved)):
+        would = "It would be: " if result.badge == "rehearsal" else ""
+        lines.append(tag("p", escape(f"{would}{bound}"), class_="note"))
+    kind = f"verdict {result.badge if result.badge in SHOWN else ''}".strip()
+    return tag(
+        "div",
+        tag("div", _badge(result.badge)),
+        tag("div", *lines),
+        class_=f"{kind} card",
+        role="note",
+        aria_label="What is guaranteed",
+    )
+
+
 def _claims(result: Result) -> str:
     boxes = []
     for claim in result.claims:
-        sign = words.GRADE_SIGNS.get(claim.grade, "?")
-        kind = claim.grade if claim.grade in words.GRADES else ""
-        badge = tag("span", escape(f"{sign} {claim.grade}"), class_=f"badge {kind}".strip())
-        facts = [words.bound(claim), words.accountant(claim)]
+        grade = shown_grade(claim.grade, result.origin)
+        code = f"code: {claim.code}" if claim.code else ""
+        facts = [words.bound(claim), words.accountant(claim), code]
         line = "; ".join(f for f in facts if f)
         boxes.append(
             tag(
                 "div",
-                tag("div", badge),
+                tag("div", _badge(grade)),
                 tag(
                     "div",
-                    tag("p", tag("b", words.grade_meaning(claim))),
+                    tag("p", tag("b", escape(words.shown(grade).meaning))),
                     tag("p", escape(words.sentence(claim.reason))) if claim.reason else "",
                     tag("p", escape(line), class_="note") if line else "",
                 ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.grades import badge_of, origin_of
 
 FORMAT = 1
 MEASURES = ("clean", "asr", "asr_paper", "forget", "retain")
@@ -117,6 +118,7 @@ class Claim:
     delta: float | None
     accountant: str
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Certificate:
     words: Mapping[str, tuple[str, ...]]
     signer: str
     worth: str
+    origin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,17 @@ class Result:
     certificate: Certificate | None
     runs: int
     spreads: tuple[Spread, ...]
+
+    @property
+    def origin(self) -> str | None:
+        """Where the noise came from, as the certificate says."""
+        return None if self.certificate is None else self.certificate.origin
+
+    @property
+    def badge(self) -> str:
+        """What people are shown of the claims; see :func:`unwalk.core.grades.badge_of`."""
+        claims = [{"grade": claim.grade} for claim in self.claims]
+        return badge_of({"claims": claims, "noise": {"origin": self.origin}})
 
     @property
     def main(self) -> Method:
@@ -349,6 +363,7 @@ def _claim(value: Any) -> Claim:
         delta=_number(source.get("delta")),
         accountant=_text(source.get("accountant")),
         reason=_text(source.get("reason")),
+        code=_text(source.get("code")),
     )
 
 
@@ -363,6 +378,7 @@ def _certificate(value: Any) -> Certificate | None:
         words={k: tuple(_text(t) for t in _items(f"words.{k}", v)) for k, v in words.items()},
         signer=_text(signer.get("fingerprint")),
         worth=_text(source.get("worth")),
+        origin=origin_of(document),
     )
 
 

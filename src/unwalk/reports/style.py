@@ -139,11 +139,21 @@ border-radius:3px}
 break-inside:avoid}
 .claim+.claim{margin-top:12px}
 .claim p{margin:0 0 4px}
+.verdict{display:grid;grid-template-columns:auto 1fr;gap:6px 18px;align-items:start;
+margin:0 0 22px;border-width:2px;break-inside:avoid}
+.verdict p{margin:0 0 4px;max-width:84ch}
+.verdict code{white-space:nowrap}
+.verdict.certified,.verdict.exact{border-color:var(--right)}
+.verdict.rehearsal{border-color:var(--soft);border-style:dashed}
+.verdict.refused{border-color:var(--wrong)}
+.verdict.nominal{border-color:var(--other-1)}
 .badge{display:inline-block;border:2px solid;border-radius:999px;padding:2px 14px 3px;
 font-weight:650;white-space:nowrap}
 .badge.nominal{color:var(--other-1)}
 .badge.certified,.badge.exact{color:var(--right)}
+.badge.rehearsal{color:var(--soft);border-style:dashed}
 .badge.refused{color:var(--wrong)}
+.badge.nothing{color:var(--soft)}
 pre{margin:0 0 12px;padding:12px 14px;overflow-x:auto;background:var(--page);
 border:1px solid var(--line);border-radius:8px;font:14px/1.5 ui-monospace,SFMono-Regular,Menlo,
 Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
@@ -158,7 +168,7 @@ footer{padding-top:28px;padding-bottom:40px;color:var(--soft);font-size:14px}
 .pair>figure{max-width:600px}
 .card{padding:14px 12px}
 main,header,footer{padding-left:14px;padding-right:14px}
-.claim{grid-template-columns:1fr}
+.claim,.verdict{grid-template-columns:1fr}
 th,td{padding:7px 8px}
 .tiles{grid-auto-flow:row;grid-template-columns:1fr 1fr;gap:10px}
 .tiles div:last-child:nth-child(odd){grid-column:1/-1}

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unwalk.core.grades import SHOWN, Shown
 from unwalk.reports import numbers
 from unwalk.reports.result import Claim, Forget, Method, Result
 
-GRADES = {
-    "nominal": "The paper's formula, not a guarantee.",
-    "certified": "Proved for the run that happened, from its recorded events.",
-    "exact": "The model is distributed as if the forgotten records had never been there.",
-    "refused": "No claim is made, because it cannot be proved.",
-}
 LEVEL = 0.05
 """How far from retraining in forgetting still counts as level."""
-
-GRADE_SIGNS = {"nominal": "~", "certified": "✓", "exact": "=", "refused": "✗"}
 
 
 @dataclass(frozen=True)
@@ -226,9 +219,15 @@ def price(result: Result) -> str:
     )
 
 
-def grade_meaning(claim: Claim) -> str:
-    """What a grade means, in plain words."""
-    return GRADES.get(claim.grade, "A grade that this version does not know.")
+def guarantee(result: Result) -> tuple[str, ...]:
+    """What is guaranteed and to whom, from the certificate; else what its grade means."""
+    told = () if result.certificate is None else result.certificate.words.get("verdict", ())
+    return told or (shown(result.badge).meaning,)
+
+
+def shown(grade: str) -> Shown:
+    """What people are shown of a grade."""
+    return SHOWN.get(grade, Shown("?", grade, "A grade that this version does not know."))
 
 
 def accountant(claim: Claim) -> str:

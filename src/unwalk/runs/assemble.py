@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +32,6 @@ from unwalk.runs.config import Config, Value, apply, flatten, to_toml
 from unwalk.runs.entries import Noise, train_phase
 from unwalk.runs.facts import nominal_facts, public_facts
 from unwalk.runs.presets import preset_settings
-from unwalk.runs.releases import announce
 from unwalk.runs.requests import capacity, decide, keeps
 from unwalk.runs.secrets import noise_of, salt_of
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
@@ -43,6 +41,7 @@ T = TypeVar("T", Deletion, Trigger)
 CHOICES: dict[str, Collection[str]] = {
     "method": METHODS,
     "graph.kind": walks.GRAPHS,
+    "model.precision": ("float32", "float64"),
     "train.optimizer": OPTIMIZERS,
     "train.state": OPTIMIZER_STATES,
     "train.work": WORK,
@@ -173,7 +172,6 @@ class Assembled:
     task: ShardedTask
     graph: Graph
     noise: NoiseSource
-    releases: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def p(self) -> float:
@@ -232,20 +230,9 @@ class Assembled:
             return replace(self.noise, run=f"{self.noise.run}/{method}")
         return self.noise
 
-    def announcing(self, method: str) -> Assembled:
-        """With the method's noisy release entered in the secret's register, if it has one."""
-        noise, file = self._noise_for(method), self.config.noise.secret_file
-        noisy = METHODS[method].grade == "certified"
-        if not (noisy and file and isinstance(noise, SecretNoise)):
-            return self
-        said = announce(self.task, self.config.forget.peer, noise, Path(file))
-        return replace(self, releases={**self.releases, method: said})
-
     def _public(self, method: str) -> dict[str, Any]:
         """The public facts of the header."""
         facts = public_facts(self.config, self.task, method, self.p)
-        if method in self.releases:
-            facts["release"] = dict(self.releases[method])
         if method in METHODS:
             found = self.calibrated(method)
             said = nominal_facts(self.config, method, found, self.p, self.noise.origin)
@@ -307,7 +294,7 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
     if config.graph.kind == "edge-list" and task is None:
         graph = _graph(config, config.peers)
         return _assembled(config, _task(config, graph.peers), graph)
-    task = task or _task(config, config.peers)
+    task = _task(config, config.peers) if task is None else _in_precision(config, task)
     for key, asked, there in (
         ("peers", config.peers, task.peers),
         ("forget.peer", config.forget.peer, task.unlearner),
@@ -325,7 +312,7 @@ def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
                 "the data, which tell; allowed: a train.capacity of your own."
             )
         config = replace(config, train=replace(config.train, capacity=capacity(task)))
-    return Assembled(config, task, graph, noise_of(config, run_id(config)))
+    return Assembled(config, task, graph, noise_of(config, run_id(config), task))
 
 
 def _graph(config: Config, peers: int | None) -> Graph:
@@ -364,7 +351,15 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
         forget=forget,
         trigger=trigger,
         options={k: v for k, v in given.items() if v is not None},
+        dtype=getattr(torch, config.model.precision),
     )
+
+
+def _in_precision(config: Config, task: ShardedTask) -> ShardedTask:
+    """A task that was brought along, in 64 bits where the settings say so."""
+    if config.model.precision == "float64" and task.dtype != torch.float64:
+        return replace(task, dtype=torch.float64)
+    return task
 
 
 def _over(base: T, given: object, *leave: str) -> T:

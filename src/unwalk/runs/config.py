@@ -56,6 +56,7 @@ class ModelConfig:
     """What is trained."""
 
     name: str | None = setting(None, "a named model, or package.module:factory; empty: the task's")
+    precision: str = setting("float32", "inputs and parameters: float32, or float64 to certify")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class DataConfig:
     labels: str | None = setting(None, "file: the classes, as in low|high; empty: as they occur")
     categories: str | None = setting(None, "file: values of text columns, as in sex=f|m; ward=a|b")
     normalisation: str | None = setting(
-        None, "own data: published or without-forgotten, if scaling is free of the forgotten"
+        None, "own arrays: published or without-forgotten, if scaling is free of the forgotten"
     )
     scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
 

@@ -57,7 +57,7 @@ class Constituents:
         return Together([self._model(now[shard], work.device) for shard in sorted(now)]).eval()
 
     def _model(self, token: Token, device: torch.device) -> nn.Module:
-        model = build_model(self.plan.task.model, 0).to(device)
+        model = build_model(self.plan.task.model, self.plan.seeds.integer("model")).to(device)
         views = Layout.of(model).views(token.parameters)
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -22,13 +22,15 @@ GOING_BACK = ("rewind", "sisa")
 class Decided:
     """What is settled once a request arrives, from public facts of the training that happened.
 
-    ``std`` and ``later_std`` are noise on the parameters, ``steps`` those of a ball seal.  The
-    walk goes on from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
-    ``start_hop`` counts from the beginning of a walk that had ``earlier`` hops of others before it.
+    ``std`` and ``later_std`` are noise on the parameters, ``steps`` those of a ball seal; ``reach``
+    is the radius of a public ball round the origin for the model with its noise.  The walk goes on
+    from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.  ``start_hop``
+    counts from the beginning of a walk that had ``earlier`` hops of others before it.
     """
 
     std: float = 0.0
     later_std: float = 0.0
+    reach: float | None = None
     steps: int = 1
     start_hop: int | None = None
     earlier: int = 0

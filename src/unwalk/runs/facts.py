@@ -7,13 +7,16 @@ their number (or the cap announced in its place).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
 
 import unwalk
 from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import PublicSeeds
 from unwalk.core.workspace import build_model
+from unwalk.engines.linear import bare_linear
 from unwalk.runs.baselines import Calibrated, nominal_reason
 from unwalk.runs.config import Config
 from unwalk.runs.entries import GOING_BACK, train_descent, way_back
@@ -29,14 +32,16 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
         "epsilon": config.unlearn.epsilon,
         "delta": config.unlearn.delta,
         "attempt": config.noise.attempt,
-        "normalisation": _normalisation(config, task),
+        **_of_the_data(config, task),
         "iterate": config.train.keep,
         "precision": _precision(config, task),
         **_batching(config),
-        **_loss(task),
+        **_loss(config, task),
     }
     if method in GOING_BACK:
         facts["rewind"] = way_back(config, method)
+        facts["slices"] = config.train.slices
+        facts["emptied"] = task.records(config.forget.peer).retained.size == 0
     if method == "sisa" and config.train.shards > 1:
         facts["shards"] = config.train.shards
     if method == "rrdu" or (method == "seal" and config.seal.visits):
@@ -60,13 +65,22 @@ def announced(config: Config, task: ShardedTask) -> int:
     return cap
 
 
-def _normalisation(config: Config, task: ShardedTask) -> str:
-    given = config.data.normalisation
-    if given is not None:
-        return given
-    if config.task != "file":
-        return task.source.normalisation
-    return "declared" if config.data.labels else "labels-as-they-occur"
+def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
+    """Where scales and classes come from, how data were dealt, and whose code computes.
+
+    What the user says of the scaling counts only where the program does not know better.
+    """
+    source = task.source
+    known, given = source.normalisation, config.data.normalisation
+    facts: dict[str, Any] = {
+        "normalisation": given if given is not None and known == "unknown" else known,
+        "labels": source.labels_from,
+        "dealing": task.holdings.dealing,
+        "holdout": source.holdout,
+        "code": "own" if task.own_code else "built-in",
+    }
+    found = task.outside_state
+    return facts if found is None else {**facts, "outside_state": found}
 
 
 def _precision(config: Config, task: ShardedTask) -> str:
@@ -88,20 +102,36 @@ def _batching(config: Config) -> dict[str, Any]:
     }
 
 
-def _loss(task: ShardedTask) -> dict[str, Any]:
-    """The loss, where it is softmax regression on inputs of bounded length."""
-    model = build_model(task.model, 0)
-    layers = list(model) if type(model) is nn.Sequential else [model]
-    head = layers[-1]
-    plain = all(type(layer) is nn.Flatten for layer in layers[:-1])
-    # A subclass may do anything in its forward pass, so the very classes are asked for.
-    if not plain or type(head) is not nn.Linear or task.loss is not None:
-        return {}
+def _loss(config: Config, task: ShardedTask) -> dict[str, Any]:
+    """The loss, where it is softmax regression, with what its rounding depends on."""
+    if task.loss is not None:
+        return {"loss": "the task's own"}
+    model = build_model(task.model, PublicSeeds(config.seed).integer("model"))
+    head = bare_linear(model)
+    if isinstance(head, str):
+        return {"loss": f"of a model with {head}"}
+    start = [p.detach().to(torch.float64).reshape(-1) for p in model.parameters()]
+    facts = {
+        "loss": "softmax",
+        "inputs": head.inputs + head.bias,
+        "outputs": head.outputs,
+        "initial_norm": length(torch.cat(start).tolist()),
+    }
     norm = task.source.feature_norm
     if norm is None or task.source.augment is not None:
-        return {"loss": "softmax"}
-    bias = 0.0 if head.bias is None else 1.0
-    return {"loss": "softmax", "feature_norm": math.hypot(norm, bias)}
+        return facts
+    return {**facts, "feature_norm": length([norm, 1.0 if head.bias else 0.0])}
+
+
+def length(vector: Sequence[float]) -> float:
+    """The length of a vector, rounded up.
+
+    >>> length([0.0, 0.0]), length([1.0]), 1.0 < length([1.0, 1e-9]) < 1.0 + 1e-15
+    (0.0, 1.0, True)
+    """
+    values = [value for value in vector if value]
+    near = math.hypot(*values)  # within one unit in the last place
+    return near if len(values) < 2 else math.nextafter(math.nextafter(near, math.inf), math.inf)
 
 
 def nominal_facts(

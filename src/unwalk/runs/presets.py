@@ -6,7 +6,7 @@
   local epoch a hop, one ascent pass over the forget set a visit, weight noise once, projection.
 * ``practical`` is for a user who wants to forget well.
 * ``certified`` trains so that a ledger seal can be proved: plain SGD with L2 on keyed slots, a
-  linear head, inputs of bounded length.
+  linear head in 64 bits, inputs of bounded length.
 
 A preset is a table of settings for every task, refined per task.  Trust radius and clip depend
 on the model, so they are given per task.
@@ -74,13 +74,14 @@ PRESETS: dict[str, dict[str, Settings]] = {
         "*": {
             "method": "seal",
             "model.name": "linear",
+            "model.precision": "float64",
             "train.optimizer": "sgd",
             "train.work": "slots",
-            "train.learning_rate": 3.8,
+            "train.learning_rate": 3.7,
             "train.weight_decay": 0.003,
             "train.epochs": 3,
             "unlearn.hops": 60,
-            "seal.local_epochs": 120,
+            "seal.local_epochs": 240,
             "evaluate.every": 1,
             "forget.kind": "records",
         },
@@ -90,7 +91,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
             "train.epochs": 1,
             "train.hops": 60,
             "unlearn.hops": 40,
-            "seal.local_epochs": 5,
+            "seal.local_epochs": 0,
         },
     },
 }

@@ -51,6 +51,7 @@ def _sealed(config: Config, noise: Noise) -> Phase:
         seal.local_epochs,
         later,
         noise.decided.later_std,
+        noise.decided.reach,
     )
     return Phase(
         name="unlearn",
@@ -164,12 +165,12 @@ def _summing(config: Config, noise: Noise) -> tuple[Phase, ...]:
 
 
 def _noisy(config: Config, noise: Noise) -> Phase:
-    method = NoisyStart(train_descent(config), noise.decided.std)
+    method = NoisyStart(train_descent(config), noise.decided.std, noise.decided.reach)
     return Phase("unlearn", method, walks.Uniform(), 0)
 
 
 def _noisy_training(config: Config, noise: Noise) -> tuple[Phase, ...]:
-    method = NoisyStart(train_descent(config), noise.decided.std)
+    method = NoisyStart(train_descent(config), noise.decided.std, noise.decided.reach)
     return (Phase("train", method, walks.Uniform(), config.train.hops),)
 
 

@@ -1,17 +1,21 @@
-"""The register of noisy releases: noise is drawn once for a request, whatever the settings.
+"""The register of draws: what noise is drawn for stands there before it is drawn.
 
 Whoever may draw the noise again until he likes the result has not added the noise that was
-accounted for.  A secret gives one noise for a run, but other settings make another run.  So each
-secret has a register in its folder.  Before noise is drawn to hide some records, an entry is
-written there: the run, and a mark of each record, which is an HMAC of its contents under the
-secret.  An earlier entry of another run that shares a mark is an earlier release; the transcript's
-header says how many there are, and a certificate is refused where there is any.  Real peers keep
-the same register beside their secret, with marks made from the keyed hashes of record ids.
+accounted for.  So each secret has a register in its folder.  After training and before each draw an
+entry is written there: the run, the peer, the hop and the draw's number within its visit; marks of
+the records that are hidden (HMACs of each one's id and of its content); and ``inputs``, an HMAC of
+the noise's std and grid and of the very bytes that it is added to.  Entries are chained by HMACs
+under the secret, and the noise is keyed by the chain value: other bytes, made by other settings or
+by another processor, are another entry with other noise.
 
-Entries are chained by HMACs under the secret, so that one that is changed or taken out is noticed.
-The header repeats number and chain value of its entry.  Not covered: another secret, a register
-whose end was cut off (two certificates with one entry number and different chain values show it,
-if they ever meet), records that were altered.
+The very same entry again is a replay, with the same noise.  Any other entry that shares a mark is
+an earlier draw, unless it is another hop or draw of the same run.  The event of the noise has the
+entry's number, its chain value and how many earlier draws there are; where there is any, a
+certificate is refused.
+
+Not covered: another secret, a register whose end was cut off (two certificates with one entry
+number and different chain values show it, if they ever meet), a record of which both id and content
+were altered.
 """
 
 from __future__ import annotations
@@ -22,102 +26,198 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.noise import SecretNoise
+from unwalk.core.events import Draw
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_private_file
 from unwalk.tasks import ShardedTask
 
 
 @dataclass(frozen=True)
+class Place:
+    """What a draw is for: where it is made, the marks of what it hides, what it is added to.
+
+    ``hop`` is None in lines from before version 2, which announced a whole run.
+    """
+
+    run: str
+    peer: int | None
+    hop: int | None
+    step: int | None
+    marks: frozenset[str]
+    inputs: str | None
+
+    def counts_for(self, other: Place) -> bool:
+        """Whether a draw here is one more for records that ``other`` hides."""
+        if self.hop is None or self.run != other.run:
+            return bool(self.marks & other.marks)
+        same = (self.hop, self.step) == (other.hop, other.step)
+        return same and bool(self.marks & other.marks)
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One line: its number from 1, the run, and the marks of the records that it hides."""
+    """One line: its number from 1, what it is for, and its chain value."""
 
     number: int
-    run: str
-    marks: frozenset[str]
+    place: Place
     chain: str
 
 
-def register_of(secret_file: Path, secret: bytes) -> Path:
-    """Where the register of a secret lies: beside it, whatever the secret's file is called."""
-    name = hmac.new(secret, b"unwalk/register", hashlib.sha256).hexdigest()[:16]
-    return secret_file.resolve().parent / f"releases-{name}.jsonl"
+@dataclass(eq=False)
+class Draws:
+    """The register of one secret, which lies beside it whatever the secret's file is called.
+
+    With ``mend`` a last line without its end, as a crash leaves it, is taken out before the next
+    one is written: no noise was drawn for it.
+    """
+
+    secret_file: Path
+    secret: bytes = field(repr=False)
+    mend: bool = False
+    _text: str = field(default="", init=False, repr=False)
+    _entries: list[Entry] = field(default_factory=list, init=False, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The register's file."""
+        name = hmac.new(self.secret, b"unwalk/register", hashlib.sha256).hexdigest()[:16]
+        return self.secret_file.resolve().parent / f"releases-{name}.jsonl"
+
+    def enter(self, place: Place) -> Draw:
+        """The entry of a draw, written now unless the very same stands there already."""
+        with _held(self.path) as file:
+            text = file.read()
+            if self.mend and not text.endswith("\n"):
+                text = text[: text.rfind("\n") + 1]
+                os.ftruncate(file.fileno(), len(text))
+                file.seek(0, os.SEEK_END)
+            entries = self._read(text)
+            mine = _same(entries, place)
+            if mine is None:
+                number, before = len(entries) + 1, entries[-1].chain if entries else ""
+                mine = Entry(number, place, self._chained(before, _body(number, place)))
+                file.write(_line(mine))
+                file.flush()
+                os.fsync(file.fileno())
+        return _said(entries, mine)
+
+    def find(self, place: Place) -> Draw | None:
+        """What :meth:`enter` answered, or None where there is no such entry; nothing is written."""
+        entries = self.entries()
+        mine = _same(entries, place)
+        return None if mine is None else _said(entries, mine)
+
+    def entries(self) -> list[Entry]:
+        """Every whole entry, checked."""
+        if not self.path.exists():
+            return []
+        with _held(self.path) as file:
+            text = file.read()
+        return self._read(text[: text.rfind("\n") + 1])
+
+    def _read(self, text: str) -> list[Entry]:
+        """The entries, each checked against the one before it; what was read before is known."""
+        if not text.startswith(self._text):
+            self._text, self._entries = "", []
+        entries = list(self._entries)
+        for line in text[len(self._text) :].splitlines(keepends=True):
+            number = len(entries) + 1
+            try:
+                entry = _parsed(line)
+                before = entries[-1].chain if entries else ""
+                chain = self._chained(before, _body(number, entry.place))
+                intact = line == _line(entry) and entry.number == number
+                intact = intact and hmac.compare_digest(entry.chain, chain)
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._damaged(number) from error
+            if not intact:
+                raise self._damaged(number)
+            entries.append(entry)
+        self._text, self._entries = text, list(entries)
+        return entries
+
+    def _chained(self, before: str, body: dict[str, Any]) -> str:
+        message = f"unwalk/release/{before}/{canonical(body)}".encode()
+        return hmac.new(self.secret, message, hashlib.sha256).hexdigest()
+
+    def _damaged(self, number: int) -> Corrupt:
+        return Corrupt(
+            f"{self.path}, the register of draws, was changed in line {number}: that noise is "
+            "drawn once cannot be shown any more; use an exact method, or a new secret."
+        )
 
 
-def marks_of(task: ShardedTask, peer: int, secret: bytes) -> frozenset[str]:
-    """A mark of each record that the peer has to forget; equal records have equal marks."""
-    shard = task.shard(peer)
+@dataclass(frozen=True, eq=False)
+class RunRegister:
+    """The register as a run on one machine writes it: every noise hides the same records."""
+
+    draws: Draws
+    marks: frozenset[str]
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        return self.draws.enter(Place(run, peer, hop, step, self.marks, inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayRegister:
+    """The register as a replay reads it: what does not stand there gets no noise."""
+
+    draws: Draws
+    marks: frozenset[str]
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        found = self.draws.find(Place(run, peer, hop, step, self.marks, inputs))
+        if found is None:
+            raise NotEntered(
+                f"hop {hop} at peer {peer}: the register of draws has no entry for what would get "
+                "noise there, so none was drawn; the numbers before the noise differ, or the "
+                "register is not the one that the run wrote"
+            )
+        return found
+
+
+class NotEntered(Exception):
+    """A draw that a replay asks for never took place."""
+
+
+def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:
+    """Marks of the records that have to be forgotten, by id and by content."""
+    peer = task.unlearner
+    ids = task.ids(peer)
+    rows = task.records(peer).forgotten.tolist()
+    found = {_mark(secret, f"unwalk/record-id/{task.name}/{ids[row]}".encode()) for row in rows}
+    return content_marks(task.shard(peer), secret) | found
+
+
+def content_marks(shard: Shard, secret: bytes) -> frozenset[str]:
+    """A mark of the content of each forgotten record; equal records have equal marks."""
     found = set()
     for row in shard.records.forgotten.tolist():
         x = shard.x[row].detach().to("cpu", torch.float64).contiguous()
         message = b"unwalk/record/" + x.numpy().tobytes() + str(int(shard.y[row])).encode()
-        found.add(hmac.new(secret, message, hashlib.sha256).hexdigest()[:32])
+        found.add(_mark(secret, message))
     return frozenset(found)
 
 
-def announce(task: ShardedTask, peer: int, noise: SecretNoise, secret_file: Path) -> dict[str, Any]:
-    """Enter a release in the register, unless it is there, and say what the header repeats."""
-    marks = marks_of(task, peer, noise.secret)
-    return enter(secret_file, noise.secret, noise.run, marks)
+def _mark(secret: bytes, message: bytes) -> str:
+    return hmac.new(secret, message, hashlib.sha256).hexdigest()[:32]
 
 
-def enter(
-    secret_file: Path, secret: bytes, run: str, marks: frozenset[str], *, mend: bool = False
-) -> dict[str, Any]:
-    """Enter the release of ``run``, which hides the records with these marks, unless it is there.
-
-    With ``mend`` a last line without its end, as a crash leaves it, is taken out first: no noise
-    was drawn for it.
-    """
-    path = register_of(secret_file, secret)
-    with _held(path) as file:
-        text = file.read()
-        if mend and not text.endswith("\n"):
-            text = text[: text.rfind("\n") + 1]
-            os.ftruncate(file.fileno(), len(text))
-            file.seek(0, os.SEEK_END)
-        entries = _read(path, text, secret)
-        mine = next((entry for entry in entries if entry.run == run), None)
-        if mine is None:
-            mine = _next(entries, secret, run, marks)
-            file.write(_line(mine))
-            file.flush()
-            os.fsync(file.fileno())
-        elif mine.marks != marks:
-            raise InvalidInput(
-                f"{path} has run {run} for other records; the data changed since, and one noise "
-                "must not fall on two inputs: change a setting, such as the seed."
-            )
-    return _said(entries, mine)
+def _same(entries: list[Entry], place: Place) -> Entry | None:
+    return next((entry for entry in entries if entry.place == place), None)
 
 
-def entered(secret_file: Path, secret: bytes, run: str) -> dict[str, Any] | None:
-    """What :func:`enter` answered for ``run``, or None if there is no such entry."""
-    entries = known_releases(secret_file, secret)
-    mine = next((entry for entry in entries if entry.run == run), None)
-    return None if mine is None else _said(entries, mine)
-
-
-def known_releases(secret_file: Path, secret: bytes) -> list[Entry]:
-    """Every whole entry of a secret's register, checked."""
-    path = register_of(secret_file, secret)
-    if not path.exists():
-        return []
-    with _held(path) as file:
-        text = file.read()
-    return _read(path, text[: text.rfind("\n") + 1], secret)
-
-
-def _said(entries: list[Entry], mine: Entry) -> dict[str, Any]:
-    found = [entry for entry in entries if entry.number < mine.number and entry.marks & mine.marks]
-    return {"entry": mine.number, "chain": mine.chain, "earlier": len(found)}
+def _said(entries: list[Entry], mine: Entry) -> Draw:
+    earlier = [e for e in entries[: mine.number - 1] if e.place.counts_for(mine.place)]
+    return mine.number, mine.chain, len(earlier)
 
 
 @contextmanager
@@ -127,7 +227,7 @@ def _held(path: Path) -> Iterator[Any]:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise InvalidInput(
-            f"{path}, the register of noisy releases, cannot be opened: {error.strerror}."
+            f"{path}, the register of draws, cannot be opened: {error.strerror}."
         ) from error
     with os.fdopen(handle, "r+", encoding="ascii") as file:
         check_private_file(path)
@@ -139,48 +239,21 @@ def _held(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _body(number: int, run: str, marks: frozenset[str]) -> dict[str, Any]:
-    return {"entry": number, "run": run, "records": sorted(marks)}
-
-
-def _chained(secret: bytes, before: str, body: dict[str, Any]) -> str:
-    message = f"unwalk/release/{before}/{canonical(body)}".encode()
-    return hmac.new(secret, message, hashlib.sha256).hexdigest()
-
-
-def _next(entries: list[Entry], secret: bytes, run: str, marks: frozenset[str]) -> Entry:
-    number, before = len(entries) + 1, entries[-1].chain if entries else ""
-    chain = _chained(secret, before, _body(number, run, marks))
-    return Entry(number, run, marks, chain)
+def _body(number: int, place: Place) -> dict[str, Any]:
+    body = {"entry": number, "run": place.run, "records": sorted(place.marks)}
+    if place.hop is None:
+        return body
+    at = {"peer": place.peer, "hop": place.hop, "step": place.step}
+    return {**body, **at, "inputs": place.inputs}
 
 
 def _line(entry: Entry) -> str:
-    return canonical({**_body(entry.number, entry.run, entry.marks), "chain": entry.chain}) + "\n"
+    return canonical({**_body(entry.number, entry.place), "chain": entry.chain}) + "\n"
 
 
-def _read(path: Path, text: str, secret: bytes) -> list[Entry]:
-    """The entries, each checked against the one before it."""
-    entries: list[Entry] = []
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
-        try:
-            record = json.loads(line)
-            entry = Entry(
-                record["entry"], record["run"], frozenset(record["records"]), record["chain"]
-            )
-            body = _body(number, entry.run, entry.marks)
-            before = entries[-1].chain if entries else ""
-            intact = line == _line(entry) and entry.number == number
-            intact = intact and hmac.compare_digest(entry.chain, _chained(secret, before, body))
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(path, number) from error
-        if not intact:
-            raise _damaged(path, number)
-        entries.append(entry)
-    return entries
-
-
-def _damaged(path: Path, number: int) -> Corrupt:
-    return Corrupt(
-        f"{path}, the register of noisy releases, was changed in line {number}: that noise is "
-        "drawn once cannot be shown any more; use an exact method, or a new secret."
-    )
+def _parsed(line: str) -> Entry:
+    record = json.loads(line)
+    peer, hop, step = (record.get(name) for name in ("peer", "hop", "step"))
+    marks, inputs = frozenset(record["records"]), record.get("inputs")
+    place = Place(record["run"], peer, hop, step, marks, inputs)
+    return Entry(record["entry"], place, record["chain"])

@@ -1,18 +1,67 @@
-"""Does a run again from its configuration, data and secrets, and compares hop by hop."""
+"""Does a run again from its configuration, data and secrets, and compares hop by hop.
+
+Nothing is drawn: at a noise the very same entry is looked up in the register of draws, and noise is
+made anew only where it stands there.  The first thing that comes out otherwise ends the walk.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from unwalk.certificates.document import MODEL
 from unwalk.core.errors import InvalidInput
+from unwalk.core.noise import SecretNoise
+from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.transcript import Transcript
-from unwalk.runs.assemble import assemble, resolve
+from unwalk.core.workspace import Workspace
+from unwalk.engines.inprocess import InProcess
+from unwalk.runs.assemble import Assembled, assemble, resolve
 from unwalk.runs.config import read_toml
+from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner
 from unwalk.runs.store import CONFIG
+from unwalk.runs.watch import carry
 from unwalk.tasks import ShardedTask
+
+
+class Differs(Exception):
+    """A hop came out otherwise."""
+
+
+class Comparing:
+    """The reference engine, which stops where a walk is no longer the recorded one."""
+
+    together = False
+
+    def __init__(self, recorded: Transcript) -> None:
+        self.recorded = recorded
+        self.sink: Sink | None = None
+
+    def run(
+        self,
+        plans: Sequence[Plan],
+        sink: Sink | None = None,
+        resume: Mapping[int, Progress] | None = None,
+    ) -> Iterator[Outcome]:
+        self.sink = sink
+        for progress in (resume or {}).values():
+            self.check(progress.transcript)
+        return InProcess().run(plans, self, resume)
+
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
+        self.check(progress.transcript)
+        if self.sink is not None:
+            self.sink.after(index, progress, look)
+
+    def check(self, again: Transcript) -> None:
+        """Compare what was walked so far."""
+        lines = again.lines
+        known = self.recorded.lines[: len(lines)]
+        if lines[-1:] != known[len(lines) - 1 :]:  # chained: all before it is the same too
+            raise Differs(*compare_lines(known, lines))
 
 
 def replay(run_dir: Path, recorded: Transcript, task: ShardedTask | None = None) -> list[str]:
@@ -21,18 +70,30 @@ def replay(run_dir: Path, recorded: Transcript, task: ShardedTask | None = None)
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
     config = resolve({}, read_toml(path), file_name=str(path))
-    assembled, method = assemble(config, task), config.method
-    if "release" in recorded.header:  # entered then; doing it again is no new release
-        assembled = replace(assembled, releases={method: recorded.header["release"]})
+    assembled, method = _without_draws(assemble(config, task)), config.method
     runner = Runner(assembled)
     trained = runner.walk("train", assembled.training(), None)
-    plan = assembled.unlearning(method, trained.outcome.transcript)
-    again = runner.walk(method, plan, trained)
+    begun = runner.begin(method, assembled.unlearning(method, trained.outcome.transcript), trained)
+    try:
+        (again,) = carry([begun], Comparing(recorded))
+    except (Differs, NotEntered) as found:
+        return [str(found)]
     differences = compare_lines(recorded.lines, again.outcome.transcript.lines)
-    model = run_dir / "model.safetensors"
+    model = run_dir / MODEL
     if not differences and model.is_file() and again.saved() != model.read_bytes():
-        differences.append("model.safetensors is not the model that the run gives")
+        differences.append(f"{MODEL} is not the model that the run gives")
     return differences
+
+
+def _without_draws(assembled: Assembled) -> Assembled:
+    """The same, with a register that is only read."""
+    noise = assembled.noise
+    if not isinstance(noise, SecretNoise):
+        return assembled
+    register = noise.register
+    assert isinstance(register, RunRegister)
+    reading = ReplayRegister(register.draws, register.marks)
+    return replace(assembled, noise=replace(noise, register=reading))
 
 
 def compare_lines(recorded: list[str], again: list[str]) -> list[str]:

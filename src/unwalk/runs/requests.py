@@ -7,6 +7,7 @@ request's size: the same in a world without the forgotten records.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,7 @@ from unwalk.methods.local_work import Descent
 from unwalk.methods.rewind import first_use
 from unwalk.methods.sisa import hops_of, members
 from unwalk.privacy.gaussian import gaussian_mu
-from unwalk.privacy.ledger import Ledger, SlotSteps
-from unwalk.privacy.noisy_start import noisy_start_sigma
+from unwalk.privacy.ledger import Ledger, LinearHead, SlotSteps
 from unwalk.privacy.seal import seal_steps
 from unwalk.privacy.stability import Facts, ledger_before
 from unwalk.runs.config import Config
@@ -46,6 +46,8 @@ from unwalk.tasks import ShardedTask
 
 ROUNDING = 1.0 + 1e-12
 """Noise is made larger by this, so that no rounding of the accountant's takes it below."""
+LEAST_STD, FINEST = 2.0**-900, 2.0**-44
+"""Less noise than this, or than so small a part of the model's length, is not carried by a grid."""
 
 
 def decide(
@@ -66,7 +68,7 @@ def decide(
         steps = seal_steps(config.unlearn.epsilon, config.unlearn.delta, seal.ratio)
         return Decided(std=2.0 * seal.radius / seal.ratio * ROUNDING, steps=steps)
     if method == "noisy-start":
-        return Decided(std=_noisy_start(config, task, header))
+        return _noisy_start(config, task, header)
     if method in ("seal", "release"):
         return _ledger(method, config, task, header, trained)
     return Decided()
@@ -80,30 +82,49 @@ def _ledger(
     trained: Transcript | None,
 ) -> Decided:
     given = config.seal.std if method == "seal" else None
-    if given is not None:
-        return Decided(std=given, later_std=_later(config, task)[1])
     if trained is None:
-        probe(task, header, train_phase(config), config.forget.peer)
-        return Decided(std=1.0, later_std=_later(config, task)[1])
-    distance = Transcript({**trained.header, **header}, list(trained.hops))
-    ledger = ledger_before(distance, len(trained.hops) + 1)
-    facts = Facts.of(distance)
-    descent = unlearn_descent(config)
+        if given is None:
+            probe(task, header, train_phase(config), config.forget.peer)
+        return Decided(std=1.0 if given is None else given, later_std=_later(config, task)[1])
+    share, later_std = _later(config, task)
+    try:
+        ledger, head = _ledger_at_noise(method, config, header, trained)
+    except Refused:
+        if given is None:
+            raise
+        return Decided(std=given, later_std=later_std)
+    if method == "release":
+        return Decided(std=_std(ledger, config, 1.0))
+    std = _std(ledger, config, share) if given is None else given
+    return Decided(std=std, later_std=later_std, reach=_reach(ledger.norm, head, std, 1))
+
+
+def _ledger_at_noise(
+    method: str, config: Config, header: dict[str, Any], trained: Transcript
+) -> tuple[Ledger, LinearHead]:
+    """The ledger just before the noise, as the accountant will find it."""
+    walked = Transcript({**trained.header, **header}, list(trained.hops))
+    ledger = ledger_before(walked, len(trained.hops) + 1)
+    facts, descent = Facts.of(walked), unlearn_descent(config)
     if method == "release":
         for hop in range(1, config.unlearn.hops + 1):
-            work = _slot_steps(facts, descent, descent.work.epochs, hop)
-            ledger = ledger.steps(work, facts.loss)
-        return Decided(std=_std(ledger, config, 1.0))
-    if config.seal.local_epochs:
+            ledger = ledger.steps(_slot_steps(facts, descent, descent.work.epochs, hop), facts.head)
+    elif config.seal.local_epochs:
         work = _slot_steps(facts, descent, config.seal.local_epochs, 1)
-        ledger = ledger.steps(work, facts.loss)
-    share, later_std = _later(config, task)
-    return Decided(std=_std(ledger, config, share), later_std=later_std)
+        ledger = ledger.steps(work, facts.head)
+    return ledger, facts.head
 
 
 def _std(ledger: Ledger, config: Config, share: float) -> float:
+    """Noise for the ledger's distance; never less than a grid carries beside the model."""
     mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(share)
-    return ledger.distance / mu * ROUNDING
+    return max(ledger.distance / mu * ROUNDING, ledger.norm * FINEST, LEAST_STD)
+
+
+def _reach(norm: float, head: LinearHead, std: float, visits: int) -> float:
+    """The radius of a public ball round the origin that a model of this length does not leave
+    after so many noises, but for a chance below 1e-20."""
+    return norm + std * math.sqrt(visits) * (math.sqrt(head.parameters) + 10.0)
 
 
 def _slot_steps(facts: Facts, descent: Descent, epochs: int, hop: int) -> SlotSteps:
@@ -131,28 +152,46 @@ def _later(config: Config, task: ShardedTask) -> tuple[float, float]:
     return config.seal.share, moved / mu * ROUNDING
 
 
-def _noisy_start(config: Config, task: ShardedTask, header: dict[str, Any]) -> float:
-    given = config.noisy_start
-    if given.std is not None:
-        return given.std
-    probe(task, header, train_phase(config), config.forget.peer)
-    facts = Facts.of(Transcript(header))
+def _noisy_start(config: Config, task: ShardedTask, header: dict[str, Any]) -> Decided:
+    """Noise of a visit for what a visit can push the worlds apart, its rounding included.
+
+    Rounding depends on the ball that keeps the model short, which depends on the noise, weakly:
+    a few rounds settle both.
+    """
+    given, descent = config.noisy_start, train_descent(config)
+    if given.std is None:
+        probe(task, header, train_phase(config), config.forget.peer)
+    try:
+        facts = Facts.of(Transcript(header))
+    except Refused:
+        if given.std is None:
+            raise
+        return Decided(std=given.std)
     usual = config.train.hops / task.peers
-    return noisy_start_sigma(
-        config.unlearn.epsilon,
-        config.unlearn.delta,
-        given.visits or math.ceil(usual + 2.0 * math.sqrt(usual)),
-        step_size=config.train.learning_rate,
-        lipschitz=facts.loss.lipschitz,
-        most_forgotten=max(facts.forgotten, 1),
-        nominal_batch=facts.nominal_batch,
-        epochs=config.train.epochs,
-    )
+    visits = given.visits or math.ceil(usual + 2.0 * math.sqrt(usual))
+    works = {
+        replace(
+            _slot_steps(facts, descent, descent.work.epochs, hop),
+            forgotten=max(facts.forgotten, 1),
+        )
+        for hop in range(1, config.train.hops + 1)
+    }
+    push = max(work.push(facts.loss) for work in works) * facts.slots * descent.work.epochs
+    walked = facts.head.initial_norm + config.train.hops * push
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) / math.sqrt(visits)
+    std = given.std or 0.0
+    reach = _reach(walked, facts.head, std, config.train.hops)
+    for _ in range(3 if given.std is None else 0):
+        start = Ledger(0.0, 2.0 * reach)
+        apart = max(start.steps(work, facts.head).distance for work in works)
+        std = max(apart / mu * ROUNDING, walked * FINEST, LEAST_STD)
+        reach = _reach(walked, facts.head, std, config.train.hops)
+    return Decided(std=std, reach=reach)
 
 
 def _rewind(method: str, config: Config, task: ShardedTask, trained: Transcript | None) -> Decided:
     if config.train.keep != "last":
-        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.")
+        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.", "iterate")
     if method == "sisa" and config.train.slices == config.train.shards == 1:
         raise InvalidInput(
             "sisa needs train.shards or train.slices; both are 1, allowed: 2 or more of one of "

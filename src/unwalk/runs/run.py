@@ -12,7 +12,7 @@ import torch
 
 import unwalk
 from unwalk.certificates import certificate_of
-from unwalk.certificates.document import FILE, text_of
+from unwalk.certificates.document import FILE, MODEL, model_of, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core.errors import Diverged, InvalidInput, Refused
@@ -133,11 +133,9 @@ class Runner:
         return result
 
     def forget(self, name: str, trained: Walked) -> Begun:
-        """The walk of one method; noise is announced before it is drawn, unless it is refused."""
-        transcript = trained.outcome.transcript
-        self.assembled.unlearning(name, transcript)
-        self.assembled = self.assembled.announcing(name)
-        return self.begin(name, self.assembled.unlearning(name, transcript), trained)
+        """The walk of one method."""
+        plan = self.assembled.unlearning(name, trained.outcome.transcript)
+        return self.begin(name, plan, trained)
 
     def walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
         """Carry one plan out, going on from ``trained`` unless it starts from scratch."""
@@ -216,7 +214,7 @@ def _result(
     config, task, graph = assembled.config, assembled.task, assembled.graph
     main = walks[config.method]
     model = build_model(task.model, 0)
-    document = certificate_of(main.outcome.transcript)
+    document = certificate_of(main.outcome.transcript, model_of(main.saved()))
     if key := config.certificate.key:
         document = sign(document, load_key(Path(key)))
     series = {name: walk.readings for name, walk in walks.items()}
@@ -312,7 +310,7 @@ def _write(folder: Folder, result: RunResult) -> None:
     main = result.walks[result.config.method]
     write_file(place / "transcript.jsonl", main.outcome.transcript.text())
     write_file(place / FILE, text_of(result.result["certificate"]["document"]))
-    write_file(place / "model.safetensors", main.saved())
+    write_file(place / MODEL, main.saved())
     lines = [
         json.dumps({"walk": name, "hop": hop, "seconds": seconds})
         for name, walk in result.walks.items()

@@ -11,14 +11,16 @@ from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_private_file
 from unwalk.runs.config import Config
+from unwalk.runs.releases import Draws, RunRegister, marks_of
+from unwalk.tasks import ShardedTask
 
 
-def noise_of(config: Config, run: str) -> NoiseSource:
+def noise_of(config: Config, run: str, task: ShardedTask) -> NoiseSource:
     """The noise source that the settings name.
 
-    A secret gives one noise for a run and attempt: to draw again, the attempt has to be raised,
-    which the transcript records and a certificate refuses.  Other settings are another run, which
-    the register of releases finds (:mod:`unwalk.runs.releases`).
+    To draw secret noise again, the attempt has to be raised, which the transcript records and a
+    certificate refuses.  Other settings are another run, and other numbers before the noise another
+    draw: the register of draws finds both (:mod:`unwalk.runs.releases`).
     """
     noise = config.noise
     if noise.source == "simulated":
@@ -32,7 +34,8 @@ def noise_of(config: Config, run: str) -> NoiseSource:
         secret = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
-    return SecretNoise(f"{run}/{noise.attempt}", secret)
+    register = RunRegister(Draws(path, secret), marks_of(task, secret))
+    return SecretNoise(f"{run}/{noise.attempt}", secret, register)
 
 
 def salt_of(noise: NoiseSource) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ class Watch:
     def _read(self, hop: int, work: Workspace) -> Reading:
         name = self.plan.phases[self.plan.phase_of(hop)[0]].name
         if self.constituents is None:
-            return self.meter.read(work.model, hop, name)
+            with work.looked_at() as model:
+                return self.meter.read(model, hop, name)
         phase = name if hop > self.plan.hops - self.plan.phases[-1].hops else "train"
         return self.meter.read(self.constituents.together(hop, work), hop, phase)
 
@@ -84,10 +86,13 @@ class Walked:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, in evaluation mode; several that answer together where there are shards."""
+        """The model, in evaluation mode; several that answer together where there are shards.
+
+        It is a copy: whoever runs it may change its buffers.
+        """
         if self.constituents is not None:
             return self.constituents.together(self.outcome.plan.hops, self.outcome.workspace)
-        return self.outcome.workspace.model.eval()
+        return copy.deepcopy(self.outcome.workspace.model).eval()
 
     def saved(self) -> bytes:
         """The model as a file: parameters and buffers under their own names."""

@@ -33,6 +33,7 @@ class Blobs:
     centres: npt.NDArray[np.float32]
     spread: float
     seeds: PublicSeeds
+    dealing: str = "natural"
 
     @property
     def records(self) -> int:

@@ -64,6 +64,8 @@ class Declared:
             self.labels,
             Scale() if len(self.shape) == 3 else None,
             feature_norm=self.norm,
+            normalisation="declared",
+            labels_from="declared",
         )
 
     def at_peer(self, id_column: str | None, label_column: str | None) -> Columns:
@@ -90,7 +92,8 @@ class Declared:
             narrow = x.reshape(len(x), flat).astype(np.float32)
             if self.norm is not None:
                 wide = narrow.astype(np.float64)
-                length = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+                # Each record by itself, so that its last bits do not depend on the others.
+                length = np.sqrt([[np.add.reduce(row * row)] for row in wide])
                 wide *= np.minimum(1.0, self.norm * SHORTER / np.maximum(length, 1e-300))
                 narrow = wide.astype(np.float32)
         return narrow.reshape(len(x), *self.shape)
@@ -168,6 +171,7 @@ class Elsewhere:
     peers: int
     empty: Table
     records: int = 0
+    dealing: str = "natural"
 
     def table(self, peer: int) -> Table:
         """Nothing: what a peer holds is its own business."""

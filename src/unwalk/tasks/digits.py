@@ -39,16 +39,21 @@ def _read() -> tuple[Source, Table]:
     order = PublicSeeds(0).numpy("task", "digits", "test").permutation(len(labels))
     test = everything.take(np.sort(order[:TEST_RECORDS]))
     names = tuple(str(digit) for digit in range(10))
-    source = Source("digits", 10, Held(test.x, test.y), names, scale=Scale())
+    source = Source("digits", 10, Held(test.x, test.y), names, scale=Scale(), holdout="share")
     return source, everything.take(np.sort(order[TEST_RECORDS:]))
 
 
 def flattened(pictures: torch.Tensor) -> torch.Tensor:
     """The pixels of each picture less their mean, as a vector of length 1, and a constant in front.
 
-    All together has length 1 at most, and no number of any other picture has a part in it.
+    All together has length 1 at most, and no number of any other picture has a part in it: each is
+    computed in a call of its own, so that its last bits do not depend on how many others there are.
     """
-    pixels = pictures.flatten(1)
+    return torch.cat([_flattened(picture) for picture in pictures.split(1)])
+
+
+def _flattened(picture: torch.Tensor) -> torch.Tensor:
+    pixels = picture.clone().flatten(1)
     pixels = pixels - pixels.mean(1, keepdim=True)
     length = pixels.norm(dim=1, keepdim=True).clamp(min=FLOOR)
     top = math.sqrt(1.0 - BIAS**2) * SHRINK
@@ -60,7 +65,7 @@ def flattened(pictures: torch.Tensor) -> torch.Tensor:
 def _read_flat() -> tuple[Source, Table]:
     source, pool = _read()
     test = Held(flattened(source.test.x), source.test.y)
-    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0)
+    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0, holdout="share")
     return flat, Table(flattened(pool.x), pool.y, pool.ids)
 
 

@@ -72,6 +72,8 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
         ids=records.ids,
         labels=[str(name) for name in names] if len(names) > 1 else None,
         name=path.name,
+        normalisation="declared",
+        labels_from="declared" if columns.labels else "as-they-occur",
     )
 
 

@@ -3,9 +3,9 @@ r"""Gabor features of pictures: a fixed map, so that a linear head is all that h
 A picture is filtered with complex Gabor waves of three sizes and eight directions.  The modulus
 of what comes out is averaged over cells of 4 x 4 pixels by Gaussian windows, and the 24 numbers
 of a cell are divided by their own length, so that the contrast of a stroke does not matter.
-Everything here is a constant of this file or depends on the picture itself: no other record has
-any part in it.  The constants were chosen once, for everybody, by trying some on a part of MNIST's
-training pictures.
+Everything here is a constant of this file or depends on the picture itself: each is computed in a
+call of its own, so that no other record has any part in it, not in the last bit either.  The
+constants were chosen once, for everybody, by trying some on a part of MNIST's training pictures.
 
 Lengths are bounded by construction.  A cell has length 1 at most, so all of them divided by the
 root of their number have too; with the constant feature :data:`BIAS` in front,
@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -69,8 +69,8 @@ FREQUENCY = 2.5
 BIAS = 0.5
 SHRINK = 1.0 - 1e-5
 """Keeps lengths below 1 whatever the rounding of 32-bit numbers does."""
-CHUNK = 250
-VERSION = 1
+VERSION = 2
+"""1 computed many pictures in one call, so that others might have a part in the last bits."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class GaborMap:
         out = torch.empty(len(pictures), self.features((channels, height, width)))
         out[:, 0] = BIAS
         waves = _frequencies(self.cosines // 2, _gabor_features((channels, height, width)))
-        for rows, chunk in zip(out.split(CHUNK), pictures.split(CHUNK), strict=True):
-            values = _cells(chunk.to(torch.float32), filters)
+        for rows, picture in zip(out.split(1), pictures.split(1), strict=True):
+            values = _cells(picture.to(torch.float32, copy=True), filters)
             if self.cosines:
                 angles = values @ waves.T
                 values = torch.cat([angles.cos(), angles.sin()], 1) / math.sqrt(len(waves))
@@ -150,6 +150,7 @@ def _filters(wave: Wave) -> torch.Tensor:
     return torch.stack(parts[0] + parts[1])[:, None].to(torch.float32)
 
 
+@cache
 def _windows(size: int, stride: int) -> torch.Tensor:
     """The weights with which every ``stride``-th pixel of a line enters each cell."""
     centres = (torch.arange(math.ceil(size / CELL), dtype=torch.float64) + 0.5) * CELL - 0.5

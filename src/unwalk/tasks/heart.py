@@ -209,7 +209,7 @@ def load(request: Request) -> tuple[Source, Holdings]:
     test = everything.take(test_rows)
     pool = everything.take(np.setdiff1d(np.arange(len(everything)), test_rows))
     held = Held(test.x, test.y)
-    source = Source("heart", 2, held, ("healthy", "narrowed"), feature_norm=1.0)
+    source = Source("heart", 2, held, ("healthy", "narrowed"), feature_norm=1.0, holdout="share")
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
 

@@ -45,6 +45,10 @@ class PixelSplit:
     scale: Scale
 
     @property
+    def dealing(self) -> str:
+        return self.split.dealing
+
+    @property
     def peers(self) -> int:
         return self.split.peers
 

@@ -186,10 +186,11 @@ MODELS: Mapping[str, Entry] = {
 
 @dataclass(frozen=True, eq=False)
 class Factory:
-    """Makes a model: a fresh one, drawn anew, at every call."""
+    """Makes a model: a fresh one, drawn anew, at every call; ``own`` is one that a user brought."""
 
     name: str
     make: Callable[[], nn.Module]
+    own: bool = False
 
     def __call__(self) -> nn.Module:
         """A model."""
@@ -207,7 +208,7 @@ def usual_model(shape: tuple[int, ...]) -> str:
 
 def load_factory(text: str) -> Factory:
     """The user's factory called ``package.module:factory``: a function that returns a model."""
-    return Factory(text, partial(_from_named, load_named(text, "model"), text))
+    return Factory(text, partial(_from_named, load_named(text, "model"), text), own=True)
 
 
 def _from_named(function: Callable[..., object], text: str) -> nn.Module:
@@ -226,10 +227,10 @@ def resolve_model(model: Model, shape: tuple[int, ...], classes: int) -> Factory
     model, which then is the initial one just as it is.
     """
     if isinstance(model, nn.Module):
-        return Factory(type(model).__name__, partial(copy.deepcopy, model))
+        return Factory(type(model).__name__, partial(copy.deepcopy, model), own=True)
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
-        return Factory(name, partial(_from_named, model, name))
+        return Factory(name, partial(_from_named, model, name), own=True)
     if is_name(model):
         return load_factory(model)
     build = MODELS[check_choice("model", model, MODELS)].build

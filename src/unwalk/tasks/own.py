@@ -36,6 +36,10 @@ class OwnData:
     what is said by ``groups`` (a name or number for each record: one peer a group), by ``parts``
     (rows of each peer; rows in no part are left out), or left to a partition.  ``scale`` says how
     pixels became inputs, where they are pictures; without it they are taken as 0 to 1.
+
+    ``classes`` is their number, or ``labels`` names them; without both they are read off the data,
+    and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
+    come from (see :class:`Source`), for readers of files who know it.
     """
 
     x: Any
@@ -49,6 +53,8 @@ class OwnData:
     scale: Scale | None = None
     augment: Augment | None = None
     name: str = "own"
+    normalisation: str = "unknown"
+    labels_from: str | None = None
 
 
 def from_arrays(
@@ -192,7 +198,9 @@ def load_own(
         out = _held_out(owners, check_number("test", data.test, above=0.0, below=1.0), rng)
         held = pool.take(np.flatnonzero(out))
         test, kept = Held(held.x, held.y), np.flatnonzero(~out)
-    classes = data.classes or max(int(y.max()), int(test.y.max()), 1) + 1
+    occur = max(int(y.max()), int(test.y.max()), 1) + 1
+    classes = data.classes or max(occur, len(data.labels or ()))
+    said = "as-they-occur" if data.classes is None and data.labels is None else "declared"
     source = Source(
         data.name,
         classes,
@@ -200,7 +208,10 @@ def load_own(
         _names(data.labels, classes),
         data.scale or (Scale() if x.dim() > 2 else None),
         data.augment,
-        normalisation="unknown",
+        normalisation=data.normalisation,
+        labels_from=data.labels_from or said,
+        holdout="apart" if isinstance(data.test, tuple) else "share",
+        own_code=data.augment is not None,
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
 

@@ -261,7 +261,7 @@ def split(pool: Table, partition: str | Dealing, peers: int, rng: np.random.Gene
                 f"peer {peer} would hold {len(rows)} records; allowed: min_records, "
                 f"{how.min_records}, or more."
             )
-    return parts
+    return replace(parts, dealing=how.kind)
 
 
 def checked(pool: Table, parts: Sequence[Rows]) -> Split:

@@ -89,7 +89,10 @@ class Source:
 
     ``feature_norm`` bounds the length of every input that could exist, None where nothing does.
     ``normalisation`` says where the numbers come from that inputs were made with: ``published``
-    constants, or ``unknown``.
+    constants, what was ``declared`` of a file's columns, or ``unknown``.  ``labels_from`` says the
+    same of the classes: ``published``, ``declared``, or read off the data, ``as-they-occur``.
+    ``holdout`` is ``share`` where the test set is a share of the records, and ``apart`` where it
+    is another set; ``own_code`` says whether ``augment`` is a user's own.
     """
 
     name: str
@@ -100,6 +103,9 @@ class Source:
     augment: Augment | None = None
     feature_norm: float | None = None
     normalisation: str = "published"
+    labels_from: str = "published"
+    holdout: str = "apart"
+    own_code: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -108,7 +114,14 @@ class Source:
 
 
 class Holdings(Protocol):
-    """Who holds which records."""
+    """Who holds which records.
+
+    ``dealing`` names the partition by which records were dealt; it is ``natural`` where nobody
+    dealt them, so that each peer would hold the same without any other record.
+    """
+
+    @property
+    def dealing(self) -> str: ...
 
     @property
     def peers(self) -> int: ...
@@ -126,6 +139,7 @@ class Split:
 
     pool: Table
     parts: Sequence[Rows]
+    dealing: str = "natural"
 
     @property
     def peers(self) -> int:

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from unwalk.core.data import Held, Shard
+from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import leftovers
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count
+from unwalk.core.workspace import build_model
 from unwalk.tasks.backdoors import Stamper, Trigger
 from unwalk.tasks.forgetting import Deletion, Marked, mark
 from unwalk.tasks.models import Factory, check_model
@@ -100,6 +102,28 @@ class ShardedTask:
     def model_name(self) -> str:
         """What the model is called."""
         return self.factory.name
+
+    @property
+    def own_code(self) -> bool:
+        """Whether code of the user's own takes part in training: model, loss or augmentation."""
+        return self.factory.own or self.loss is not None or self.source.own_code
+
+    @cached_property
+    def outside_state(self) -> str | None:
+        """What a user's own model keeps besides parameters, buffers and attributes, in words.
+
+        A few records of the test set are tried, or random inputs where there are none.
+        """
+        if not self.own_code:
+            return None
+        rows = torch.arange(4)
+        x, y = self.test.x[:4], self.test.y[:4]
+        if len(y) < len(rows):
+            generator = torch.Generator().manual_seed(0)
+            x = torch.rand(len(rows), *self.source.shape, generator=generator)
+            x, y = self._typed(x), rows % self.classes
+        model = build_model(self.model, 0)
+        return leftovers(model, self.loss, (x[:2], y[:2]), (x[2:], y[2:]))
 
     @property
     def training_records(self) -> int:
@@ -197,7 +221,7 @@ class ShardedTask:
             return Shard(x, y, records, self.source.augment, stamp, poisoned)
         x = x.clone()
         x[poisoned] = stamp(x[poisoned])
-        return Shard(x, y, records)
+        return Shard(self._typed(x), y, records)
 
     def _marked(self, peer: int) -> Marked:
         table = self.holdings.table(peer)
@@ -222,7 +246,9 @@ class ShardedTask:
         return sample
 
     def _typed(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.dtype is None else x.to(self.dtype)
+        x = x if self.dtype is None else x.to(self.dtype)
+        norm = self.source.feature_norm
+        return x if norm is None or x.dtype != torch.float64 else within(x, norm)
 
     @staticmethod
     def _held(shard: Shard, rows: Rows) -> Held:

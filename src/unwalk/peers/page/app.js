@@ -13,7 +13,8 @@ const STAGES = {
   committed: "committed", erasing: "being erased everywhere", done: "done", refused: "refused",
 };
 const STATES = { up: "up", silent: "silent", left: "has left", unknown: "not heard of" };
-const GRADES = { exact: "= exact", certified: "✓ certified", nominal: "~ nominal", refused: "✗ refused" };
+const GRADES = { exact: "= exact", certified: "✓ certified", rehearsal: "▷ rehearsal: would be certified",
+  nominal: "~ nominal", refused: "✗ refused", nothing: "– nothing to claim" };
 
 const by = (id) => document.getElementById(id);
 const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
@@ -124,6 +125,11 @@ function walkName(chapter) {
   return `Chapter ${chapter.number}, which forgets records of ${chapter.peer || "a peer"},`;
 }
 
+function story(now) {
+  const full = "The disk of this peer is full: it takes no token and no request until there is room. ";
+  return (now.disk === "full" ? full : "") + tokenSentence(now);
+}
+
 function tokenSentence({ token: where, chapter, peer }) {
   if (chapter.stage === "committed") {
     const over = chapter.kind === "train" ? "Training is over" : `Chapter ${chapter.number} is committed`;
@@ -222,7 +228,7 @@ function showPrivacy(now) {
     : "Nothing was spent: no certificate has been issued for this peer's records.");
   by("privacy-table").parentElement.hidden = !parts.length;
   rows(by("privacy"), parts, (part) => part.certificate, (part) => [
-    rich(part.certificate, () => [part.certificate], "whole"), GRADES[part.grade] || part.grade, figure(small(part.epsilon)),
+    rich(part.certificate, () => [part.certificate], "whole"), GRADES[part.badge] || part.badge, figure(small(part.epsilon)),
     figure(small(part.delta)), allowance(part)]);
 }
 
@@ -245,7 +251,7 @@ function showStatus(now) {
   status = now;
   put(by("title"), `${now.peer} in ${now.network}`);
   document.title = `${now.peer}: hop ${now.token.hop} of ${now.token.hops} · unwalk`;
-  put(by("story"), tokenSentence(now));
+  put(by("story"), story(now));
   put(by("run"), `· run ${now.run.slice(0, 12)}`);
   put(by("graph-note"), graphSentence(now));
   put(by("accuracy-note"), accuracySentence(now.accuracy));
@@ -300,8 +306,8 @@ function showCertificates({ certificates }) {
   rows(by("certificates"), certificates, (item) => item.name, (item) => [
     rich([item.name, item.version], () => [element("code", {}, item.name),
       element("small", {}, `chapter ${item.chapter}, version ${item.version}`)]),
-    rich(item.grade, () => [element("span", { class: `badge ${item.grade}` },
-      GRADES[item.grade] || item.grade)]),
+    rich(item.badge, () => [element("span", { class: `badge ${item.badge}` },
+      GRADES[item.badge] || item.badge)]),
     budget(item),
     item.requests.length > 3 ? count(item.requests.length, "request") : item.requests.join(", "),
     rich([item.complete, item.pending], () => item.complete ? ["by every peer"]
@@ -330,9 +336,8 @@ async function download(name) {
 async function verify(name) {
   verdict(name, ["is being checked …"], false);
   const said = await (await ask(`${pathOf(name)}/verify`)).json();
-  const claims = (said.claims || []).map((claim) => `${claim.grade}: ${claim.reason}`);
   verdict(name, [said.verdict, ...said.problems.map((problem) => `changed: ${problem}`),
-    ...(said.checked || []).map((words) => `checked: ${words}`), ...claims], said.problems.length > 0);
+    ...(said.checked || []).map((words) => `checked: ${words}`), ...(said.words || [])], said.problems.length > 0);
 }
 
 function verdict(name, lines, wrong) {

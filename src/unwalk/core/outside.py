@@ -1,0 +1,252 @@
+"""What a model keeps outside the token, and how it is kept from surviving a visit.
+
+A token carries trainable parameters and buffers.  A module may keep more: plain attributes (a
+counter, a running mean, a list), parameters that are not trained, a tensor put in the place of a
+buffer.  :class:`Surroundings` remembers all of it as it was when the model was built and puts it
+back before and after each visit.  Global variables, attributes of classes and what closures hold
+are out of its reach; :func:`leftovers` looks for them by computing one gradient twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+_MODULE = frozenset(vars(nn.Module()))
+"""What every module has: parameters, buffers, submodules, hooks, whether it is in training."""
+_TABLES = ("_modules", "_parameters", "_buffers")
+_UNCHANGING = (
+    *(type(None), bool, int, float, complex, str, bytes, type),
+    *(torch.dtype, torch.device, torch.Size, torch.memory_format),
+)
+
+
+class _Module:
+    """One module as it was built; ``same`` are the parts of the model itself, by their ids."""
+
+    def __init__(self, module: nn.Module, same: dict[int, Any]) -> None:
+        self.module = module
+        self.names = frozenset(vars(module))
+        self.fixed: list[tuple[str, Any]] = [(name, vars(module)[name]) for name in _TABLES]
+        self.flat: list[tuple[Any, Any]] = []
+        self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.others: dict[str, Any] = {}
+        for name, value in vars(module).items():
+            if name in _MODULE:
+                continue
+            if isinstance(value, torch.Tensor) and id(value) not in same:
+                self.tensors.append((value, value.detach().clone()))
+            elif type(value) in _FLAT and all(map(_is_fixed, _entries(value))):
+                self.flat.append((value, value.copy()))
+            elif not _is_fixed(value) and id(value) not in same:
+                self.others[name] = value
+                continue
+            self.fixed.append((name, value))
+        self.tables = [(table, list(table.items())) for _, table in self.fixed[: len(_TABLES)]]
+
+    def put_back(self) -> None:
+        there = vars(self.module)
+        for name in [name for name in there if name not in self.names]:
+            del there[name]
+        there.update(self.fixed)
+        for table, entries in self.tables:
+            table.clear()
+            table.update(entries)
+
+    def refill(self) -> None:
+        """What stands in lists, dictionaries, sets and tensors."""
+        for now, before in self.flat:
+            if not _unchanged(now, before):
+                now.clear()
+                (now.extend if type(now) is list else now.update)(before)
+        for tensor, value in self.tensors:
+            tensor.data.copy_(value)
+
+
+class _Glance:
+    """Whether dictionaries still hold the very things they held; made to be quick."""
+
+    def __init__(self, modules: Sequence[_Module]) -> None:
+        held = [(vars(m.module), len(m.names), m.fixed) for m in modules]
+        held += [(table, len(items), items) for m in modules for table, items in m.tables]
+        self.empty = [there for there, size, _ in held if not size]
+        self.full = [(there, size, *_getter(items)) for there, size, items in held if items]
+
+    def same(self) -> bool:
+        if any(self.empty):
+            return False
+        try:
+            for there, size, get, known in self.full:
+                if len(there) != size or not all(map(operator.is_, get(there), known)):
+                    return False
+        except KeyError:
+            return False
+        return True
+
+
+def _getter(items: Sequence[tuple[str, Any]]) -> tuple[Callable[[Any], Any], tuple[Any, ...]]:
+    """What asks a dictionary for these names at once, and what it ought to answer."""
+    asked = [*items, items[0]]  # two names at least, so that the answer is a tuple
+    return operator.itemgetter(*(name for name, _ in asked)), tuple(value for _, value in asked)
+
+
+_FLAT = (list, dict, set)
+
+
+def _entries(value: Any) -> list[Any]:
+    return [*value, *value.values()] if type(value) is dict else list(value)
+
+
+def _unchanged(now: Any, before: Any) -> bool:
+    if type(now) is set:
+        return bool(now == before)
+    return len(now) == len(before) and all(map(operator.is_, _entries(now), _entries(before)))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value cannot change, so that it is enough to look whether it is still the one."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_fixed, value))
+    return type(value) in _UNCHANGING
+
+
+class Surroundings:
+    """All that a model is made of besides the tensors that travel, as it was built.
+
+    ``trained`` shows the parameters that a workspace keeps in a flat vector of its own.  Modules
+    of a class in a package that begins with ``ours`` are left alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Sequence[tuple[nn.Parameter, torch.Tensor]] = (),
+        ours: str = "unwalk.engines.",
+    ) -> None:
+        # What stands in the model itself is never copied, so that it stays the same thing.
+        there = [*model.modules(), *model.parameters(), *model.buffers()]
+        self.same = {id(thing): thing for thing in there}
+        self.modules = [
+            _Module(module, self.same)
+            for module in model.modules()
+            if not type(module).__module__.startswith(ours)
+        ]
+        self.trained = [(p, view, view.data_ptr()) for p, view in trained]
+        self.frozen = [
+            (p, p.data, p.detach().clone()) for p in model.parameters() if not p.requires_grad
+        ]
+        self.buffers = [
+            (module._buffers, name, buffer)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self.holders = [module for module in self.modules if module.others]
+        self.filled = [module for module in self.modules if module.flat or module.tensors]
+        self.glance = _Glance([module for module in self.modules if not module.others])
+        self.copies = self._copied([module.others for module in self.holders])
+
+    def _copied(self, dictionaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Copies of attributes, in which what was one thing is one thing again.
+
+        What cannot be copied is left as it is: the probe finds out whether it matters.
+        """
+        memo: dict[int, Any] = dict(self.same)
+        found: list[dict[str, Any]] = []
+        for attributes in dictionaries:
+            copied = {}
+            for name, value in attributes.items():
+                try:
+                    copied[name] = copy.deepcopy(value, memo)
+                except Exception:  # a user's object may raise anything
+                    copied[name] = value
+            found.append(copied)
+        return found
+
+    def keep_buffers(self) -> None:
+        """Let buffers travel that a forward pass has put another tensor in the place of."""
+        for table, name, buffer in self.buffers:
+            put = table.get(name)
+            if put is not buffer and put is not None and put.shape == buffer.shape:
+                buffer.copy_(put.detach())
+
+    def put_back(self) -> None:
+        """Everything as it was built; the tensors that travel keep their values."""
+        for module in self.holders if self.glance.same() else self.modules:
+            module.put_back()
+        for module in self.filled:
+            module.refill()
+        if self.holders:
+            for module, attributes in zip(self.holders, self._copied(self.copies), strict=True):
+                vars(module.module).update(attributes)
+        for parameter, view, place in self.trained:
+            if parameter.data_ptr() != place:
+                parameter.data = view
+            if not parameter.requires_grad:
+                parameter.requires_grad_(True)
+        for parameter, data, value in self.frozen:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+            if parameter.requires_grad:
+                parameter.requires_grad_(False)
+            parameter.data.copy_(value)
+
+
+def leftovers(
+    model: nn.Module,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
+    first: Batch,
+    second: Batch,
+) -> str | None:
+    """What outlives a gradient besides what can be put back, in words; None if nothing is found.
+
+    The gradient of the first batch, then of the second, then everything put back, then of the
+    first again: to the last bit the same, or something remembers.  Generators are put back too.
+    """
+    trained = [(p, p.data) for p in model.parameters() if p.requires_grad]
+    around = Surroundings(model, trained)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    values = [(p, p.detach().clone()) for p in model.parameters()]
+
+    def gradient(batch: Batch) -> str:
+        around.put_back()
+        with torch.no_grad():
+            for tensor, value in (*buffers, *values):
+                tensor.copy_(value)
+        torch.default_generator.manual_seed(0)
+        model.train()
+        output = model(batch[0])
+        by = functional.cross_entropy if loss is None else loss
+        by(output, batch[1]).mean().backward()
+        found = hashlib.sha256()
+        for made in (output, *(p.grad for p, _ in trained), *(buffer for buffer, _ in buffers)):
+            found.update(b"none" if made is None else _bytes(made))
+        model.zero_grad(set_to_none=True)
+        return found.hexdigest()
+
+    with torch.random.fork_rng(devices=[]):
+        before = gradient(first)
+        gradient(second)
+        after = gradient(first)
+    if before == after:
+        return None
+    return (
+        "its gradient on one batch changes once it has seen another, although parameters, buffers "
+        "and attributes were put back"
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    if flat.is_floating_point():
+        flat = flat.nan_to_num(7.0)
+    return f"{tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,172 @@
+r"""Arithmetic that a guarantee can rest on: rounded noise, and projections that stay inside.
+
+*Noise.*  A release is the correctly rounded value of the real sum,
+
+.. math:: Y = \mathrm{clamp}\big(g\,\mathrm{round}((\theta + s Z)/g)\big),
+
+where :math:`\theta` are the stored floats, Z is a real Gaussian and g a public power of two.  So Y
+is a function of :math:`\theta + sZ`: post-processing of the Gaussian mechanism, whatever the number
+format.
+
+*Projections* are computed in 64 bits and rounded towards the centre, so that the stored result lies
+in the ball as real numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.intervals import normal_bounds
+
+BITS = {torch.float32: 24, torch.float64: 53}
+"""Bits of precision: whole multiples of g up to 2^bits g are numbers of the format."""
+SMALLEST = {torch.float32: -126, torch.float64: -1022}
+"""The smallest power of two without loss of precision, as an exponent."""
+LARGEST = {torch.float32: 100, torch.float64: 960}
+
+
+def grid_for(std: float, dtype: torch.dtype) -> float:
+    """The public grid for noise of this std: the largest power of two up to a sixteenth of it.
+
+    >>> grid_for(1.0, torch.float32), grid_for(3.0, torch.float64)
+    (0.0625, 0.125)
+    """
+    if dtype not in BITS:
+        raise InvalidInput(f"noise on {dtype} cannot be rounded; allowed: float32, float64.")
+    exponent = min(math.frexp(std)[1] - 5, LARGEST[dtype])
+    if not 0.0 < std < math.inf or exponent < SMALLEST[dtype]:
+        raise InvalidInput(
+            f"noise of std {std:g} cannot be rounded in {str(dtype).removeprefix('torch.')}; "
+            f"allowed: {math.ldexp(1.0, SMALLEST[dtype] + 4):g} or more, and finite."
+        )
+    return math.ldexp(1.0, exponent)
+
+
+def _length(x: torch.Tensor) -> torch.Tensor:
+    """The Euclidean norm, scaled so that no square overflows or vanishes."""
+    scale = x.abs().amax() if x.numel() else x.new_zeros(())
+    scaled = torch.where(scale > 0.0, (x / scale).norm() * scale, scale)
+    return torch.where(scale.isfinite(), scaled, scale)
+
+
+def onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -> torch.Tensor:
+    r"""The projection of ``theta`` on a ball; what is not finite becomes the centre.
+
+    Lengths are computed in 64 bits, with a relative error of at most :math:`(d + 8) 2^{-53}`.  The
+    radius aimed at is smaller by that, and by what storing the result can add, so that the result
+    lies inside as real numbers; a point that lies inside by that much stays as it is.  The centre
+    has the format of ``theta``.
+    """
+    wide = theta.detach().to(torch.float64)
+    middle = torch.zeros_like(wide) if centre is None else centre.to(wide)
+    out = wide - middle
+    length = _length(out)
+    slack = (theta.numel() + 8) * 2.0**-53
+    stored = 2.0 ** (2 - BITS[theta.dtype])
+    vanishing = math.sqrt(theta.numel()) * torch.finfo(theta.dtype).smallest_normal * stored
+    inside = radius * (1.0 - slack) - stored * (_length(middle) * (1.0 + slack) + radius)
+    inside = (inside - vanishing).clamp(0.0)
+    factor = torch.nan_to_num(inside / length, nan=0.0, posinf=0.0)
+    pulled = (middle + torch.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0) * factor).to(theta)
+    moved = torch.where(length.isfinite(), pulled, middle.to(theta))
+    return torch.where(length <= inside, theta, moved)
+
+
+class Bits(Protocol):
+    """Where random bits come from: words of 64 bits, each the beginning of an endless stream."""
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """The first ``count`` words."""
+
+    def more(self, place: int, count: int) -> int:
+        """The ``count`` bits that follow word ``place``; asking for more extends these."""
+
+
+TAIL = 2**44
+"""First words below it, or as close to 2^64, are computed exactly: 2 in a million."""
+MARGIN = 2.0**-35
+"""Sums this near a boundary, in units of the noise, are computed exactly: 16 times the bound."""
+PAIRS = 2**15
+"""Pairs that are drawn together: few enough for a processor's cache."""
+
+
+def add_rounded(values: npt.NDArray[Any], std: float, grid: float, bits: Bits) -> npt.NDArray[Any]:
+    r"""The correctly rounded sum of ``values`` and Gaussian noise, the same on every machine.
+
+    With n + f = :math:`\theta/g` and r = s/g, both without rounding error, :math:`f + rZ` is
+    computed in 64 bits by the transform of Box and Muller.  It is off by less than
+    :math:`2^{-39} r` (``docs/math.md``, "Rounded noise"), so a sum further than
+    :math:`2^{-35} r` from the boundaries between cells is rounded rightly.  The others take more
+    bits and exact arithmetic until they are decided, which happens with probability 1.  Only
+    ``std``, ``grid`` and the format decide whether the call is refused, never ``values``: one that
+    is not a number counts as 0, an infinite one as the largest finite number.
+    """
+    if values.dtype not in (np.float32, np.float64):
+        raise InvalidInput(f"noise on {values.dtype} cannot be rounded; allowed: float32, float64.")
+    ratio = std / grid if grid > 0.0 else math.nan
+    if math.frexp(grid)[0] != 0.5 or not 16.0 <= ratio <= 2.0**960:
+        raise InvalidInput(
+            f"noise of std {std:g} cannot be rounded to multiples of {grid:g}; allowed: a power of "
+            "two that is at most a sixteenth of the std, as grid_for gives it."
+        )
+    most = 2.0 ** BITS[torch.float32 if values.dtype == np.float32 else torch.float64]
+    flat, half = values.reshape(-1), (values.size + 1) // 2
+    rounded = np.empty_like(flat)
+    stream = bits.words(2 * half)
+    for start in range(0, half, PAIRS):
+        stop = min(start + PAIRS, half)
+        first, second = stream[start:stop], stream[half + start : half + stop]
+        uniform = np.maximum(first, np.uint64(TAIL)).astype(np.float64) * 2.0**-64
+        radius = np.sqrt(-2.0 * np.log(uniform)) * ratio
+        angle = second.astype(np.float64) * (2.0 * np.pi * 2.0**-64)
+        extreme = (first < np.uint64(TAIL)) | (first > np.uint64(2**64 - TAIL))
+        for offset, turn in ((0, np.cos), (half, np.sin)):
+            here = slice(offset + start, min(offset + stop, values.size))
+            count = here.stop - here.start
+            with np.errstate(all="ignore"):
+                theta = np.nan_to_num(flat[here].astype(np.float64))
+                scaled = np.clip(theta / grid, -(2.0**1000), 2.0**1000)
+            whole = np.rint(scaled)
+            sums = (scaled - whole) + radius[:count] * turn(angle[:count])
+            steps = np.rint(sums)
+            decided = 0.5 - np.abs(sums - steps) > MARGIN * ratio
+            total = np.clip(whole + steps, -most, most)
+            for i in np.flatnonzero(extreme[:count] | ~decided).tolist():
+                exact = Fraction(float(theta[i])) / Fraction(grid)
+                total[i] = _decide(exact, ratio, int(most), bits, stream, here.start + i)
+            rounded[here] = (total + 0.0) * grid  # one zero only: its sign would tell
+    return rounded.reshape(values.shape)
+
+
+def _decide(
+    scaled: Fraction,
+    ratio: float,
+    most: int,
+    bits: Bits,
+    stream: npt.NDArray[np.uint64],
+    coordinate: int,
+) -> int:
+    """The rounded sum of ``scaled`` and ``ratio`` times Z, from as many bits as it takes."""
+    half = stream.size // 2
+    sine, pair = divmod(coordinate, half)
+    more = 64
+    while True:
+        a, b = (
+            (int(stream[place]) << more) + bits.more(place, more) for place in (pair, half + pair)
+        )
+        if a:
+            bounds = normal_bounds(a, b, 64 + more, sine=bool(sine))
+            low, high = (
+                min(max(math.floor(scaled + Fraction(ratio) * bound + Fraction(1, 2)), -most), most)
+                for bound in bounds
+            )
+            if low == high:
+                return low
+        more *= 2

@@ -1,0 +1,110 @@
+"""Room on the disk of a peer: what happens when there is none, and how it goes on afterwards.
+
+A peer keeps a reserve, a file of a few megabytes.  When a write finds no room it lets go of the
+reserve, so that it can still say in its log what happened and write down small changes of state;
+it takes no token and does no visit until there is room for the reserve and for tokens again.
+The empty file says to others, ``unwalk peer status`` among them, that the disk is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from unwalk.core.errors import UnwalkError
+
+NAME = "reserve"
+RESERVE = 4 << 20
+LOOK = 0.5
+"""Seconds between looks whether there is room again."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFull(UnwalkError):
+    """Something could not be written down, for want of room; nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the disk of this peer is full: it takes no token and writes nothing down until there "
+            "is room, and then goes on by itself."
+        )
+
+
+def means_full(error: BaseException) -> bool:
+    """Whether an error of the system, or of SQLite, says that there is no room."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0)
+        return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+    return isinstance(error, OSError) and error.errno in NO_ROOM
+
+
+def _fill(fd: int) -> None:
+    """Give a file all the blocks of a reserve."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, RESERVE)
+        return
+    left = RESERVE
+    while left > 0:
+        left -= os.pwrite(fd, bytes(min(left, 1 << 20)), RESERVE - left)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the peer with this store has found no room and not yet any again."""
+    path = folder / NAME
+    return path.exists() and path.stat().st_size == 0
+
+
+@dataclass(eq=False)
+class Space:
+    """Room for one store.  ``need``: bytes that have to be free before it goes on."""
+
+    folder: Path
+    need: int = 0
+    full: bool = False
+
+    def start(self) -> None:
+        """Put the reserve aside, as far as there is room."""
+        self.full = not self._reserve()
+
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether an error means that the disk is full; the reserve is let go then."""
+        if not isinstance(error, DiskFull) and not means_full(error):
+            return False
+        self.full = True
+        with suppress(OSError):
+            os.truncate(self.folder / NAME, 0)
+        return True
+
+    def look(self) -> bool:
+        """Whether there is room; the reserve is put aside again if there is enough."""
+        if self.full and self._reserve():
+            self.full = False
+        return not self.full
+
+    async def wait(self) -> None:
+        """Until there is room again."""
+        while not self.look():
+            await asyncio.sleep(LOOK)
+
+    def _reserve(self) -> bool:
+        try:
+            fd = os.open(self.folder / NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _fill(fd)
+                found = os.fstatvfs(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if not means_full(error):
+                raise
+            self.ran_out(error)
+            return False
+        if found.f_bavail * found.f_frsize >= self.need:
+            return True
+        os.truncate(self.folder / NAME, 0)
+        return False

@@ -1,0 +1,109 @@
+"""Strangers that open connections, members that call and say nothing: nobody ends, all recover."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.peers.floods import Strangers, attack, forget_peak, loud, resident, silence, silent
+from tests.peers.harness import Town, check_end, network, town
+from tests.peers.trials import furthest
+from unwalk.peers import provision
+from unwalk.peers.trust import Bundle
+from unwalk.peers.wire import most_connections
+
+PEERS = 3
+ALLOWED = 64.0
+"""MiB that a flood may cost a peer, besides two tokens."""
+
+
+def beset(here: Town, strangers: Strangers, seconds: float) -> None:
+    """Connections come again and again; every peer stays."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        strangers.again()
+        time.sleep(0.05)
+        assert all(process.is_alive() for process in here.processes.values())
+
+
+@pytest.mark.parametrize(
+    ("files", "count", "seconds"),
+    [(200, 240, 1.0), pytest.param(1024, 1100, 30.0, marks=pytest.mark.soak)],
+)
+def test_peers_outlive_more_connections_than_they_have_descriptors(tmp_path, files, count, seconds):
+    folder = tmp_path / "net"
+    made = network(folder, peers=PEERS, lease=0.8, connect=0.5, train__hops=30)
+    with town(folder, made, pause=0.02, files=files) as here:
+        for peer in range(PEERS):
+            here.start(peer)
+        here.until(lambda: furthest(here) >= 3)
+        idle = {p: resident(here.processes[p].pid) for p in range(PEERS)}
+        for peer in range(PEERS):
+            forget_peak(here.processes[peer].pid)
+        strangers = Strangers(made, list(range(PEERS)), count)
+        try:
+            beset(here, strangers, seconds)
+        finally:
+            strangers.close()
+        here.until(here.finished, timeout=30.0)
+        for peer in range(PEERS):
+            more = resident(here.processes[peer].pid, "VmHWM") - idle[peer]
+            assert more < ALLOWED, f"peer {peer} took {more:.0f} MiB more"
+    check_end(folder, made, range(PEERS))
+
+
+@pytest.mark.parametrize("revoked", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_silent_calls_of_a_member_do_not_stop_the_others(tmp_path, revoked):
+    """64 calls of every kind, to each of the others, for as long as the walk lasts."""
+    silent_calls(tmp_path, silence, revoked=revoked)
+
+
+@pytest.mark.parametrize(
+    "method", ["Hand", *(pytest.param(m, marks=pytest.mark.soak) for m in ("Tell", "Hello"))]
+)
+def test_silent_calls_of_one_kind_do_not_stop_the_others(tmp_path, method):
+    silent_calls(tmp_path, silent(method, 64), revoked=False)
+
+
+def silent_calls(tmp_path, calls, *, revoked: bool) -> None:
+    folder = tmp_path / "net"
+    made = network(folder, peers=PEERS + 1, lease=2.0, connect=1.0, train__hops=20)
+    liar = Bundle.read(folder / f"peer-{PEERS}")
+    if revoked:
+        provision.revoke(folder, liar.name)
+    with town(folder, made, pause=0.02) as here:
+        for peer in range(PEERS):
+            here.start(peer)
+        with attack(liar, list(range(PEERS)), calls):
+            here.until(here.finished, timeout=30.0)
+    check_end(folder, made, range(PEERS))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["Tell", "Hand", "Hello"])
+@pytest.mark.parametrize("kind", [silent, loud])
+@pytest.mark.parametrize("connections", [1, 8])
+def test_memory_under_calls_of_a_member_is_bounded(tmp_path, method, kind, connections):
+    """Besides two tokens, which are small here."""
+    folder = tmp_path / "net"
+    made = network(folder, peers=PEERS, lease=2.0, connect=1.0, train__hops=4000)
+    with town(folder, made, pause=0.02) as here:
+        for peer in range(PEERS - 1):
+            here.start(peer)
+        here.until(lambda: furthest(here) >= 3)
+        pid = here.processes[0].pid
+        idle = resident(pid)
+        forget_peak(pid)
+        liar = Bundle.read(folder / f"peer-{PEERS - 1}")
+        with attack(liar, connections * [0], kind(method, 64)):
+            time.sleep(20.0)
+            more = resident(pid, "VmHWM") - idle
+            assert here.processes[0].is_alive()
+        assert more < ALLOWED, f"{more:.0f} MiB more"
+
+
+def test_fewer_connections_where_fewer_files_may_be_open(monkeypatch):
+    for files, most in ((1024, 256), (100_000, 256), (-1, 256), (200, 50), (16, 8)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, files=files: (files, files))
+        assert most_connections() == most
