@@ -314,7 +314,7 @@ class Truth:
         earlier = 0
         for number, part in enumerate(parts):
             cut = (last.start_hop or 0) - 1 - earlier
-            if self._of_own(part.name) and 0 <= cut and cut + last.hops == part.hops:
+            if self._of_own(part.name) and cut >= 0 and cut + last.hops == part.hops:
                 parts[number] = replace(part, route=(*part.route[:cut], *last.route))
             earlier += part.hops
         return tuple(parts)

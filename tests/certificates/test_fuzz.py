@@ -49,6 +49,10 @@ UNSEEN: dict[str, str] = {
     "privacy.claims.unlearner_of: missing-fact": ALIEN,
     "privacy.claims.start_of: no-start": ALIEN,
     "privacy.claims.check_local_state: local-state": TWICE + "conditions.check_wipes",
+    "certificates.conditions.check_wipes: local-state": TWICE + "claims.check_local_state",
+    "privacy.claims.check_start: start-contradicted": TWICE + "conditions.check_start_said",
+    "certificates.exact._check_repeatable: other-work": "needs a peer with moments from before the "
+    "return that is visited again, which the maker seldom makes",
     "privacy.claims.check_no_buffers: travelling-state": TWICE + "conditions.check_travelling",
     "privacy.claims.check_ball: bad-event": TWICE + "the ranges of events",
     "privacy.claims.check_grid: float-noise 2": ALIEN,

@@ -156,7 +156,7 @@ def test_a_seal_whose_process_is_killed_just_before_its_noise_is_drawn(tmp_path,
         document = answered(here, "r")
         here.until(here.finished)
     claim, redraws = document["claims"][0], document["redraws"]
-    assert claim["grade"] == ("certified" if back else "exact")
+    assert claim["grade"] == ("certified" if back else "exact"), claim["reason"]
     assert not back or (redraws["register"], redraws["entry"], redraws["earlier"]) == ("kept", 1, 0)
     entries = draws(Bundle.read(folder / f"peer-{U}")).entries()  # done again: the same entry
     assert [entry.place.peer for entry in entries] == [U]
