@@ -27,9 +27,9 @@ from unwalk.certificates.signing import check_signature, sign
 from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
-from unwalk.core.transcript import Transcript, canonical
+from unwalk.core.transcript import Hop, Transcript, canonical
 from unwalk.peers import minutes
-from unwalk.peers.agenda import run_of
+from unwalk.peers.agenda import Spec, line, marked, run_of
 from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import as_walked
 from unwalk.peers.history import check_visit
@@ -38,6 +38,7 @@ from unwalk.peers.identity import read_certificate as read_pem
 from unwalk.peers.network import Network, read_document
 from unwalk.peers.register import SECRET
 from unwalk.peers.trust import Bundle, Trust, network_from, read_network
+from unwalk.runs.assemble import resolve
 from unwalk.runs.store import write_file
 
 FOLDER = "certificates"
@@ -238,11 +239,11 @@ def check(
         if hashlib.sha256(path.read_bytes()).hexdigest() != said["visits"]:
             return [f"{VISITS} is not the file that was certified"], []
         visits = read_visits(path)
-        _check_visits(visits, transcript, trust)
+        specs = _check_decided(said, trust, names)
+        _check_visits(visits, transcript, trust, _line(specs, trust.network))
         signers = _check_receipts(said, trust)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return ["peers.peer is not the peer that forgets"], []
-        _check_decided(said, trust, names)
     except UnwalkError as error:
         return [str(error).rstrip(".")], []
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -287,8 +288,11 @@ def _check_issuer(document: Mapping[str, Any], said: Mapping[str, Any], trust: T
         raise Refused(f"the key that signed is not that of {identity.peer}.")
 
 
-def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) -> None:
-    """What was decided has to be what is certified: for whom, by whom, and which requests."""
+def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) -> list[Spec]:
+    """What was decided has to be what is certified: for whom, by whom, and which requests.
+
+    The chapters that were decided.
+    """
     run = trust.network.run_id
     specs = minutes.read_all(trust, run, said["decisions"])
     if len(specs) != said["chapter"]:
@@ -300,21 +304,45 @@ def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) 
     if said["decided"] is not True:
         if said["issuer"] != said["peer"]:
             raise Refused("only the peer itself can say that its records were never used.")
-        return
+        return specs
     spec = specs[-1]
     stated = (said["requests"], said["peer"], said["issuer"])
     if stated != (list(spec.requests), names[spec.peer], names[spec.holder]):
         raise Refused("requests, peer or issuer are not those that the peers decided on.")
+    return specs
 
 
-def _check_visits(visits: list[dict[str, Any]], transcript: Transcript, trust: Trust) -> None:
-    if len(visits) != len(transcript.hops):
-        raise Corrupt(f"{len(visits)} visits were signed, {len(transcript.hops)} are certified.")
+def _line(specs: Sequence[Spec], network: Network) -> list[tuple[str, int]]:
+    """The visits that led to the model, as (walk, number in it): so many, and no others."""
+    runs = [network.run_id, *(run_of(network.run_id, spec) for spec in specs)]
+    hops = resolve(network.settings, where="the network file").train.hops
+    return [(runs[chapter], place) for chapter, place in line(hops, marked(specs))]
+
+
+def _check_visits(
+    visits: list[dict[str, Any]],
+    transcript: Transcript,
+    trust: Trust,
+    places: Sequence[tuple[str, int]],
+) -> None:
+    """Every visit is of the line that was decided, signed, and handed on by the one before it."""
+    if not len(visits) == len(transcript.hops) == len(places):
+        raise Corrupt(
+            f"{len(visits)} visits were signed and {len(transcript.hops)} are certified; "
+            f"{len(places)} led to the model."
+        )
     last = transcript.header["phases"][-1]["name"]
-    for number, (visit, hop) in enumerate(zip(visits, transcript.hops, strict=True), 1):
-        signed = check_visit(trust, visit, str(visit["run"]), int(visit["visit"]["hop"]))
+    before: Hop | None = None
+    rows = zip(visits, transcript.hops, places, strict=True)
+    for number, (visit, hop, (run, place)) in enumerate(rows, 1):
+        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]))
         if as_walked(signed, number, last) != hop:
             raise Corrupt(f"hop {number} is not what peer {hop.receiver} signed.")
+        if signed.phase_hop != place:
+            raise Corrupt(f"hop {number} is visit {signed.phase_hop} of its walk, not {place}.")
+        if place > 1 and before is not None and signed.sender != before.receiver:
+            raise Corrupt(f"hop {number} came from peer {signed.sender}, not from the peer of the hop before it.")
+        before = signed
 
 
 def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
