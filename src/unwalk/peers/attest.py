@@ -341,7 +341,9 @@ def _check_visits(
         if signed.phase_hop != place:
             raise Corrupt(f"hop {number} is visit {signed.phase_hop} of its walk, not {place}.")
         if place > 1 and before is not None and signed.sender != before.receiver:
-            raise Corrupt(f"hop {number} came from peer {signed.sender}, not from the peer of the hop before it.")
+            raise Corrupt(
+                f"hop {number} came from peer {signed.sender}, not from that of the hop before."
+            )
         before = signed
 
 
