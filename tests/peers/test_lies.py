@@ -14,6 +14,7 @@ from tests.peers.harness import Village, lived
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
+from unwalk.core.transcript import Hop, Transcript
 from unwalk.peers import attest, codec
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
@@ -352,3 +353,42 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
     earlier = replace(later, revoked={serial: 1}, version=3)
     publish(here.folder, earlier, network_of(here.folder)[1])
     assert "revoked from chapter 1 on" in problems(document, newest)[0]
+
+
+def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
+    """What other peers signed says how long the walk was and where the token came from."""
+
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(ended(here, r=0))
+
+    here = hamlet(tmp_path, script)
+    place = certificate(here, 0, "chapter-1")
+    said = read_certificate(place)["peers"]
+    transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
+    visits = attest.read_visits(place.with_name(attest.VISITS))
+    trust = attest._trust(said, here.folder / "ca.pem", None)
+    names = [p.name for p in trust.network.peers]
+    specs = attest._check_decided(said, trust, names)
+    places = attest._line(specs, trust.network, decided=True)
+
+    def checked(hops: list[Hop], signed: list[dict[str, Any]], line: list[tuple[str, int]]) -> None:
+        made = Transcript(transcript.header, hops)
+        attest._check_visits(signed, made, trust, line)
+
+    checked(transcript.hops, visits, places)
+    first = sum(hop.phase == transcript.hops[0].phase for hop in transcript.hops)
+    assert first > 1, "some of training's visits stay on the line"
+    with pytest.raises(Corrupt, match="were walked"):
+        checked(transcript.hops[: first - 1], visits[: first - 1], places)
+    with pytest.raises(Corrupt, match="another walk"):
+        checked(transcript.hops, visits, [*places[:-1], ("f" * 64, places[-1][1])])
+    hops = [replace(hop, hop=n) for n, hop in enumerate(transcript.hops[1:first], 1)]
+    with pytest.raises(Corrupt, match=r"is visit 2 of its walk|came from peer"):
+        checked(hops, visits[1:first], places[: first - 1])
+    attest._check_header(transcript, specs, said, trust.network)
+    for name, value in (("batching", "iid"), ("forget", 7), ("phases", []), ("more", 1)):
+        lied = Transcript({**transcript.header, name: value}, transcript.hops)
+        with pytest.raises(Refused, match=f"header has {name}"):
+            attest._check_header(lied, specs, said, trust.network)

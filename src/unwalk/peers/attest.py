@@ -31,7 +31,7 @@ from unwalk.core.transcript import Hop, Transcript, canonical
 from unwalk.peers import minutes
 from unwalk.peers.agenda import Spec, line, marked, run_of
 from unwalk.peers.erasure import LEFT, Receipt
-from unwalk.peers.forgetting import as_walked
+from unwalk.peers.forgetting import Book, as_walked, silent_spec
 from unwalk.peers.history import check_visit
 from unwalk.peers.identity import now, raw_key
 from unwalk.peers.identity import read_certificate as read_pem
@@ -240,7 +240,9 @@ def check(
             return [f"{VISITS} is not the file that was certified"], []
         visits = read_visits(path)
         specs = _check_decided(said, trust, names)
-        _check_visits(visits, transcript, trust, _line(specs, trust.network))
+        _check_header(transcript, specs, said, trust.network)
+        places = _line(specs, trust.network, decided=said["decided"] is True)
+        _check_visits(visits, transcript, trust, places)
         signers = _check_receipts(said, trust)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return ["peers.peer is not the peer that forgets"], []
@@ -312,11 +314,40 @@ def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) 
     return specs
 
 
-def _line(specs: Sequence[Spec], network: Network) -> list[tuple[str, int]]:
-    """The visits that led to the model, as (walk, number in it): so many, and no others."""
+def _check_header(
+    transcript: Transcript, specs: Sequence[Spec], said: Mapping[str, Any], network: Network
+) -> None:
+    """What accountants read in the header has to follow from the network's file and decisions."""
+    book, known = Book(network), marked(specs)
+    if said["decided"] is True:
+        plan = book.forgetting(known[-1], said["run"], known[:-1])
+    else:
+        u, asked = network.index(said["peer"]), tuple(said["requests"])
+        before, records = len(transcript.hops), transcript.header["forget"]
+        plan = book.quiet(silent_spec(known, before, u, asked, records), said["run"], known)
+    wanted = json.loads(canonical(plan.header()))
+    shown = {k: v for k, v in transcript.header.items() if k != "recovered"}
+    for name in sorted((wanted.keys() | shown.keys()) - {"unwalk"}):
+        if wanted.get(name) != shown.get(name):
+            raise Refused(
+                f"the transcript's header has {name} {shown.get(name)!r}; by the network's file "
+                f"and what was decided it is {wanted.get(name)!r}."
+            )
+
+
+def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[str, int]]:
+    """The visits that a certificate rests on, as (walk, number in it): so many, and no others.
+
+    Those are the visits that led to the model before the request and, where a chapter was decided
+    for it, that chapter's own.
+    """
     runs = [network.run_id, *(run_of(network.run_id, spec) for spec in specs)]
     hops = resolve(network.settings, where="the network file").train.hops
-    return [(runs[chapter], place) for chapter, place in line(hops, marked(specs))]
+    known = marked(specs)
+    places = line(hops, known[:-1] if decided else known)
+    if decided:
+        places += [(specs[-1].number, k) for k in range(1, specs[-1].hops + 1)]
+    return [(runs[chapter], place) for chapter, place in places]
 
 
 def _check_visits(
@@ -329,7 +360,7 @@ def _check_visits(
     if not len(visits) == len(transcript.hops) == len(places):
         raise Corrupt(
             f"{len(visits)} visits were signed and {len(transcript.hops)} are certified; "
-            f"{len(places)} led to the model."
+            f"{len(places)} were walked."
         )
     last = transcript.header["phases"][-1]["name"]
     before: Hop | None = None

@@ -180,6 +180,28 @@ class Book:
         return replace(plan, phases=(*before, replace(phase, hops=0)), public=public)
 
 
+def silent_spec(
+    earlier: Sequence[Spec], before: int, peer: int, requests: tuple[str, ...], records: int
+) -> Spec:
+    """A chapter that would forget what was never used, after ``earlier`` ones: it has no walk."""
+    last = max((spec.number for spec in earlier if not spec.void), default=0)
+    return Spec(
+        number=len(earlier) + 1,
+        peer=peer,
+        method="rewind",
+        grade="exact",
+        epsilon=None,
+        delta=None,
+        requests=requests,
+        records=records,
+        before=before,
+        position=0,
+        hops=1,
+        holder=peer,
+        after=last,
+    )
+
+
 def walked(header: dict[str, Any], places: Sequence[tuple[int, int]], visits: Visits) -> Transcript:
     """The transcript of the visits at ``places`` (see :func:`unwalk.peers.agenda.line`).
 
@@ -226,4 +248,4 @@ def started(number: int, specs: Sequence[Spec]) -> int:
     return {"rewind": spec.position, "restart": 0, "seal": spec.before}[spec.method]
 
 
-__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "started", "walked"]
+__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "started", "walked"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest
-from unwalk.peers.agenda import MOST_REQUESTS, Spec, line
-from unwalk.peers.forgetting import walked
+from unwalk.peers.agenda import MOST_REQUESTS, line
+from unwalk.peers.forgetting import silent_spec, walked
 from unwalk.peers.identity import now
 from unwalk.peers.requests import Request
 
@@ -53,24 +53,11 @@ class Quiet:
         chapters.store.fault("request erasing")
         places = line(chapters.book.hops, chapters.specs)
         visits = chapters.visits(places)
-        spec = Spec(
-            number=len(chapters.specs) + 1,
-            peer=chapters.me,
-            method="rewind",
-            grade="exact",
-            epsilon=None,
-            delta=None,
-            requests=batch.ids,
-            records=sum(r.records for r in batch.requests),
-            before=len(places),
-            position=0,
-            hops=1,
-            holder=chapters.me,
-            after=chapters.present,
-        )
         last = chapters.present
-        run = chapters.runs[last]
-        header = chapters.book.quiet(spec, run, chapters.specs).header()
+        run, earlier = chapters.runs[last], chapters.specs[:last]
+        records = sum(r.records for r in batch.requests)
+        spec = silent_spec(earlier, len(places), chapters.me, batch.ids, records)
+        header = chapters.book.quiet(spec, run, earlier).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.aftermath.receipts(last) if last else {}
         facts = attest.Facts(
