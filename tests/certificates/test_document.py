@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from datetime import UTC, datetime, timedelta
@@ -117,7 +118,7 @@ def changed(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     if isinstance(value, float):
-        return value * (1.0 + 1e-15) if value * (1.0 + 1e-15) != value else value * 1.5
+        return math.nextafter(value, math.inf)
     return "x" if value is None else f"{value}."
 
 

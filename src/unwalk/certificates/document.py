@@ -20,7 +20,7 @@ from unwalk.certificates.deeds import deeds_of
 from unwalk.certificates.threats import certifier, threat_model
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.transcript import Hop, Transcript, canonical
+from unwalk.core.transcript import Hop, Transcript, canonical, is_format
 
 FORMAT = 2
 """1 rested on noise that was not rounded; do such a run again."""
@@ -189,7 +189,7 @@ def parse_certificate(raw: bytes) -> dict[str, Any]:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise Corrupt("the certificate is not JSON.") from error
-    if not isinstance(document, dict) or document.get("certificate") != FORMAT:
+    if not isinstance(document, dict) or not is_format(document.get("certificate"), FORMAT):
         raise Corrupt(f"this is not a certificate of format {FORMAT}.")
     try:
         again = text_of(document).encode()

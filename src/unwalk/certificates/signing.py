@@ -17,6 +17,7 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.validation import check_private_file
 
 if TYPE_CHECKING:
+    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 ALGORITHM = "ed25519"
@@ -154,6 +155,16 @@ def trusted(document: dict[str, Any], trust: str, now: datetime) -> bool:
     return _issued(signer, path, now)
 
 
+def of_a_peer(document: dict[str, Any]) -> bool:
+    """Whether the signer's certificate is that of a peer in a network."""
+    from cryptography import x509
+
+    chain = document["signer"].get("chain")
+    return isinstance(chain, str) and bool(
+        _key_uris(x509.load_pem_x509_certificate(chain.encode()))
+    )
+
+
 def _issued(signer: dict[str, Any], path: Path, now: datetime) -> bool:
     """Whether the CA in ``path`` issued the signer's certificate, for its key, valid now."""
     _need()
@@ -197,12 +208,19 @@ def _subject_key(pem: str) -> bytes:
     if isinstance(key, Ed25519PublicKey):
         return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     try:
-        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        (named,) = [
-            uri.removeprefix(KEY_URI)
-            for uri in names.get_values_for_type(x509.UniformResourceIdentifier)
-            if uri.startswith(KEY_URI)
-        ]
+        (named,) = _key_uris(held)
         return bytes.fromhex(named)
-    except (ValueError, x509.ExtensionNotFound) as error:
+    except ValueError as error:
         raise InvalidInput("the X.509 certificate is not for an Ed25519 key.") from error
+
+
+def _key_uris(held: x509.Certificate) -> list[str]:
+    """The signing keys that a peer's certificate names."""
+    from cryptography import x509
+
+    try:
+        names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return []
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return [uri.removeprefix(KEY_URI) for uri in uris if uri.startswith(KEY_URI)]

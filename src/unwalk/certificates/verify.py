@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from unwalk.certificates.document import MODEL, certificate_of, model_of
-from unwalk.certificates.signing import check_signature, trusted
+from unwalk.certificates.signing import check_signature, of_a_peer, trusted
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.transcript import Transcript
 
@@ -88,6 +89,12 @@ def verify(
         notes.append("no signature" if signer is None else f"the signature of {signer} fits")
         if signer is not None and trust is not None:
             known = trusted(document, trust, now or datetime.max)
+            if known and "peers" not in document and of_a_peer(document):
+                known = False
+                notes.append(
+                    "SIGNED BY A PEER, but it says nothing of peers: that is no certificate of a "
+                    "network, and what its peers did and decided was not checked"
+                )
     except Corrupt as error:
         problems.append(str(error))
     if transcript is not None:
@@ -148,7 +155,7 @@ def _compare(place: str, expected: Any, found: Any, key: Any) -> list[str]:
         return [t for k in keys for t in _compare(f"{place}.{k}", mine, theirs, k)]
     if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
         return [t for k in range(len(mine)) for t in _compare(f"{place}[{k}]", mine, theirs, k)]
-    if type(mine) is not type(theirs) or mine != theirs:
+    if type(mine) is not type(theirs) or json.dumps(mine) != json.dumps(theirs):
         return [f"{place} is {_short(theirs)}; the transcript gives {_short(mine)}"]
     return []
 

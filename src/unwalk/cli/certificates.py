@@ -97,7 +97,7 @@ def _verify(
         verdict = _with_peers(verdict, document, recorded, place, trust, network)
     differences: list[str] = []
     if replay is not None:
-        differences = _replayed(replay, recorded)
+        differences = _replayed(replay, recorded, document)
     _report(verdict, document, replay is not None, differences, json_)
     return 1 if differences else verdict.exit_code
 
@@ -158,12 +158,12 @@ def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes |
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _replayed(run_dir: Path, recorded: Transcript | None) -> list[str]:
+def _replayed(run_dir: Path, recorded: Transcript | None, document: dict[str, Any]) -> list[str]:
     from unwalk.runs.replay import replay
 
     if recorded is None:
         raise InvalidInput(f"{run_dir} has no transcript to compare with.")
-    return replay(run_dir, recorded)
+    return replay(run_dir, recorded, certified=document.get("model"))
 
 
 def _report(

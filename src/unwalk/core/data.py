@@ -62,16 +62,22 @@ def within(x: torch.Tensor, norm: float) -> torch.Tensor:
     stands beside it.  What is not finite becomes zero.  The same tensor where nothing is longer.
     """
     flat = x.flatten(1)
+    # By the power of two of the largest feature, so that no square overflows or vanishes.
+    largest = flat.abs().amax(1, keepdim=True)
+    scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.clamp(-1000, 1000))
+    scaled = flat / scale
     squares = flat.new_zeros(len(flat))
-    for feature in flat.unbind(1):
+    for feature in scaled.unbind(1):
         squares = squares + feature * feature
     slack = (flat.shape[1] + 8) * 2.0**-52
-    length = squares.sqrt()
+    root = squares.sqrt()
+    length = root * scale[:, 0]
     long = ~(length <= norm * (1.0 - slack))
     if not bool(long.any()):
         return x
-    factor = torch.where(long, norm * (1.0 - 4.0 * slack) / length, 1.0).unsqueeze(1)
-    shorter = torch.where(length.isfinite().unsqueeze(1), flat * factor, 0.0)
+    unit = torch.nan_to_num(scaled / root.unsqueeze(1), nan=0.0, posinf=0.0, neginf=0.0)
+    shorter = unit * (norm * (1.0 - 4.0 * slack))
+    shorter = torch.where(length.isfinite().unsqueeze(1), shorter, 0.0)
     return torch.where(long.unsqueeze(1), shorter, flat).reshape(x.shape)
 
 

@@ -73,8 +73,9 @@ def onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -
     vanishing = math.sqrt(theta.numel()) * torch.finfo(theta.dtype).smallest_normal * stored
     inside = radius * (1.0 - slack) - stored * (_length(middle) * (1.0 + slack) + radius)
     inside = (inside - vanishing).clamp(0.0)
-    factor = torch.nan_to_num(inside / length, nan=0.0, posinf=0.0)
-    pulled = (middle + torch.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0) * factor).to(theta)
+    # In two steps: the quotient of two lengths may be too small a number to keep its digits.
+    unit = torch.nan_to_num(out / length, nan=0.0, posinf=0.0, neginf=0.0)
+    pulled = (middle + unit * inside).to(theta)
     moved = torch.where(length.isfinite(), pulled, middle.to(theta))
     return torch.where(length <= inside, theta, moved)
 

@@ -60,6 +60,11 @@ HEADER_RANGES = {
 """What the facts of a header may hold from which something is computed, where they are there."""
 
 
+def is_format(said: Any, number: int) -> bool:
+    """Whether a document says that it has this format: the whole number, nothing that equals it."""
+    return type(said) is int and said == number
+
+
 def canonical(record: dict[str, Any]) -> str:
     """The one JSON text of a record: sorted keys, no spaces, no NaN."""
     return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -211,7 +216,7 @@ class Transcript:
             if claimed != chain or line != f'{body[:-1]},"chain":"{chain}"}}':
                 raise Corrupt(f"transcript line {number} does not continue the hash chain.")
             if header is None:
-                if record.pop("transcript", None) != FORMAT:
+                if not is_format(record.pop("transcript", None), FORMAT):
                     raise Corrupt(f"the first line is not a transcript header of format {FORMAT}.")
                 header = record
             else:

@@ -281,9 +281,14 @@ class Assembled:
         return Noise(self.p, self.calibrated(method).scale, self.task.peers, decided)
 
 
+def settings_digest(config: Config) -> str:
+    """All 256 bits of a digest of the settings: no two are found that share it."""
+    return hashlib.sha256(to_toml(config).encode()).hexdigest()
+
+
 def run_id(config: Config) -> str:
-    """Names a run: a digest of its configuration."""
-    return hashlib.sha256(to_toml(config).encode()).hexdigest()[:16]
+    """Names a run: the beginning of its settings' digest."""
+    return settings_digest(config)[:16]
 
 
 def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
@@ -312,7 +317,7 @@ def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
                 "the data, which tell; allowed: a train.capacity of your own."
             )
         config = replace(config, train=replace(config.train, capacity=capacity(task)))
-    return Assembled(config, task, graph, noise_of(config, run_id(config), task))
+    return Assembled(config, task, graph, noise_of(config, settings_digest(config), task))
 
 
 def _graph(config: Config, peers: int | None) -> Graph:

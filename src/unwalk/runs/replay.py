@@ -10,8 +10,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from unwalk.certificates.document import MODEL
+from unwalk.certificates.document import MODEL, model_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
@@ -64,8 +65,17 @@ class Comparing:
             raise Differs(*compare_lines(known, lines))
 
 
-def replay(run_dir: Path, recorded: Transcript, task: ShardedTask | None = None) -> list[str]:
-    """What came out otherwise; empty where every line and the model's bytes are the same."""
+def replay(
+    run_dir: Path,
+    recorded: Transcript,
+    task: ShardedTask | None = None,
+    *,
+    certified: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """What came out otherwise; empty where every line and the model's bytes are the same.
+
+    ``certified`` is what a certificate says of its model: that has to be the one made here.
+    """
     path = run_dir / CONFIG
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
@@ -79,9 +89,11 @@ def replay(run_dir: Path, recorded: Transcript, task: ShardedTask | None = None)
     except (Differs, NotEntered) as found:
         return [str(found)]
     differences = compare_lines(recorded.lines, again.outcome.transcript.lines)
-    model = run_dir / MODEL
-    if not differences and model.is_file() and again.saved() != model.read_bytes():
+    model, made = run_dir / MODEL, again.saved()
+    if not differences and model.is_file() and made != model.read_bytes():
         differences.append(f"{MODEL} is not the model that the run gives")
+    if not differences and certified is not None and model_of(made) != certified:
+        differences.append("the model that was certified is not the one that the run gives")
     return differences
 
 

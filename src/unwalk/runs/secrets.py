@@ -30,6 +30,11 @@ def noise_of(config: Config, run: str, task: ShardedTask) -> NoiseSource:
         raise InvalidInput("noise.source is 'secret', which needs noise.secret_file.")
     path = Path(noise.secret_file)
     check_private_file(path)
+    if path.stat().st_nlink > 1:
+        raise InvalidInput(
+            f"{path} has {path.stat().st_nlink} names (hard links), each with a register of draws "
+            "of its own; allowed: a secret with one name."
+        )
     try:
         secret = path.read_bytes()
     except OSError as error:
