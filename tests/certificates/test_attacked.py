@@ -17,9 +17,10 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.rounding import onto_ball
 from unwalk.core.transcript import Transcript
 from unwalk.runs.assemble import run_id, settings_digest
+from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
 
-RUN = {"method": "restart", "train.hops": 3, "unlearn.hops": 2}
+RUN: dict[str, Value] = {"method": "restart", "train.hops": 3, "unlearn.hops": 2}
 
 
 def squared(vector: torch.Tensor) -> Fraction:
