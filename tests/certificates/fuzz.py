@@ -317,7 +317,8 @@ class Given:
         if not acts(self.case, op, peer, 1):
             return None
         weights = weights_of(self.case, op, peer, 1)
-        width = max(1, int((weights > 0).sum(1).max()))
+        slotted = op.kind == "slots" and op.data != "mixed"
+        width = self.case.slot_cap if slotted else max(1, int((weights > 0).sum(1).max()))
         batches = np.full((len(weights), 1, width), -1, np.int64)
         shares = np.zeros((len(weights), 1, width))
         for step, row in enumerate(weights):
@@ -337,6 +338,7 @@ class Given:
             op.noise,
             shares,
             rounded=op.rounded,
+            batching="slots" if slotted else "other" if op.data == "mixed" else "full",
         )
 
 

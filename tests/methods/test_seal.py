@@ -196,6 +196,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "momentum": ({"train.optimizer": "momentum"}, "a moment of momentum"),
     "clipping": ({"train.clip": 1.0}, "clipping breaks the convexity"),
     "other batches": ({"train.work": "epochs"}, "keyed slots"),
+    "other batches before the noise": (
+        {"unlearn.work": "full", "seal.local_epochs": 3},
+        "keyed slots",
+    ),
     "a step too long": ({"train.learning_rate": 9.0}, "may expand"),
     "a network": ({"model.name": "mlp"}, "loss 'of a model with layer ReLU'"),
     "32 bits": ({"model.precision": "float32"}, "precision 'float32'"),

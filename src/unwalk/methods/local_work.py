@@ -259,6 +259,7 @@ class Descent:
             clip_per_example=self.clip_per_example,
             noise=self.noise,
             counted=batches.size if self.work.kind == "slots" else None,
+            batching=self.work.kind,
         )
         return (steps,) if self.feasible is None else (steps, Project((self.feasible,)))
 

@@ -84,6 +84,7 @@ def _ledger(
     given = config.seal.std if method == "seal" else None
     if trained is None:
         if given is None:
+            _check_work(method, config)
             probe(task, header, train_phase(config), config.forget.peer)
         return Decided(std=1.0 if given is None else given, later_std=_later(config, task)[1])
     share, later_std = _later(config, task)
@@ -97,6 +98,18 @@ def _ledger(
         return Decided(std=_std(ledger, config, 1.0))
     std = _std(ledger, config, share) if given is None else given
     return Decided(std=std, later_std=later_std, reach=_reach(ledger.norm, head, std, 1))
+
+
+def _check_work(method: str, config: Config) -> None:
+    """Refuse steps before the noise, after training, that the ledger could not follow."""
+    kind = unlearn_descent(config).work.kind
+    if kind != "slots" and (method == "release" or config.seal.local_epochs):
+        before = "seal.local_epochs" if method == "seal" else "the walk of a release"
+        raise Refused(
+            f"unlearn.work is {kind!r}, and the steps of {before} come before the noise: the "
+            "ledger follows keyed slots.",
+            "batching",
+        )
 
 
 def _ledger_at_noise(
