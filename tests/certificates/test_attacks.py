@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import unwalk
 from tests.certificates.test_conditions import (
     BEGIN,
     NOISE,
@@ -20,6 +24,11 @@ from tests.certificates.test_conditions import (
     the_claim,
 )
 from unwalk.core import events as ev
+from unwalk.core.errors import InvalidInput
+from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.requests import capacity
+from unwalk.runs.run import run
+from unwalk.tasks import build_task
 
 BUFFERS = ("norm.running_mean", "norm.running_var")
 CLEAN = ev.Start("unlearn", "token", False, ())
@@ -116,3 +125,100 @@ def test_steps_before_a_ledger_seals_noise_fill_buffers_again():
     filled = sealing(RETAINED, NOISE) | {"method": "seal"}
     assert graded(**filled) == ("refused", "travelling-state")
     assert graded(**sealing(NOISE, RETAINED) | {"method": "seal"}) == ("certified", None)
+
+
+# Settings that were made from the records to be forgotten
+
+
+SLOTTED: dict[str, Any] = {
+    "peers": 4,
+    "forget.peer": 0,
+    "method": "retrain",
+    "compare": [],
+    "data.normalisation": "published",
+    "train.work": "slots",
+    "train.optimizer": "sgd",
+    "train.hops": 5,
+    "unlearn.hops": 5,
+}
+
+
+def arrays(sizes, forget):
+    """Arrays of groups of these sizes; class 2 is that of the records to be forgotten."""
+    x = np.random.default_rng(0).normal(size=(260, 4))
+    y = np.where(np.arange(260) < 180, 2, np.arange(260) % 2)
+    keep = np.arange(260)[260 - sum(sizes) :]
+    return unwalk.from_arrays(
+        x[keep],
+        y[keep],
+        test=(x[-8:], y[-8:]),
+        classes=3,
+        groups=np.repeat(np.arange(len(sizes)), sizes),
+        model="logistic",
+        dtype=torch.float64,
+        forget=forget,
+    )
+
+
+def worlds(**more):
+    """The claim, and the model with the records forgotten and without their ever being there."""
+    sizes = ([200, 20, 20, 20], unwalk.Deletion("class", label=2)), ([20] * 4, None)
+    runs = []
+    for dealt, forget in sizes:
+        task = arrays(dealt, forget or unwalk.Deletion("nothing"))
+        runs.append(run(resolve({**SLOTTED, "task": task.name, **more}), task=task))
+    models = [torch.cat([p.detach().reshape(-1) for p in r.model.parameters()]) for r in runs]
+    return runs[0].result["claims"][-1], *models
+
+
+def test_the_capacity_is_not_counted_on_the_data():
+    """By the largest peer's records, those to be forgotten among them, both models differed."""
+    with pytest.raises(InvalidInput, match=r"train\.capacity is not set; of task 'own' nothing is"):
+        worlds()
+    claim, with_, without = worlds(**{"train.capacity": 200})
+    assert claim["grade"] == "exact"
+    assert torch.equal(with_, without)
+
+
+def test_a_published_capacity_is_a_constant_that_fits_the_largest_peer():
+    for peers in (4, 10, 7):
+        task = build_task("digits-flat", peers=peers)
+        assert capacity(task) == -(-1438 // peers)
+        assert capacity(task) == max(task.records(peer).size for peer in range(peers))
+    assert capacity(build_task("blobs", peers=3, options={"records": 27})) == 27
+    fewer = build_task("digits-flat", peers=4)
+    parts = [part[:-30] for part in fewer.holdings.parts]  # type: ignore[attr-defined]
+    gone = replace(fewer, holdings=replace(fewer.holdings, parts=parts))  # type: ignore[type-var]
+    assert capacity(gone) == capacity(fewer)
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "label", "quantity"])
+def test_a_share_that_depends_on_the_records_needs_a_capacity(partition):
+    given: dict[str, Any] = {"preset": "certified", "task": "digits-flat", "peers": 5}
+    skewed = {**given, "data.partition": partition}
+    with pytest.raises(InvalidInput, match=f"with partition '{partition}' a peer's share depends"):
+        assemble(resolve(skewed))
+    made = assemble(resolve({**skewed, "train.capacity": 1438}))
+    assert made.config.train.capacity == 1438
+
+
+def test_row_numbers_are_named_as_an_assumption():
+    assert "row numbers are taken as given" in str(the_claim()["assumptions"])
+    assert "goes to its slot" in str(the_claim()["assumptions"])
+    train = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (1, (PLAIN,))]
+    back = ev.Start("unlearn", "arrival", False, (), 2)
+    unlearn = [(U, (back, WIPE, RETAINED)), (1, (WIPE, RETAINED))]
+    facts = {"train": train, "unlearn": unlearn, "method": "rewind", "rewind": "first-use"}
+    sliced = the_claim(**facts, batching="full", slices=4)
+    assert sliced["grade"] == "exact"
+    assert "goes to its slice" in str(sliced["assumptions"])
+    plain = the_claim(**facts, batching="epochs", slices=1)
+    assert "row numbers" not in str(plain["assumptions"])
+
+
+def test_retraining_in_slices_names_row_numbers_too():
+    given = {**SLOTTED, "train.work": "full", "train.slices": 2}
+    task = arrays([200, 20, 20, 20], unwalk.Deletion("class", label=2))
+    found = run(resolve({**given, "task": task.name}), task=task).result["claims"][-1]
+    assert found["grade"] == "exact"
+    assert "goes to its slice" in str(found["assumptions"])

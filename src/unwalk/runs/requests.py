@@ -282,5 +282,24 @@ def keeps(config: Config, methods: list[str]) -> str:
 
 
 def capacity(task: ShardedTask) -> int:
-    """The number of records of the largest peer."""
-    return max(task.records(peer).size for peer in range(task.peers))
+    """The most records that a peer holds, by what is published of the task.
+
+    B, by which every gradient sum of ``slots`` is divided, comes from it: a count of the records
+    at hand would change with those to be forgotten.  So it is a constant of the task and its
+    settings where records are dealt evenly or have natural peers, and asked for elsewhere.
+    """
+    published, dealing = task.source.published, task.holdings.dealing
+    if published is not None and dealing == "iid":
+        return -(-sum(published) // task.peers)
+    if published is not None and dealing == "natural":
+        return max(published)
+    why = (
+        "nothing is published of how many records it has"
+        if published is None
+        else f"with partition {dealing!r} a peer's share depends on the records"
+    )
+    raise InvalidInput(
+        f"train.work is 'slots' and train.capacity is not set; of task {task.name!r} {why}, and a "
+        "capacity that is counted on the data would tell of the records to be forgotten; allowed: "
+        "the most records that any peer may hold, chosen without looking at those to be forgotten."
+    )
