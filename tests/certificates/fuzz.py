@@ -20,7 +20,6 @@ from unwalk import walks
 from unwalk.core.data import Shard
 from unwalk.core.plan import Move, Performance, Phase, Plan
 from unwalk.core.program import (
-    AddNoise,
     Program,
     Records,
     ReplaceSums,
@@ -134,16 +133,10 @@ class Case:
         return Records(self.records, self.rows_of(peer, "forgotten", 1))
 
     def facts(self) -> dict[str, Any]:
-        """What a truthful header says of this run."""
+        """What a truthful header says of this run; of its batches it speaks as training has them,
+        whatever a later phase does."""
         last = self.phases[-1]
-        before: list[Work] = [w for part in self.phases[:-1] for w in part.works]
-        if self.method in ("release", "noisy-start"):
-            before += last.works
-        for op in last.programs[0] if last.programs else ():
-            if isinstance(op, AddNoise):
-                break
-            before += [op] if isinstance(op, Work) else []
-        slotted = all(work.kind == "slots" for work in before)
+        slotted = all(work.kind == "slots" for work in self.phases[0].works)
         keeps = [part.keep for part in self.phases[:-1] if part.keep != "last"]
         if self.method not in ("seal", "ball-seal") and last.keep != "last":
             keeps.append(last.keep)
@@ -317,7 +310,8 @@ class Given:
         if not acts(self.case, op, peer, 1):
             return None
         weights = weights_of(self.case, op, peer, 1)
-        width = max(1, int((weights > 0).sum(1).max()))
+        slotted = op.kind == "slots" and op.data != "mixed"
+        width = self.case.slot_cap if slotted else max(1, int((weights > 0).sum(1).max()))
         batches = np.full((len(weights), 1, width), -1, np.int64)
         shares = np.zeros((len(weights), 1, width))
         for step, row in enumerate(weights):
@@ -337,6 +331,7 @@ class Given:
             op.noise,
             shares,
             rounded=op.rounded,
+            batching="slots" if slotted else "other" if op.data == "mixed" else "full",
         )
 
 

@@ -52,6 +52,7 @@ PLAIN = ev.GradientSteps(
     momentum=0.0,
     weight_decay=0.1,
     state="none",
+    batching="slots",
 )
 RETAINED = replace(PLAIN, data="retained", touched=False)
 BEGIN = ev.Start("train", "initial", False, ())
@@ -63,13 +64,23 @@ TRAIN = [(1, (BEGIN, PLAIN)), (U, (PLAIN,)), (2, (PLAIN,))]
 UNLEARN = [(U, (SEALED, WIPE, NOISE, RETAINED)), (2, (WIPE, RETAINED)), (3, (RETAINED,))]
 
 
+def made_by(event, batching):
+    """The event with batches as a header says that training makes them."""
+    if not isinstance(event, ev.GradientSteps):
+        return event
+    return replace(event, batching=batching if batching in ev.BATCHING else "other")
+
+
 def transcript(train=TRAIN, unlearn=UNLEARN, digests=(), **facts):
+    """A log; the kind of batches in ``facts``, if any, is that of every visit too."""
     phases = [{"name": "train", "hops": len(train)}, {"name": "unlearn", "hops": len(unlearn)}]
     made = Transcript({**FACTS, "phases": phases, **facts})
     number = 0
     for phase, group in (("train", train), ("unlearn", unlearn)):
         for place, (receiver, events) in enumerate(group, 1):
             number += 1
+            if "batching" in facts:
+                events = tuple(made_by(event, facts["batching"]) for event in events)
             digest = "d" * 64 if number in digests else None
             made.add(Hop(number, phase, place, -1, receiver, (receiver,), 0, events, digest=digest))
     return made

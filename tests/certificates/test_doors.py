@@ -363,6 +363,7 @@ BAD = {
     "optimizer": ("lion", None),
     "momentum": (-0.1, 1.5, None),
     "state": ("kept", None),
+    "batching": ("shuffled", "", None, 1),
     "grid": (0.0, -0.5, 0.3, 3),
     "sensitivity": (-1.0,),
     "draw": (

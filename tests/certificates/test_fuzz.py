@@ -67,7 +67,8 @@ UNSEEN: dict[str, str] = {
     "privacy.stability.Facts.steps: bad-event": TWICE + "the ranges of events",
     "privacy.stability.Facts.steps: clipping": "what clipping expands is at most the square root "
     "of 2, which is less than what the ledger's bound on gradients leaves in few dimensions",
-    "privacy.stability.Facts.steps: batching": LOG,
+    "privacy.stability.Facts.of: batching": TWICE + "Facts._check_slots",
+    "privacy.stability.Facts._check_slots: batching 2": LOG,
     "privacy.stability._follow: old-token": TWICE + "conditions.check_starts",
     "privacy.stability._follow: passed on 2": "needs noise of 1e145 and more",
     "privacy.stability._follow: unknown-event": TWICE + "_check_bare",

@@ -26,7 +26,9 @@ from tests.peers.deletions import (
     trained_on,
 )
 from unwalk.certificates.document import model_of, read_certificate, text_of
+from unwalk.core.events import GradientSteps
 from unwalk.core.plan import Plan
+from unwalk.core.transcript import Transcript
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers import attest
 from unwalk.peers.agenda import Spec
@@ -188,6 +190,45 @@ def test_certified_chapters_compose(tmp_path):
     assert first["peers"]["composed"]["certificates"] == 1
     assert second["peers"]["composed"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
     assert second["peers"]["composed"]["delta"] > 2e-5
+
+
+def test_a_second_seal_is_refused_where_the_first_chapter_did_not_go_by_slots(tmp_path):
+    """For the second request the first chapter's visits are touched: means over u's records, whose
+    weight is not the slots' of training."""
+    budget = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
+    reasons = []
+
+    async def script(here):
+        await here.until(here.trained)
+        rows = trained_on(here, 2)
+        ask(here, 2, "a", rows[0], **budget)
+        await here.until(ended(here, a=2))
+        ask(here, 2, "b", rows[1], **budget)
+        await here.until(ended(here, b=2))
+        assert (here.stage(2, "a"), here.stage(2, "b")) == ("done", "refused")
+        reasons.append(here.peers[2].requests.get("b").reason)
+
+    settings = {"unlearn__work": "full", "seal__local_epochs": 0, "train__slots": 1}
+    here = hamlet(tmp_path, script, **{**SEALED, **settings, "unlearn__hops": 4})
+    assert check(here, 2, "chapter-1")["claims"][0]["grade"] == "certified"
+    assert "its batches were made by 'full', not by keyed slots" in reasons[0]
+
+
+def test_a_seal_after_a_restart_counts_the_restarts_visits_by_their_own_batches(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        rows = trained_on(here, 2)
+        ask(here, 2, "a", rows[0], method="restart")
+        await here.until(ended(here, a=2))
+        ask(here, 2, "b", rows[1], grade="certified", epsilon=1.0, delta=1e-5)
+        await here.until(ended(here, b=2))
+
+    here = hamlet(tmp_path, script, **SEALED)
+    (claim,) = check(here, 2, "chapter-2")["claims"]
+    assert (claim["grade"], claim["code"]) == ("certified", None)
+    log = Transcript.read(certificate(here, 2, "chapter-2").with_name("transcript.jsonl"))
+    steps = [e for _, e in log.events() if isinstance(e, GradientSteps)]
+    assert {e.batching for e in steps} == {"slots"}
 
 
 def test_a_seal_with_noise_from_a_known_seed_is_shown_as_a_rehearsal(tmp_path):

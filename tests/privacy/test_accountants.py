@@ -45,7 +45,7 @@ FACTS = {
 PLAIN = ev.GradientSteps(
     steps=4,
     minibatches=1,
-    batch=16,
+    batch=32,
     data="all",
     touched=True,
     direction=-1,
@@ -59,6 +59,7 @@ PLAIN = ev.GradientSteps(
     momentum=0.0,
     weight_decay=0.1,
     state="none",
+    batching="slots",
 )
 RETAINED = replace(PLAIN, data="retained", touched=False)
 ASCENT = replace(
@@ -359,7 +360,7 @@ def test_ledger_composes_with_later_visits():
         (replace(PLAIN, noise=1.0, origin="secret", grid=0.5), ("no bound for noisy gradients",)),
         (replace(PLAIN, step_size=-0.5), ("step_size is -0.5",)),
         (replace(PLAIN, weight_decay=math.nan), ("weight_decay is nan",)),
-        (replace(PLAIN, batch=33), ("33 records a step are more than the header's 32",)),
+        (replace(PLAIN, batch=33), ("hold 1 times 33 records", "1 times 32")),
         (replace(noise(0.1), grid=None), ("not rounded to a public grid",)),
         (ev.Start("train", "initial", False, ("bn.running_mean",)), ("bn.running_mean",)),
     ],

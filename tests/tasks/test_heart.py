@@ -147,6 +147,7 @@ def test_the_official_files(official_data):
     first, again, other = (build_task("heart", seed=s) for s in (0, 0, 1))
     assert (first.peers, first.classes, first.model_name) == (4, 2, "logistic")
     assert [len(first.shard(v).y) for v in range(4)] == [242, 235, 98, 160]
+    assert first.source.published == (242, 235, 98, 160)
     assert len(first.test.y) == 185
     for peer, hospital in enumerate(HOSPITALS):
         assert {i.split("-")[0] for i in first.ids(peer)} == {hospital}

@@ -105,7 +105,7 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
         check_conditions(transcript, hops)
     except Refused as refusal:
         return [*found, refused(str(refusal), refusal.code)]
-    return [*found, _plain(claim, header)]
+    return [*found, _plain(claim, transcript)]
 
 
 def refused(reason: str, code: str) -> dict[str, Any]:
@@ -121,11 +121,11 @@ def refused(reason: str, code: str) -> dict[str, Any]:
     }
 
 
-def _plain(claim: Claim, header: dict[str, Any]) -> dict[str, Any]:
-    reason = claim.reason
+def _plain(claim: Claim, transcript: Transcript) -> dict[str, Any]:
+    header, reason = transcript.header, claim.reason
     if claim.grade == "certified" and header["noise"] == "simulation":
         reason += "; a rehearsal, whose noise came from a known seed and protects nobody"
-    assumptions = [*claim.assumptions, *_given(header), SCALINGS[header["normalisation"]]]
+    assumptions = [*claim.assumptions, *_given(transcript), SCALINGS[header["normalisation"]]]
     return {"code": None, **claim.to_json(), "assumptions": assumptions, "reason": reason}
 
 
@@ -143,10 +143,15 @@ HELD_OUT = (
     "which records are held out as the test set is taken as given: it is a share of all records, "
     "and without the forgotten ones others might have been held out"
 )
+NUMBERED = (
+    "row numbers are taken as given: a record keeps its number whether or not others are there, "
+    "and by it the record goes to its {}"
+)
 
 
-def _given(header: dict[str, Any]) -> list[str]:
+def _given(transcript: Transcript) -> list[str]:
     """What is taken for granted of classes, code and the way in which data were dealt."""
+    header = transcript.header
     said = [LABELS[header["labels"]]]
     if header.get("code") == "own":
         said.append(OWN_CODE)
@@ -155,6 +160,13 @@ def _given(header: dict[str, Any]) -> list[str]:
         said.append(DEALT.format(dealing))
     if header.get("holdout") == "share":
         said.append(HELD_OUT)
+    places = ["slice"] if header.get("slices", 1) > 1 else []
+    if any(
+        isinstance(e, ev.GradientSteps) and e.batching == "slots" for _, e in transcript.events()
+    ):
+        places.append("slot")
+    if places:
+        said.append(NUMBERED.format(" and to its ".join(places)))
     return said
 
 

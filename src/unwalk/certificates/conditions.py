@@ -123,7 +123,7 @@ def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:
     if start.start != "token" or start.carries_forgotten:
         return
     u = unlearner_of(transcript)
-    carries = False
+    carries = _NOTHING
     for hop in transcript.hops:
         if hop.hop >= hops[0].hop:
             break
@@ -284,7 +284,7 @@ def check_digests(transcript: Transcript) -> None:
     if transcript.header.get("digests") == "salted":
         return
     u = unlearner_of(transcript)
-    carries = False
+    carries = _NOTHING
     for hop in transcript.hops:
         for event in hop.events:
             carries = _carries(event, carries, at_unlearner=hop.receiver == u)
@@ -297,17 +297,27 @@ def check_digests(transcript: Transcript) -> None:
             )
 
 
-def _carries(event: ev.Event, carries: bool, *, at_unlearner: bool) -> bool:
+_NOTHING: frozenset[str] = frozenset()
+
+
+def _carries(event: ev.Event, carries: frozenset[str], *, at_unlearner: bool) -> frozenset[str]:
+    """Which parts of the token carry D_f un-noised after an event: ``model``, ``sums``.
+
+    Noise that u adds hides what the parameters carry; that of other peers was made for other ends,
+    and sums travel without any.
+    """
     match event:
         case ev.GradientSteps():
             used = at_unlearner and event.touched and event.data != "retained"
-            return carries or (used and event.noise == 0.0)
+            return carries | {"model"} if used and event.noise == 0.0 else carries
         case ev.OwnSums():
-            return event.touched if at_unlearner else carries
+            if at_unlearner:
+                return frozenset({"model", "sums"}) if event.touched else _NOTHING
+            return carries | {"model"} if "sums" in carries else carries
         case ev.GaussianNoise():
-            return carries and event.std == 0.0
+            return carries - {"model"} if at_unlearner and event.std > 0.0 else carries
         case ev.Start():
-            return carries and event.start == "token"
+            return carries if event.start == "token" else _NOTHING
         case ev.Projection() | ev.Wipe():
             return carries
 

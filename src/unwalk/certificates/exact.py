@@ -159,20 +159,24 @@ def _check_earlier(transcript: Transcript, visits: list[Hop], hop: int, way: str
 def _check_may_be_unused(transcript: Transcript, visits: list[Hop]) -> None:
     """Refuse visits to u that used all of its records, whatever its log says.
 
-    Each visit does unless batches are drawn at random, or records enter in slices.
+    Sums always do; steps do unless batches are drawn at random, or records enter in slices.
     """
-    batching = fact(transcript, "batching", "which records a visit uses is not known")
-    if batching in SAMPLED or transcript.header.get("slices", 1) > 1:
-        return
+    sliced = transcript.header.get("slices", 1) > 1
     for hop in visits:
         for event in hop.events:
-            if isinstance(event, ev.GradientSteps) and event.touched:
-                refuse(
-                    "not-a-rewind",
-                    hop,
-                    event,
-                    f"with batching {batching!r} it used every record of u, the forgotten ones too",
-                )
+            match event:
+                case ev.OwnSums(touched=True):
+                    how = "sums"
+                case ev.GradientSteps(touched=True) if event.batching not in SAMPLED and not sliced:
+                    how = f"batching {event.batching!r}"
+                case _:
+                    continue
+            refuse(
+                "not-a-rewind",
+                hop,
+                event,
+                f"with {how} it used every record of u, the forgotten ones too",
+            )
 
 
 def _check_absence(transcript: Transcript, hops: list[Hop], u: int) -> bool:
@@ -250,16 +254,15 @@ def _check_same_work(
     A peer without records does nothing in its visit; where training had such a visit, what the
     other peer does instead has to be what training did at other hops, up to the step size.
     """
-    left_out = _OF_THE_PEER.get(str(transcript.header.get("batching")), ())
-    usual = {_shape(hop, left_out) for hop in before}
+    usual = {_shape(hop) for hop in before}
     for old, new in zip(before[place:], after, strict=True):
         wanted, done = _work(old), _work(new)
-        same = [_kind(e, left_out) for e in wanted] == [_kind(e, left_out) for e in done]
+        same = [_kind(e) for e in wanted] == [_kind(e) for e in done]
         if not wanted and not _idled(transcript, before, old):
-            same = _shape(new, left_out) in usual
+            same = _shape(new) in usual
         if done and not same:
-            known = {_kind(event, left_out) for event in wanted}
-            culprit = next((e for e in done if _kind(e, left_out) not in known), done[0])
+            known = {_kind(event) for event in wanted}
+            culprit = next((e for e in done if _kind(e) not in known), done[0])
             refuse(
                 "other-work",
                 new,
@@ -332,9 +335,9 @@ def _work(hop: Hop) -> list[ev.Event]:
     return [event for event in hop.events if not isinstance(event, _MARKS)]
 
 
-def _shape(hop: Hop, left_out: tuple[str, ...]) -> tuple[tuple[Any, ...], ...]:
+def _shape(hop: Hop) -> tuple[tuple[Any, ...], ...]:
     """A visit's work without what depends on the peer or, by a schedule, on the hop."""
-    return tuple(_kind(event, (*left_out, "step_size")) for event in _work(hop))
+    return tuple(_kind(event, "step_size") for event in _work(hop))
 
 
 _MARKS = (ev.Start, ev.Wipe)
@@ -346,9 +349,11 @@ _OF_THE_PEER = {
 """What depends on the number of a peer's records, by the kind of batches."""
 
 
-def _kind(event: ev.Event, left_out: tuple[str, ...]) -> tuple[Any, ...]:
-    """An event without whose records it used, the draw of its noise, and what else is left out."""
-    out = ("data", "touched", "draw", *left_out)
+def _kind(event: ev.Event, *left_out: str) -> tuple[Any, ...]:
+    """An event without whose records it used, what depends on their number, the draw of its noise,
+    and what else is left out."""
+    of_the_peer = _OF_THE_PEER.get(getattr(event, "batching", ""), ())
+    out = ("data", "touched", "draw", *of_the_peer, *left_out)
     kept = {k: v for k, v in vars(event).items() if k not in out}
     return (event.kind, *sorted(kept.items(), key=lambda item: item[0]))
 

@@ -25,7 +25,9 @@ class GradientSteps:
     to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for
     descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
     gradient, 0 for none, and ``grid`` what the noisy gradient was rounded to, None where it was
-    left as floating-point arithmetic gave it.
+    left as floating-point arithmetic gave it.  ``batching`` is how records came into batches, one
+    of :data:`BATCHING`: a kind of :class:`unwalk.methods.local_work.LocalWork` where batches and
+    weights are as that kind makes them, ``other`` for everything else.
     """
 
     kind: ClassVar[str] = "gradient-steps"
@@ -46,6 +48,7 @@ class GradientSteps:
     weight_decay: float
     state: str
     grid: float | None = None
+    batching: str = "other"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums)
 }
 DATA = ("all", "retained", "forgotten", "mixed")
+BATCHING = ("epochs", "averaged", "full", "iid", "slots", "other")
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")
 STARTS = ("initial", "token", "arrival")
@@ -148,6 +152,7 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
         "weight_decay": _SIZE,
         "state": may.word(*STATES),
         "grid": may.optional(may.power_of_two()),
+        "batching": may.word(*BATCHING),
     },
     GaussianNoise: {
         "std": _SIZE,

@@ -60,7 +60,8 @@ class Steps:
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
     example's gradient before averaging.  With ``rounded`` the noisy gradient is correctly rounded
     to a public grid (:mod:`unwalk.core.rounding`).  ``counted`` is what the log says of the number
-    of gradients, where the true one is nobody's business.
+    of gradients, where the true one is nobody's business.  ``batching`` says how records came into
+    batches (:data:`unwalk.core.events.BATCHING`), for the log.
     """
 
     batches: Rows
@@ -75,6 +76,7 @@ class Steps:
     weights: npt.NDArray[np.float64] | None = None
     counted: int | None = None
     rounded: bool = False
+    batching: str = "other"
 
     @property
     def touched(self) -> bool:

@@ -142,6 +142,7 @@ def steps_event(op: Steps, origin: str, dtype: torch.dtype = torch.float32) -> e
         weight_decay=op.rule.weight_decay,
         state=op.rule.state if op.rule.slots else "none",
         grid=grid_for(op.noise, dtype) if op.rounded and op.noise else None,
+        batching=op.batching,
     )
 
 

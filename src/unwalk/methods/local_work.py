@@ -94,7 +94,7 @@ class LocalWork:
         if rows.size and int(rows.max()) >= self.capacity:
             raise InvalidInput(
                 f"capacity is {self.capacity}, but a peer holds row {int(rows.max())}; "
-                "allowed: at least the number of records of the largest peer."
+                "allowed: a train.capacity of at least the most records that a peer may hold."
             )
         batches = np.full((self.epochs * self.slots, 1, self.nominal_batch), -1, np.int64)
         for epoch in range(self.epochs):
@@ -259,6 +259,7 @@ class Descent:
             clip_per_example=self.clip_per_example,
             noise=self.noise,
             counted=batches.size if self.work.kind == "slots" else None,
+            batching=self.work.kind,
         )
         return (steps,) if self.feasible is None else (steps, Project((self.feasible,)))
 

@@ -89,6 +89,7 @@ class Correction:
             scale=share if self.direction == "forget" else 1.0,
             clip=self.clip,
             noise=noise,
+            batching="other" if data == "mixed" else self.work.kind,
         )
 
     def sensitivity(self, steps: Steps | None) -> float | None:

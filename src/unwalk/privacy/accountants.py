@@ -39,6 +39,7 @@ from unwalk.privacy.visits import visits_epsilon
 _SLACK = 1e-9
 
 UN_NOISED = "the starting model carries D_f un-noised"
+BEFORE_NOISE = "steps before the noise, from the model that carries D_f,"
 PUBLIC = (
     "u, the time of the request and the number of forgotten records are public",
     "what else steers the run (method, route, hops, settings, batch keys) does not depend on D_f",
@@ -119,6 +120,8 @@ class _Reading:
                     event,
                     "steps between D_f and the noise that is to hide it may expand",
                 )
+            if self.brought > 0.0:
+                check_no_buffers(self.hop, self.start, event, BEFORE_NOISE)
             self.as_it_came = False
             return
         check_no_buffers(self.hop, self.start, event)
@@ -335,7 +338,7 @@ def public_coin_claim(
     )
 
 
-def _seal_ratio(hop: Hop) -> tuple[int, float]:
+def _seal_ratio(hop: Hop, start: ev.Start) -> tuple[int, float]:
     """Steps and worst ratio of a ball seal recorded in one hop.
 
     What comes after its last noise is post-processing, but must not touch D_f either.
@@ -347,6 +350,8 @@ def _seal_ratio(hop: Hop) -> tuple[int, float]:
             case ev.GradientSteps():
                 if event.touched and event.data != "retained":
                     refuse("touched", hop, event, "a ball seal's steps must not touch D_f")
+                if place < last:
+                    check_no_buffers(hop, start, event, BEFORE_NOISE)
                 if place < last and event.state not in ("none", "fresh"):
                     refuse(
                         "seal-state",
@@ -381,7 +386,8 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     Statement: :func:`unwalk.privacy.seal.seal_log_delta`, with later Gaussian visits by
     :func:`unwalk.privacy.seal.seal_then_gaussian_log_delta`.  Checked: the first hop is at u;
     each noise follows a projection on a ball round a D_f-free centre; the seal's steps do not
-    touch D_f and keep no state; moments, buffers and local state wiped.  Restarting at the ball's
+    touch D_f and keep no state, and none comes before a noise where buffers travel; moments,
+    buffers and local state wiped.  Restarting at the ball's
     centre is exact and carries never materially less.
     """
     u = unlearner_of(transcript)
@@ -390,7 +396,7 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     if hops[0].receiver != u:
         refuse("un-noised", hops[0], start, UN_NOISED)
     check_travels(hops[0], start)
-    steps, ratio = _seal_ratio(hops[0])
+    steps, ratio = _seal_ratio(hops[0], start)
     if steps == 0:
         refuse("un-noised", hops[0], start, UN_NOISED)
     check_local_state(hops)

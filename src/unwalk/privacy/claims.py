@@ -102,7 +102,8 @@ def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start
         for event in reversed(hop.events):
             if isinstance(event, ev.Start) and event.start == "initial":
                 return start
-            if isinstance(event, ev.GradientSteps) and hop.receiver == u and event.touched:
+            used = isinstance(event, ev.GradientSteps | ev.OwnSums) and event.touched
+            if used and hop.receiver == u:
                 refuse(
                     "start-contradicted",
                     hops[0],
@@ -167,17 +168,18 @@ def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
             refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
 
 
-def check_no_buffers(hop: Hop, start: ev.Start, event: ev.GradientSteps) -> None:
-    """Refuse steps on the forgotten records where buffers of the model travel: they leave u
-    un-noised (BatchNorm's statistics)."""
+def check_no_buffers(
+    hop: Hop, start: ev.Start, event: ev.GradientSteps, what: str = "steps on forgotten records"
+) -> None:
+    """Refuse steps that depend on D_f where buffers of the model travel: they leave u un-noised
+    (BatchNorm's statistics), whenever they were wiped before."""
     for name in start.travels:
         if name not in MOMENTS:
             refuse(
                 "travelling-state",
                 hop,
                 event,
-                f"the token carries {name!r}, which steps on forgotten records change and no "
-                "noise hides",
+                f"the token carries {name!r}, which {what} change and no noise hides",
             )
 
 

@@ -6,9 +6,10 @@ chain), and the accountant reads it there: ``loss`` = ``softmax`` (on a bare lin
 gradient our own code computes, with ``inputs`` features of norm at most ``feature_norm``, that of
 a bias counted, and ``outputs`` classes, from a public model of norm at most ``initial_norm``),
 ``precision`` = ``float64`` (of all arithmetic), ``batching`` = ``slots`` (records go to slots by a
-keyed hash, sums divided by ``nominal_batch``), ``slots``, ``slot_cap``, ``forget`` (the number m),
-``normalisation`` (one of :data:`unwalk.privacy.claims.SCALINGS`) and ``iterate`` = ``last`` (the
-model that training gives is its last one, not an average of them).
+keyed hash, sums divided by ``nominal_batch``; each event has to say so too), ``slots``,
+``slot_cap``, ``forget`` (the number m), ``normalisation`` (one of
+:data:`unwalk.privacy.claims.SCALINGS`) and ``iterate`` = ``last`` (the model that training gives is
+its last one, not an average of them).
 """
 
 from __future__ import annotations
@@ -139,14 +140,7 @@ class Facts:
             refuse("ascent", hop, event, "ascent or scaled gradients are not steps of the ledger")
         if event.noise > 0.0:
             refuse("unknown-event", hop, event, "the ledger has no bound for noisy gradients")
-        if event.minibatches * event.batch > self.slot_cap:
-            refuse(
-                "batching",
-                hop,
-                event,
-                f"{event.minibatches * event.batch} records a step are more than the header's "
-                f"{self.slot_cap:g} a slot",
-            )
+        self._check_slots(hop, event)
         epochs, rest = divmod(event.steps, self.slots)
         if rest:
             refuse(
@@ -168,6 +162,30 @@ class Facts:
             )
         except InvalidInput as error:
             refuse("bad-event", hop, event, str(error).rstrip("."))
+
+    def _check_slots(self, hop: Hop, event: ev.GradientSteps) -> None:
+        """The header speaks of training; each event says for itself that it went by slots.
+
+        Other batches are refused at every peer, although means over the same records would not
+        expand: what u divides by may depend on D_f, and u's records of one request are other
+        records in the next.
+        """
+        if event.batching != "slots":
+            refuse(
+                "batching",
+                hop,
+                event,
+                f"its batches were made by {event.batching!r}, not by keyed slots, so that what a "
+                "record weighs in them is not known; for an earlier request unlearn.work says how",
+            )
+        if event.minibatches != 1 or event.batch != self.slot_cap:
+            refuse(
+                "batching",
+                hop,
+                event,
+                f"its slots hold {event.minibatches} times {event.batch} records at most; the "
+                f"header says 1 times {self.slot_cap:g}",
+            )
 
 
 def _follow(ledger: Ledger, hop: Hop, events: Sequence[ev.Event], facts: Facts, u: int) -> Ledger:

@@ -311,11 +311,6 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 
 def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
     if config.train.work == "slots" and config.train.capacity is None:
-        if config.forget.cap is not None:
-            raise InvalidInput(
-                "forget.cap hides how many records are forgotten, but train.capacity is left to "
-                "the data, which tell; allowed: a train.capacity of your own."
-            )
         config = replace(config, train=replace(config.train, capacity=capacity(task)))
     return Assembled(config, task, graph, noise_of(config, settings_digest(config), task))
 

@@ -108,7 +108,9 @@ class TrainConfig:
     slots: int = setting(1, "steps of a pass (work = slots)")
     shards: int = setting(1, "groups of peers, each with a walk and model of its own (sisa)")
     slices: int = setting(1, "records enter in so many slices, one after the other (sisa)")
-    capacity: int | None = setting(None, "most records of a peer (work = slots); empty: as it is")
+    capacity: int | None = setting(
+        None, "most records of a peer (work = slots); empty: the task's published size"
+    )
     clip: float | None = setting(None, "bound on the norm of every step's gradient")
     schedule: str = setting("constant", "step sizes: constant, sqrt or inverse")
     smoothness: float = setting(1.0, "schedules: the loss is this smooth")

@@ -38,9 +38,10 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
         **_batching(config),
         **_loss(config, task),
     }
+    if method in GOING_BACK or config.train.slices > 1:
+        facts["slices"] = config.train.slices
     if method in GOING_BACK:
         facts["rewind"] = way_back(config, method)
-        facts["slices"] = config.train.slices
         facts["emptied"] = task.records(config.forget.peer).retained.size == 0
     if method == "sisa" and config.train.shards > 1:
         facts["shards"] = config.train.shards

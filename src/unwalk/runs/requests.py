@@ -84,6 +84,7 @@ def _ledger(
     given = config.seal.std if method == "seal" else None
     if trained is None:
         if given is None:
+            _check_work(method, config)
             probe(task, header, train_phase(config), config.forget.peer)
         return Decided(std=1.0 if given is None else given, later_std=_later(config, task)[1])
     share, later_std = _later(config, task)
@@ -97,6 +98,18 @@ def _ledger(
         return Decided(std=_std(ledger, config, 1.0))
     std = _std(ledger, config, share) if given is None else given
     return Decided(std=std, later_std=later_std, reach=_reach(ledger.norm, head, std, 1))
+
+
+def _check_work(method: str, config: Config) -> None:
+    """Refuse steps before the noise, after training, that the ledger could not follow."""
+    kind = unlearn_descent(config).work.kind
+    if kind != "slots" and (method == "release" or config.seal.local_epochs):
+        before = "seal.local_epochs" if method == "seal" else "the walk of a release"
+        raise Refused(
+            f"unlearn.work is {kind!r}, and the steps of {before} come before the noise: the "
+            "ledger follows keyed slots.",
+            "batching",
+        )
 
 
 def _ledger_at_noise(
@@ -269,5 +282,24 @@ def keeps(config: Config, methods: list[str]) -> str:
 
 
 def capacity(task: ShardedTask) -> int:
-    """The number of records of the largest peer."""
-    return max(task.records(peer).size for peer in range(task.peers))
+    """The most records that a peer holds, by what is published of the task.
+
+    B, by which every gradient sum of ``slots`` is divided, comes from it: a count of the records
+    at hand would change with those to be forgotten.  So it is a constant of the task and its
+    settings where records are dealt evenly or have natural peers, and asked for elsewhere.
+    """
+    published, dealing = task.source.published, task.holdings.dealing
+    if published is not None and dealing == "iid":
+        return -(-sum(published) // task.peers)
+    if published is not None and dealing == "natural":
+        return max(published)
+    why = (
+        "nothing is published of how many records it has"
+        if published is None
+        else f"with partition {dealing!r} a peer's share depends on the records"
+    )
+    raise InvalidInput(
+        f"train.work is 'slots' and train.capacity is not set; of task {task.name!r} {why}, and a "
+        "capacity that is counted on the data would tell of the records to be forgotten; allowed: "
+        "the most records that any peer may hold, chosen without looking at those to be forgotten."
+    )

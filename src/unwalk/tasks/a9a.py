@@ -80,7 +80,8 @@ def _read(root: Path) -> tuple[Source, Table]:
     files = official.read("a9a", root)
     x, y = parse(files[TRAINING[0]], *TRAINING)
     test = Held(*parse(files[TEST[0]], *TEST))
-    source = Source("a9a", 2, test, ("up to 50K", "over 50K"), feature_norm=1.0)
+    names, published = ("up to 50K", "over 50K"), (TRAINING[1],)
+    source = Source("a9a", 2, test, names, feature_norm=1.0, published=published)
     return source, Table(x, y, np.arange(len(y)))
 
 

@@ -75,7 +75,7 @@ def load(request: Request) -> tuple[Source, Holdings]:
     )
     test = blobs.draw(TEST_RECORDS, request.seeds.numpy("task", "blobs", "test"))
     names = tuple(f"blob {k}" for k in range(len(blobs.centres)))
-    return Source("blobs", len(blobs.centres), test, names), blobs
+    return Source("blobs", len(blobs.centres), test, names, published=(blobs.per_peer,)), blobs
 
 
 RECIPE = Recipe(

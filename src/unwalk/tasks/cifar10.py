@@ -110,7 +110,15 @@ def _read(root: Path) -> tuple[Source, Table]:
     batches = [parse_batch(files.pop(name), name) for name in TRAINING]
     x, y = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
     test = Held(inputs(test_x, SCALE), test_y)
-    source = Source("cifar10", len(LABELS), test, LABELS, SCALE, FlipAndShift(SCALE))
+    source = Source(
+        "cifar10",
+        len(LABELS),
+        test,
+        LABELS,
+        SCALE,
+        FlipAndShift(SCALE),
+        published=(BATCH_RECORDS * len(TRAINING),),
+    )
     return source, Table(x, y, np.arange(len(y)))
 
 

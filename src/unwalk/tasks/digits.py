@@ -20,7 +20,8 @@ from unwalk.tasks.partitions import split
 from unwalk.tasks.recipes import Recipe, Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 
-TEST_RECORDS = 359
+RECORDS, TEST_RECORDS = 1797, 359
+PUBLISHED = (RECORDS - TEST_RECORDS,)
 BIAS = 0.1
 FLOOR = 0.5
 """Pictures of a length up to this are nearly empty, and are not made longer."""
@@ -39,7 +40,15 @@ def _read() -> tuple[Source, Table]:
     order = PublicSeeds(0).numpy("task", "digits", "test").permutation(len(labels))
     test = everything.take(np.sort(order[:TEST_RECORDS]))
     names = tuple(str(digit) for digit in range(10))
-    source = Source("digits", 10, Held(test.x, test.y), names, scale=Scale(), holdout="share")
+    source = Source(
+        "digits",
+        10,
+        Held(test.x, test.y),
+        names,
+        scale=Scale(),
+        holdout="share",
+        published=PUBLISHED,
+    )
     return source, everything.take(np.sort(order[TEST_RECORDS:]))
 
 
@@ -65,7 +74,15 @@ def _flattened(picture: torch.Tensor) -> torch.Tensor:
 def _read_flat() -> tuple[Source, Table]:
     source, pool = _read()
     test = Held(flattened(source.test.x), source.test.y)
-    flat = Source("digits-flat", 10, test, source.labels, feature_norm=1.0, holdout="share")
+    flat = Source(
+        "digits-flat",
+        10,
+        test,
+        source.labels,
+        feature_norm=1.0,
+        holdout="share",
+        published=PUBLISHED,
+    )
     return flat, Table(flattened(pool.x), pool.y, pool.ids)
 
 

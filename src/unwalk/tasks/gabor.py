@@ -249,7 +249,14 @@ def _read(root: Path, cosines: int) -> tuple[Source, Table]:
         lambda: {key: gabor(scale.pixels(x)) for key, x in inputs.items()},
     )
     test = Held(found["test"], pictures.test.y)
-    source = Source("mnist-gabor", pictures.classes, test, pictures.labels, feature_norm=1.0)
+    source = Source(
+        "mnist-gabor",
+        pictures.classes,
+        test,
+        pictures.labels,
+        feature_norm=1.0,
+        published=pictures.published,
+    )
     return source, Table(found["train"], table.y, table.ids)
 
 

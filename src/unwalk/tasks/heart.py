@@ -39,7 +39,8 @@ from unwalk.tasks.partitions import split
 from unwalk.tasks.recipes import Recipe, Request
 from unwalk.tasks.sources import Holdings, Source, Table
 
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
+"""The hospitals, in the order of the peers, and how many patients each has published."""
 MISSING = "?"
 DIAGNOSES = 4
 
@@ -195,8 +196,17 @@ def held_out(hospitals: Rows, share: float, rng: np.random.Generator) -> Rows:
     chosen = []
     for hospital in np.unique(hospitals):
         rows = rng.permutation(np.flatnonzero(hospitals == hospital))
-        chosen.append(rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)])
+        chosen.append(rows[: tested(len(rows), share)])
     return np.sort(np.concatenate(chosen))
+
+
+def tested(patients: int, share: float) -> int:
+    """How many of a hospital's patients are held out: at least one, and not all.
+
+    >>> [size - tested(size, 0.2) for size in HOSPITALS.values()]
+    [242, 235, 98, 160]
+    """
+    return min(max(round(share * patients), 1), patients - 1)
 
 
 def load(request: Request) -> tuple[Source, Holdings]:
@@ -209,7 +219,15 @@ def load(request: Request) -> tuple[Source, Holdings]:
     test = everything.take(test_rows)
     pool = everything.take(np.setdiff1d(np.arange(len(everything)), test_rows))
     held = Held(test.x, test.y)
-    source = Source("heart", 2, held, ("healthy", "narrowed"), feature_norm=1.0, holdout="share")
+    source = Source(
+        "heart",
+        2,
+        held,
+        ("healthy", "narrowed"),
+        feature_norm=1.0,
+        holdout="share",
+        published=tuple(size - tested(size, share) for size in HOSPITALS.values()),
+    )
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
 

@@ -32,6 +32,7 @@ from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
 Bytes = npt.NDArray[np.uint8]
 
 CLASSES = 10
+TRAINING_RECORDS = 60_000
 SIDE = 28
 UNSIGNED_BYTE = 0x08
 """The one element type of idx files that MNIST uses."""
@@ -121,9 +122,10 @@ def _part(files: dict[str, bytes], prefix: str, count: int) -> tuple[torch.Tenso
 def _read(root: Path) -> tuple[Source, Table]:
     files = official.read("mnist", root)
     test_x, test_y = _part(files, "t10k", 10_000)
-    x, y = _part(files, "train", 60_000)
+    x, y = _part(files, "train", TRAINING_RECORDS)
     names = tuple(str(digit) for digit in range(CLASSES))
-    source = Source("mnist", CLASSES, Held(inputs(test_x, Scale()), test_y), names, Scale())
+    test = Held(inputs(test_x, Scale()), test_y)
+    source = Source("mnist", CLASSES, test, names, Scale(), published=(TRAINING_RECORDS,))
     return source, Table(x, y, np.arange(len(y)))
 
 

@@ -93,6 +93,10 @@ class Source:
     same of the classes: ``published``, ``declared``, or read off the data, ``as-they-occur``.
     ``holdout`` is ``share`` where the test set is a share of the records, and ``apart`` where it
     is another set; ``own_code`` says whether ``augment`` is a user's own.
+
+    ``published`` is how many records there are to train on, in all or for each natural peer, by
+    what is written down about the task: constants and settings, never a count of the records at
+    hand.  None where nothing is.
     """
 
     name: str
@@ -106,6 +110,7 @@ class Source:
     labels_from: str = "published"
     holdout: str = "apart"
     own_code: bool = False
+    published: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
