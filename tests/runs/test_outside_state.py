@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 
 from unwalk.core.outside import Surroundings
+from unwalk.core.token import Token
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.runs.assemble import resolve
@@ -345,3 +347,52 @@ def test_built_in_models_are_not_probed():
     task = build_task("blobs", peers=3)
     assert not task.own_code
     assert task.outside_state is None
+
+
+def one_for_all():
+    """A factory that hands out one and the same module."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
+    return lambda: net
+
+
+def one_body():
+    """A pretrained body that is loaded once, and a new head for every model."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(FEATURES, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+    return lambda: nn.Sequential(body, nn.Linear(3, CLASSES))
+
+
+@pytest.mark.parametrize("method", ["retrain", "restart"])
+@pytest.mark.parametrize("factory", [one_for_all, one_body], ids=lambda made: made.__name__)
+def test_a_walk_begins_from_the_initial_model_though_a_factory_hands_one_out(factory, method):
+    one, other = (forgetting(factory(), change, method) for change in (0.0, 50.0))
+    assert claim_of(one)["grade"] == "exact"
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("engine", [None, Fleet()], ids=["inprocess", "fleet"])
+def test_the_released_file_holds_the_token_of_its_own_walk(engine):
+    torch.manual_seed(0)
+    net = nn.Linear(FEATURES, CLASSES)
+    result = forgetting(lambda: net, 0.0, "restart", engine, compare=["finetune"])
+    for walk in result.walks.values():
+        saved = load(walk.saved())
+        flat = torch.cat([saved["weight"].reshape(-1), saved["bias"]])
+        assert torch.equal(flat, walk.outcome.token.parameters)
+
+
+def test_the_file_of_a_token_has_tied_frozen_and_hidden_tensors_under_their_names():
+    model: Any = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2)})
+    model["b"].weight = model["a"].weight
+    model["b"].bias.requires_grad_(False)
+    model.register_buffer("seen", torch.zeros(1))
+    model.register_buffer("unsaved", torch.zeros(1), persistent=False)
+    work = Workspace(model)
+    token = Token(torch.arange(4.0), {"seen": torch.ones(1), "unsaved": torch.ones(1)})
+    saved = work.state_dict(token)
+    assert saved["a.weight"].tolist() == saved["b.weight"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert saved["seen"].tolist() == [1.0]
+    assert torch.equal(saved["b.bias"], model["b"].bias)
+    assert set(saved) == {"a.weight", "b.weight", "b.bias", "seen"}

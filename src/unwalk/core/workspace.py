@@ -140,9 +140,16 @@ class Workspace(State):
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers under the model's own names, copied to the CPU."""
-        return {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+    def state_dict(self, token: Token) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of ``token`` under the model's own names, copied to the CPU.
+
+        The model itself is asked for names and for parameters that are not trained.
+        """
+        views = self.layout.views(token.parameters)
+        carried = {id(p): views[n] for n, p in self.model.named_parameters() if n in views}
+        carried |= {id(buffer): token.buffers[n] for n, buffer in self.model.named_buffers()}
+        named = self.model.state_dict(keep_vars=True)
+        return {k: carried.get(id(v), v).detach().to("cpu", copy=True) for k, v in named.items()}
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
