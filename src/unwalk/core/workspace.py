@@ -112,9 +112,9 @@ class Workspace(State):
         self.around = Surroundings(self.model, trained)
         self.gradient = torch.zeros_like(parameters)
         gradients = layout.views(self.gradient)
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                parameter.grad = gradients[name]
+        self.gradients = [(p, gradients[n]) for n, p in self.model.named_parameters() if n in views]
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
 
     def put_back(self, *, visited: bool = False) -> None:
         """The model as it was built, but for the tensors that travel.
@@ -124,19 +124,24 @@ class Workspace(State):
         if visited:
             self.around.keep_buffers()
         self.around.put_back()
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     @contextmanager
     def looked_at(self) -> Iterator[nn.Module]:
         """The model, for somebody to run: what that does to it is undone afterwards.
 
-        A model may change its buffers whenever it is called, and it is measured on the records to
-        be forgotten too.
+        A model may change its buffers whenever it is called, and its parameters too (an embedding
+        with ``max_norm`` does), and it is measured on the records to be forgotten.
         """
+        parameters = self.parameters.clone()
         before = {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             yield self.model
         finally:
             self.put_back()
+            self.parameters.copy_(parameters)
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
 
