@@ -84,6 +84,16 @@ def test_a_buffer_or_an_attribute_makes_a_layer_another():
     assert "attribute 'note'" in str(bare_linear(layer))
 
 
+def test_a_bias_before_its_weight_is_another_layer():
+    """The gradient here takes the flat vector to begin with the weight."""
+    layer = nn.Linear(3, 2)
+    weight, bias = layer.weight, layer.bias
+    del layer.weight, layer.bias
+    layer.bias, layer.weight = bias, weight
+    assert bare_linear(layer) == "parameters in the order bias, weight"
+    assert bare_linear(nn.Sequential(nn.Flatten(), layer)) == "parameters in the order bias, weight"
+
+
 def exact_square(row):
     return sum(Fraction(v) ** 2 for v in row.tolist())
 

@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 
 from unwalk.core.outside import Surroundings
+from unwalk.core.token import Token
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.runs.assemble import resolve
@@ -278,9 +280,111 @@ class Counting(Base):
         return self.average
 
 
+class Renormed(Base):
+    """A parameter of which each call, in evaluation too, shortens the row that it looks up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(2, FEATURES, max_norm=1.0)
+
+    def push(self, x):
+        return self.rows((x[:, 0] > 25.0).long())
+
+
+class LooksOnly(Base):
+    """Keeps what it saw in evaluation, where ``keep`` puts it."""
+
+    def push(self, x):
+        if not self.training:
+            self.keep(0.1 * x.mean())
+        return 0.0
+
+    def keep(self, seen: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class Hooked(LooksOnly):
+    def keep(self, seen):
+        self.head.register_forward_pre_hook(lambda module, args: (args[0] - seen,))
+
+
+class HookedBack(LooksOnly):
+    def keep(self, seen):
+        self.head.register_full_backward_hook(lambda module, inner, outer: (inner[0] * seen,))
+        self.head.register_full_backward_pre_hook(lambda module, outer: (outer[0] * seen,))
+
+
+class HookedTensor(LooksOnly):
+    def keep(self, seen):
+        def scale(bias):
+            bias.grad.mul_(seen)
+
+        self.head.weight.register_hook(lambda gradient: gradient * seen)
+        self.head.bias.register_post_accumulate_grad_hook(scale)
+
+
+class OnTheTensor(LooksOnly):
+    def push(self, x):
+        super().push(x)
+        return getattr(self.head.weight, "seen", 0.0)
+
+    def keep(self, seen):
+        vars(self.head.weight)["seen"] = seen + getattr(self.head.weight, "seen", 0.0)
+
+
+class WithoutGradient(LooksOnly):
+    def keep(self, seen):
+        if seen > 1.0:
+            self.head.zero_grad()
+
+
+class Mode(LooksOnly):
+    """A layer that does not go back into training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def train(self, mode=True):
+        self.training = mode
+        return self
+
+    def push(self, x):
+        super().push(x)
+        return self.drop(x)
+
+    def keep(self, seen):
+        if seen > 1.0:
+            self.drop.training = False
+
+
+class Shift:
+    """A hook that is an object with a memory."""
+
+    def __init__(self) -> None:
+        self.seen: float | torch.Tensor = 0.0
+
+    def __call__(self, module, args):
+        self.seen = 0.5 * self.seen + 0.1 * args[0].detach().mean(0)
+        return (args[0] - self.seen,)
+
+
+class HookObject(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.register_forward_pre_hook(Shift())
+
+
+MEASURED = [
+    *(Counting, Renormed, Hooked, HookedBack, HookedTensor, OnTheTensor),
+    *(WithoutGradient, Mode, HookObject),
+]
+
+
 @pytest.mark.parametrize("method", ["restart", "rewind"])
-def test_measuring_on_the_forgotten_records_changes_nothing(method):
-    one, other = (forgetting(Counting, change, method) for change in (0.0, 50.0))
+@pytest.mark.parametrize("model", MEASURED, ids=lambda model: model.__name__)
+def test_measuring_on_the_forgotten_records_changes_nothing(model, method):
+    one, other = (forgetting(model, change, method) for change in (0.0, 50.0))
     assert claim_of(one)["grade"] == "exact"
     for name, tensor in one.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
@@ -322,6 +426,27 @@ def test_values_of_a_dictionary_and_a_set_are_put_back():
     assert not hasattr(head, "calls")
 
 
+class InEvaluation(LooksOnly):
+    """A closure that nothing puts back, and that only evaluation fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kept: list[torch.Tensor] = []
+        self.note, self.noted = kept.append, lambda: sum(kept)
+
+    def push(self, x):
+        super().push(x)
+        return self.noted()
+
+    def keep(self, seen):
+        self.note(seen)
+
+
+def test_the_probe_looks_at_evaluation_too():
+    claim = claim_of(forgetting(InEvaluation, 0.0, "restart"))
+    assert (claim["grade"], claim["code"]) == ("refused", "outside-state")
+
+
 def test_putting_back_costs_little():
     """Twice per hop on a ResNet-18: a small part of one forward pass of one picture."""
     work = Workspace(build_model(lambda: resnet18((3, 32, 32), 10), 0))
@@ -345,3 +470,52 @@ def test_built_in_models_are_not_probed():
     task = build_task("blobs", peers=3)
     assert not task.own_code
     assert task.outside_state is None
+
+
+def one_for_all():
+    """A factory that hands out one and the same module."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.BatchNorm1d(FEATURES), nn.Linear(FEATURES, CLASSES))
+    return lambda: net
+
+
+def one_body():
+    """A pretrained body that is loaded once, and a new head for every model."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(FEATURES, 3), nn.BatchNorm1d(3)).requires_grad_(False)
+    return lambda: nn.Sequential(body, nn.Linear(3, CLASSES))
+
+
+@pytest.mark.parametrize("method", ["retrain", "restart"])
+@pytest.mark.parametrize("factory", [one_for_all, one_body], ids=lambda made: made.__name__)
+def test_a_walk_begins_from_the_initial_model_though_a_factory_hands_one_out(factory, method):
+    one, other = (forgetting(factory(), change, method) for change in (0.0, 50.0))
+    assert claim_of(one)["grade"] == "exact"
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("engine", [None, Fleet()], ids=["inprocess", "fleet"])
+def test_the_released_file_holds_the_token_of_its_own_walk(engine):
+    torch.manual_seed(0)
+    net = nn.Linear(FEATURES, CLASSES)
+    result = forgetting(lambda: net, 0.0, "restart", engine, compare=["finetune"])
+    for walk in result.walks.values():
+        saved = load(walk.saved())
+        flat = torch.cat([saved["weight"].reshape(-1), saved["bias"]])
+        assert torch.equal(flat, walk.outcome.token.parameters)
+
+
+def test_the_file_of_a_token_has_tied_frozen_and_hidden_tensors_under_their_names():
+    model: Any = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2)})
+    model["b"].weight = model["a"].weight
+    model["b"].bias.requires_grad_(False)
+    model.register_buffer("seen", torch.zeros(1))
+    model.register_buffer("unsaved", torch.zeros(1), persistent=False)
+    work = Workspace(model)
+    token = Token(torch.arange(4.0), {"seen": torch.ones(1), "unsaved": torch.ones(1)})
+    saved = work.state_dict(token)
+    assert saved["a.weight"].tolist() == saved["b.weight"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert saved["seen"].tolist() == [1.0]
+    assert torch.equal(saved["b.bias"], model["b"].bias)
+    assert set(saved) == {"a.weight", "b.weight", "b.bias", "seen"}

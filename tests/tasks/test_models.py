@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -282,3 +283,56 @@ def test_a_loss_is_a_number_for_each_record():
 
     task = build_task("digits", loss=hinge)
     assert task.loss is hinge
+
+
+def test_models_of_a_factory_that_shares_have_nothing_in_common():
+    weight = torch.ones(10, 64)
+
+    def views():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        model[1].register_buffer("memory", weight.view(-1))
+        return model
+
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    for make in (views, lambda: net):
+        factory = resolve_model(make, (64,), 10)
+        first, second = factory(), factory()
+        mine, yours = ([*made.parameters(), *made.buffers()] for made in (first, second))
+        assert {t.data_ptr() for t in mine}.isdisjoint(t.data_ptr() for t in yours)
+        for tensor in mine:
+            tensor.data.fill_(7)
+        assert not any((tensor == 7).all() for tensor in (*factory().parameters(), weight))
+
+
+def test_a_fresh_model_is_handed_out_as_it_was_made():
+    """A copy would no longer be what a function of the user's own refers to."""
+    made = []
+
+    def make():
+        made.append(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+        return made[-1]
+
+    assert resolve_model(make, (64,), 10)() is made[0]
+
+
+def test_a_factory_that_returns_a_model_again_is_refused():
+    pool = [nn.Linear(64, 10) for _ in range(3)]
+    calls = iter([0, 1, 2, 0])
+    factory = resolve_model(lambda: pool[next(calls)], (64,), 10)
+    factory(), factory()
+    with pytest.raises(InvalidInput, match="returned before"):
+        factory()
+
+
+def test_a_shared_model_that_cannot_be_copied_is_refused():
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo):
+            return self
+
+    net = Stubborn(64, 10)
+    with pytest.raises(InvalidInput, match="in common"):
+        resolve_model(lambda: net, (64,), 10)()
+    locked: Any = nn.Linear(64, 10)
+    locked.lock = threading.Lock()
+    with pytest.raises(InvalidInput, match="cannot be copied"):
+        resolve_model(lambda: locked, (64,), 10)()

@@ -2,9 +2,9 @@
 
 A token carries trainable parameters and buffers.  A module may keep more: plain attributes (a
 counter, a running mean, a list), parameters that are not trained, a tensor put in the place of a
-buffer.  :class:`Surroundings` remembers all of it as it was when the model was built and puts it
-back before and after each visit.  Global variables, attributes of classes and what closures hold
-are out of its reach; :func:`leftovers` looks for them by computing one gradient twice.
+buffer, hooks.  :class:`Surroundings` remembers all of it as it was when the model was built and
+puts it back before and after each visit.  Global variables, attributes of classes and what closures
+hold are out of its reach; :func:`leftovers` looks for them by computing one gradient twice.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import copy
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,9 +22,9 @@ from torch.nn import functional
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
-_MODULE = frozenset(vars(nn.Module()))
-"""What every module has: parameters, buffers, submodules, hooks, whether it is in training."""
-_TABLES = ("_modules", "_parameters", "_buffers")
+_TABLES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, dict))
+"""Where every module has its parameters, buffers, submodules and hooks."""
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _UNCHANGING = (
     *(type(None), bool, int, float, complex, str, bytes, type),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format),
@@ -36,12 +37,13 @@ class _Module:
     def __init__(self, module: nn.Module, same: dict[int, Any]) -> None:
         self.module = module
         self.names = frozenset(vars(module))
-        self.fixed: list[tuple[str, Any]] = [(name, vars(module)[name]) for name in _TABLES]
+        tables = [(name, vars(module)[name]) for name in _TABLES if name in vars(module)]
+        self.fixed: list[tuple[str, Any]] = list(tables)
         self.flat: list[tuple[Any, Any]] = []
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.others: dict[str, Any] = {}
         for name, value in vars(module).items():
-            if name in _MODULE:
+            if name in _TABLES:
                 continue
             if isinstance(value, torch.Tensor) and id(value) not in same:
                 self.tensors.append((value, value.detach().clone()))
@@ -51,7 +53,9 @@ class _Module:
                 self.others[name] = value
                 continue
             self.fixed.append((name, value))
-        self.tables = [(table, list(table.items())) for _, table in self.fixed[: len(_TABLES)]]
+        self.tables = [(table, list(table.items())) for _, table in tables]
+        hooks = [h for name, held in tables if name.endswith("_hooks") for h in held.values()]
+        self.hooks = [getattr(hook, "__self__", hook) for hook in hooks]
 
     def put_back(self) -> None:
         there = vars(self.module)
@@ -70,6 +74,32 @@ class _Module:
                 (now.extend if type(now) is list else now.update)(before)
         for tensor, value in self.tensors:
             tensor.data.copy_(value)
+
+
+class _Tensor:
+    """What a parameter or buffer has besides its values: attributes and hooks."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.attributes = dict(vars(tensor))
+        held = [(name, getattr(tensor, name, None)) for name in _TENSOR_HOOKS]
+        self.hooks = [(name, hooks, dict(hooks or {})) for name, hooks in held]
+
+    def put_back(self) -> None:
+        there = vars(self.tensor)
+        if not _unchanged(there, self.attributes):
+            there.clear()
+            there.update(self.attributes)
+        for name, hooks, entries in self.hooks:
+            now = getattr(self.tensor, name, None)
+            if now is hooks and _unchanged(dict(now or {}), entries):
+                continue
+            if now is not None:  # torch goes on with the table that it was first given
+                now.clear()
+            if hooks is not None:
+                hooks.clear()
+                hooks.update(entries)
+            setattr(self.tensor, name, hooks)
 
 
 class _Glance:
@@ -112,6 +142,11 @@ def _unchanged(now: Any, before: Any) -> bool:
     return len(now) == len(before) and all(map(operator.is_, _entries(now), _entries(before)))
 
 
+def _is_object(value: Any) -> bool:
+    """Whether a value has attributes of its own, and is no function, class or Python module."""
+    return hasattr(value, "__dict__") and not isinstance(value, (FunctionType, ModuleType, type))
+
+
 def _is_fixed(value: Any) -> bool:
     """Whether a value cannot change, so that it is enough to look whether it is still the one."""
     if type(value) in (tuple, frozenset):
@@ -151,9 +186,14 @@ class Surroundings:
             if buffer is not None
         ]
         self.holders = [module for module in self.modules if module.others]
+        self.states = [_Tensor(t) for t in (*model.parameters(), *model.buffers())]
+        hooks = {id(hook): hook for module in self.modules for hook in module.hooks}
+        self.hooks = [h for key, h in hooks.items() if key not in self.same and _is_object(h)]
+        self.same |= {id(hook): hook for hook in self.hooks}
         self.filled = [module for module in self.modules if module.flat or module.tensors]
         self.glance = _Glance([module for module in self.modules if not module.others])
-        self.copies = self._copied([module.others for module in self.holders])
+        held = [module.others for module in self.holders]
+        self.copies = self._copied([*held, *(dict(vars(hook)) for hook in self.hooks)])
 
     def _copied(self, dictionaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Copies of attributes, in which what was one thing is one thing again.
@@ -185,9 +225,15 @@ class Surroundings:
             module.put_back()
         for module in self.filled:
             module.refill()
-        if self.holders:
-            for module, attributes in zip(self.holders, self._copied(self.copies), strict=True):
+        if self.copies:
+            copies, count = self._copied(self.copies), len(self.holders)
+            for module, attributes in zip(self.holders, copies[:count], strict=True):
                 vars(module.module).update(attributes)
+            for hook, attributes in zip(self.hooks, copies[count:], strict=True):
+                vars(hook).clear()
+                vars(hook).update(attributes)
+        for state in self.states:
+            state.put_back()
         for parameter, view, place in self.trained:
             if parameter.data_ptr() != place:
                 parameter.data = view
@@ -209,20 +255,24 @@ def leftovers(
 ) -> str | None:
     """What outlives a gradient besides what can be put back, in words; None if nothing is found.
 
-    The gradient of the first batch, then of the second, then everything put back, then of the
-    first again: to the last bit the same, or something remembers.  Generators are put back too.
+    The gradient of the first batch, then of the second, which is looked at in evaluation too, then
+    everything put back, then of the first again: to the last bit the same, or something
+    remembers.  Generators are put back too.
     """
     trained = [(p, p.data) for p in model.parameters() if p.requires_grad]
     around = Surroundings(model, trained)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     values = [(p, p.detach().clone()) for p in model.parameters()]
 
-    def gradient(batch: Batch) -> str:
+    def as_built() -> None:
         around.put_back()
         with torch.no_grad():
             for tensor, value in (*buffers, *values):
                 tensor.copy_(value)
         torch.default_generator.manual_seed(0)
+
+    def gradient(batch: Batch) -> str:
+        as_built()
         model.train()
         output = model(batch[0])
         by = functional.cross_entropy if loss is None else loss
@@ -236,6 +286,9 @@ def leftovers(
     with torch.random.fork_rng(devices=[]):
         before = gradient(first)
         gradient(second)
+        as_built()
+        with torch.no_grad():
+            model.eval()(second[0])
         after = gradient(first)
     if before == after:
         return None

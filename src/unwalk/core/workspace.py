@@ -112,9 +112,9 @@ class Workspace(State):
         self.around = Surroundings(self.model, trained)
         self.gradient = torch.zeros_like(parameters)
         gradients = layout.views(self.gradient)
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                parameter.grad = gradients[name]
+        self.gradients = [(p, gradients[n]) for n, p in self.model.named_parameters() if n in views]
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
 
     def put_back(self, *, visited: bool = False) -> None:
         """The model as it was built, but for the tensors that travel.
@@ -124,25 +124,37 @@ class Workspace(State):
         if visited:
             self.around.keep_buffers()
         self.around.put_back()
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
 
     @contextmanager
     def looked_at(self) -> Iterator[nn.Module]:
         """The model, for somebody to run: what that does to it is undone afterwards.
 
-        A model may change its buffers whenever it is called, and it is measured on the records to
-        be forgotten too.
+        A model may change its buffers whenever it is called, and its parameters too (an embedding
+        with ``max_norm`` does), and it is measured on the records to be forgotten.
         """
+        parameters = self.parameters.clone()
         before = {name: buffer.clone() for name, buffer in self.buffers.items()}
         try:
             yield self.model
         finally:
             self.put_back()
+            self.parameters.copy_(parameters)
             for name, buffer in self.buffers.items():
                 buffer.copy_(before[name])
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers under the model's own names, copied to the CPU."""
-        return {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+    def state_dict(self, token: Token) -> dict[str, torch.Tensor]:
+        """Parameters and buffers of ``token`` under the model's own names, copied to the CPU.
+
+        The model itself is asked for names and for parameters that are not trained.
+        """
+        views = self.layout.views(token.parameters)
+        carried = {id(p): views[n] for n, p in self.model.named_parameters() if n in views}
+        carried |= {id(buffer): token.buffers[n] for n, buffer in self.model.named_buffers()}
+        named = self.model.state_dict(keep_vars=True)
+        return {k: carried.get(id(v), v).detach().to("cpu", copy=True) for k, v in named.items()}
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

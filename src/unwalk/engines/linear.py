@@ -95,6 +95,8 @@ def _parameters(model: nn.Module, head: nn.Linear) -> BareLinear | str:
     held: dict[str, Any] = {k: p for k, p in head._parameters.items() if p is not None}
     if set(held) != set(wanted) or len(list(model.parameters())) != len(wanted):
         return f"parameters {sorted(held)}"
+    if list(held) != list(wanted):
+        return f"parameters in the order {', '.join(held)}"
     if any(True for _ in model.buffers()):
         return "buffers"
     for name, shape in wanted.items():

@@ -95,9 +95,9 @@ class Walked:
         return copy.deepcopy(self.outcome.workspace.model).eval()
 
     def saved(self) -> bytes:
-        """The model as a file: parameters and buffers under their own names."""
+        """The token as a model's file: parameters and buffers under the model's own names."""
         if self.constituents is None:
-            return save_safetensors(self.outcome.workspace.state_dict())
+            return save_safetensors(self.outcome.workspace.state_dict(self.outcome.token))
         return save_safetensors({k: v.to("cpu") for k, v in self.model.state_dict().items()})
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -186,15 +187,73 @@ MODELS: Mapping[str, Entry] = {
 
 @dataclass(frozen=True, eq=False)
 class Factory:
-    """Makes a model: a fresh one, drawn anew, at every call; ``own`` is one that a user brought."""
+    """Makes a model: a fresh one, drawn anew, at every call; ``own`` is one that a user brought.
+
+    A user's function may return one module at every call, or models with a part in common.  Walks
+    get copies of those, and nobody runs what was returned: it stays as it was.  Whether it does so
+    is found out at the first call, by a second one.
+    """
 
     name: str
     make: Callable[[], nn.Module]
     own: bool = False
+    _shares: list[bool] = field(default_factory=list, init=False, repr=False)
+    _given: WeakValueDictionary[int, object] = field(
+        default_factory=WeakValueDictionary, init=False, repr=False
+    )
 
     def __call__(self) -> nn.Module:
-        """A model."""
-        return self.make()
+        """A model that has nothing in common with any other."""
+        made = self.make()
+        if not self.own:
+            return made
+        if not self._shares:
+            with torch.random.fork_rng(devices=[]):
+                self._shares.append(_have_in_common(made, self.make()))
+        if self._shares[0]:
+            return self._copied(made)
+        for part in _parts(made):
+            if self._given.get(id(part)) is part:
+                raise InvalidInput(
+                    f"model {self.name!r} returned a {type(part).__name__} that it had returned "
+                    "before; allowed: a function that makes a new model at every call, or that "
+                    "returns one and the same at every call."
+                )
+            self._given[id(part)] = part
+        return made
+
+    def _copied(self, made: nn.Module) -> nn.Module:
+        try:
+            copied = copy.deepcopy(made)
+        except Exception as error:  # a user's model may raise anything
+            raise InvalidInput(
+                f"model {self.name!r} returns one module, or part of one, at every call, and it "
+                f"cannot be copied: {told(error)}; allowed: a function that makes a new model at "
+                "every call."
+            ) from error
+        if _have_in_common(made, copied):
+            raise InvalidInput(
+                f"a copy of model {self.name!r} has modules or tensors in common with it; "
+                "allowed: a function that makes a new model at every call."
+            )
+        return copied
+
+
+def _parts(model: nn.Module) -> list[nn.Module | torch.Tensor]:
+    return [*model.modules(), *model.parameters(), *model.buffers()]
+
+
+def _have_in_common(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two models have a module, a tensor or a tensor's memory in common."""
+    mine, yours = (_marks(model) for model in (one, other))
+    return not mine.isdisjoint(yours)
+
+
+def _marks(model: nn.Module) -> set[tuple[str, int]]:
+    parts = _parts(model)
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.numel()]
+    places = {tensor.untyped_storage().data_ptr() for tensor in tensors} - {0}
+    return {*(("part", id(part)) for part in parts), *(("place", place) for place in places)}
 
 
 def usual_model(shape: tuple[int, ...]) -> str:
@@ -227,7 +286,7 @@ def resolve_model(model: Model, shape: tuple[int, ...], classes: int) -> Factory
     model, which then is the initial one just as it is.
     """
     if isinstance(model, nn.Module):
-        return Factory(type(model).__name__, partial(copy.deepcopy, model), own=True)
+        return Factory(type(model).__name__, lambda: model, own=True)
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)
         return Factory(name, partial(_from_named, model, name), own=True)
