@@ -266,8 +266,9 @@ def test_records_are_marked_by_id_and_by_content(secret):
     peer = task.unlearner
     marks, contents = marks_of(task, SECRET), content_marks(task.shard(peer), SECRET)
     (row,) = task.records(peer).forgotten.tolist()
-    told = f"unwalk/record-id/digits-flat/{task.ids(peer)[row]}".encode()
-    assert marks - contents == {hmac.new(SECRET, told, hashlib.sha256).hexdigest()[:32]}
+    name = task.ids(peer)[row]
+    told = (f"unwalk/record-name/{name}", f"unwalk/record-id/digits-flat/{name}")
+    assert marks - contents == {mark_of(message) for message in told}
     shard = task.shard(peer)
     x = shard.x.clone()
     x[row, 0] += 1.0
@@ -275,3 +276,102 @@ def test_records_are_marked_by_id_and_by_content(secret):
     y = shard.y.clone()
     y[row] += 1
     assert not content_marks(replace(shard, y=y), SECRET) & contents
+
+
+def mark_of(message: str) -> str:
+    return hmac.new(SECRET, message.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+PEOPLE = [["p0", "1", "2.50", "x", "1", "0"]] + [
+    [
+        f"p{row}",
+        f"{row % 7}.5",
+        str(row % 5),
+        "xy"[row % 2],
+        "0" if row < 20 else "1",
+        str(row // 20),
+    ]
+    for row in range(1, 60)
+]
+COLUMNS = ["id", "a", "b", "ward", "label", "group"]
+
+
+def write_people(path: Path, people: list[list[str]], order: list[str] = COLUMNS) -> None:
+    places = [COLUMNS.index(name) for name in order]
+    rows = [order, *([one[at] for at in places] for one in people)]
+    path.write_text("\n".join(",".join(row) for row in rows) + "\n")
+
+
+def from_people(secret: Path, name: str, **changes: Any) -> Any:
+    """A ball seal of the only record of class 1 that peer 0 holds."""
+    settings = {
+        "task": "file",
+        "data.path": str(secret.parent / name),
+        "data.labels": "0|1",
+        "data.columns": "a|b",
+        "model.name": "mlp",
+        "forget.kind": "class",
+        "forget.label": 1,
+        "forget.peer": 0,
+        "method": "ball-seal",
+        "train.hops": 4,
+        "unlearn.hops": 2,
+        "train.batch": 4,
+        "data.test_path": str(secret.parent / "test.csv"),
+        "noise.source": "secret",
+        "noise.secret_file": str(secret),
+        "compare": [],
+    }
+    return small(settings, **changes)
+
+
+OTHER_ID = [["q0", *PEOPLE[0][1:]], *PEOPLE[1:]]
+
+
+@pytest.mark.parametrize(
+    ("people", "order", "changes"),
+    [
+        (PEOPLE, COLUMNS, {"data__columns": "b|a"}),
+        (PEOPLE[::-1], COLUMNS[::-1], {"data__columns": "b|a"}),
+        (OTHER_ID, COLUMNS[::-1], {"data__columns": "b|a"}),
+        (OTHER_ID, COLUMNS, {"data__columns": "a|b|ward", "data__categories": "ward=x|y"}),
+        (OTHER_ID, COLUMNS, {"data__scale": "a=1:2", "data__labels": "1|0"}),
+        ([["q0", "1.0", "25e-1", *PEOPLE[0][3:]], *PEOPLE[1:]], COLUMNS, {"data__columns": "b|a"}),
+        ([[*PEOPLE[0][:1], "7", "8", *PEOPLE[0][3:]], *PEOPLE[1:]], COLUMNS, {}),
+    ],
+    ids=["columns", "order", "other id", "other features", "scaled", "spelling", "other content"],
+)
+def test_a_record_is_known_under_another_files_name(secret, tmp_path, people, order, changes):
+    write_people(tmp_path / "data.csv", PEOPLE)
+    write_people(tmp_path / "copy.csv", people, order)
+    (tmp_path / "test.csv").write_text("a,b,ward,label\n0,1,x,0\n1,0,y,1\n0.5,0,x,1\n")
+    first = run(from_people(secret, "data.csv")).result["certificate"]["document"]
+    if "data__labels" in changes:
+        changes = {**changes, "forget__label": 0}
+    second = run(from_people(secret, "copy.csv", **changes)).result["certificate"]["document"]
+    assert (first["claims"][-1]["grade"], first["redraws"]["earlier"]) == ("certified", 0)
+    assert (second["claims"][-1]["code"], second["redraws"]["register"]) == ("redrawn", "kept")
+
+
+def test_other_records_of_a_file_are_no_redraw(secret, tmp_path):
+    write_people(tmp_path / "data.csv", PEOPLE)
+    other = [["q0", "1", "2.50", "y", "1", "0"], *PEOPLE[1:]]  # what is no feature tells them apart
+    write_people(tmp_path / "copy.csv", other)
+    (tmp_path / "test.csv").write_text("a,b,ward,label\n0,1,x,0\n1,0,y,1\n0.5,0,x,1\n")
+    run(from_people(secret, "data.csv"))
+    changes = {"data__scale": "a=1:2"}
+    second = run(from_people(secret, "copy.csv", **changes)).result["certificate"]["document"]
+    assert (second["claims"][-1]["grade"], second["redraws"]["earlier"]) == ("certified", 0)
+
+
+def test_a_draw_that_was_entered_by_the_tasks_name_is_found(secret, draws):
+    """Marks of ids were made with the task's name before, and had no other beside them."""
+    from unwalk.runs.assemble import assemble
+    from unwalk.runs.releases import marks_of
+
+    task = assemble(small(chosen(secret))).task
+    (row,) = task.records(task.unlearner).forgotten.tolist()
+    old = mark_of(f"unwalk/record-id/digits-flat/{task.ids(task.unlearner)[row]}")
+    draws.enter(replace(PLACE, marks=frozenset({old})))
+    again = replace(PLACE, run="two", marks=marks_of(task, SECRET))
+    assert draws.enter(again)[2] == 1

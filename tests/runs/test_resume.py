@@ -17,9 +17,11 @@ from safetensors import safe_open
 
 from tests.runs.small import BLOBS, options, small, small_run, untimed
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput
+from unwalk.core.transcript import Transcript
 from unwalk.runs import partial_of
 from unwalk.runs.compare import compare
 from unwalk.runs.config import Config, Value
+from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 from unwalk.runs.store import Folder
 
@@ -185,9 +187,133 @@ def test_other_settings_are_not_resumed(tmp_path, changes, words):
     run(small(), out=out, resume=True)
 
 
+PEOPLE = [f"r{row},{row % 7}.5,{row % 5},{row % 2},{row // 20}" for row in range(60)]
+
+
+def write_people(place: Path, people: list[str], test: str = "1,1,1") -> None:
+    """A file of three peers' records, one of which, r0, peer 0 is asked to forget."""
+    people = ["r0,9,9,2,0", *people[1:]]
+    (place / "data.csv").write_text("id,a,b,label,group\n" + "\n".join(people) + "\n")
+    (place / "test.csv").write_text(f"a,b,label\n0,1,0\n{test}\n0.5,0,2\n")
+
+
+def from_people(place: Path, **changes: Value) -> Config:
+    settings: dict[str, Value] = {
+        "task": "file",
+        "data.path": str(place / "data.csv"),
+        "data.test_path": str(place / "test.csv"),
+        "data.labels": "0|1|2",
+        "model.name": "logistic",
+        "forget.kind": "class",
+        "forget.label": 2,
+        "forget.peer": 0,
+        "method": "rewind",
+        "rewind.way": "first-use",
+        "train.work": "iid",
+        "train.minibatches": 1,
+        "train.batch": 4,
+        "train.hops": 12,
+        "performance.checkpoint": 0.0,
+        "compare": [],
+    }
+    return small(settings, **changes)
+
+
+def rewritten(place: Path, how: str) -> None:
+    """The same file written anew, not quite as it was."""
+    if how == "order":
+        head, *people = (place / "data.csv").read_text().splitlines()
+        (place / "data.csv").write_text("\n".join([head, *people[1:20], people[0], *people[20:]]))
+    elif how == "ids":
+        write_people(place, [one.replace("r7,", "x7,") for one in PEOPLE])
+    elif how == "labels":
+        write_people(place, [one[:-3] + "1,2" if "r46," in one else one for one in PEOPLE])
+    elif how == "forgotten":  # another one is of the class that is forgotten
+        write_people(place, [one[:-3] + "2,0" if "r4," in one else one for one in PEOPLE])
+    else:
+        write_people(place, PEOPLE, test="1,2,1")
+
+
+@pytest.mark.parametrize(
+    ("how", "differs"),
+    [
+        ("order", "the records of peer 0, the choice of forgotten records"),
+        ("ids", "the records of peer 0"),
+        ("labels", "the records of peer 2"),
+        ("forgotten", "the records of peer 0, the choice of forgotten records"),
+        ("test", "the test set"),
+    ],
+)
+def test_other_data_are_not_resumed(tmp_path, how, differs):
+    """Checkpoints were trained by row number, and so is first use found."""
+    write_people(tmp_path, PEOPLE)
+    out, config = tmp_path / "out", from_people(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=out, tell=Stop(12))
+    rewritten(tmp_path, how)
+    with pytest.raises(InvalidInput) as refused:
+        run(config, out=out, resume=True)
+    assert str(refused.value) == (
+        f"the data are not those that {partial_of(out)} was started with (other now: {differs}), "
+        "and --resume goes on with the same data only; bring them back as they were, or begin anew "
+        "with --overwrite."
+    )
+    write_people(tmp_path, PEOPLE)
+    run(config, out=out, resume=True)
+    assert not (out / "data.json").exists(), "a digest of forgotten records must not be published"
+    run(config, out=tmp_path / "whole")
+    assert bits(out) == bits(tmp_path / "whole")
+
+
+def test_other_data_are_not_resumed_in_a_comparison(tmp_path):
+    write_people(tmp_path, PEOPLE)
+    out, config = tmp_path / "out", from_people(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        compared(out, config, tell=Stop(5, at="seed 2/3"))
+    rewritten(tmp_path, "order")
+    with pytest.raises(InvalidInput, match=r"other now: the records of peer 0, the choice of forg"):
+        compared(out, config, resume=True)
+
+
+def test_a_graph_that_was_written_anew_is_not_resumed(tmp_path):
+    edges = tmp_path / "edges"
+    edges.write_text("0 1\n1 2\n2 3\n3 0\n")
+    config = small(peers=None, graph__kind="edge-list", graph__path=str(edges))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=tmp_path / "out", tell=Stop(3))
+    edges.write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    with pytest.raises(InvalidInput, match=r"other now: the graph\)"):
+        run(config, out=tmp_path / "out", resume=True)
+
+
+def test_a_checkpoint_without_a_digest_of_its_data_is_not_resumed(tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), out=out, tell=Stop(3))
+    digest = partial_of(out) / "data.json"
+    digest.write_text("{")
+    with pytest.raises(Corrupt, match=r"data.json is not a digest of data"):
+        run(small(), out=out, resume=True)
+    digest.unlink()
+    with pytest.raises(InvalidInput, match=r"does not say which data it was started with"):
+        run(small(), out=out, resume=True)
+
+
+@pytest.mark.parametrize("how", ["order", "labels", "forgotten"])
+def test_a_replay_on_other_data_reports_a_difference(tmp_path, how):
+    """In 60 hops every record was used, so that every one counts."""
+    write_people(tmp_path, PEOPLE)
+    out = tmp_path / "out"
+    run(from_people(tmp_path, train__hops=60), out=out)
+    transcript = Transcript.read(out / "transcript.jsonl")
+    assert replay(out, transcript) == []
+    rewritten(tmp_path, how)
+    assert len(replay(out, transcript)) == 1
+
+
 def folder(out: Path, config: Config | None = None, **how: bool) -> Folder:
     given = {"resume": False, "overwrite": False, **how}
-    return Folder(out, config or small(), **given)
+    return Folder(out, config or small(), {}, **given)
 
 
 def test_nothing_to_resume(tmp_path):

@@ -34,8 +34,9 @@ NOISE = {
 REDRAWS = {
     "kept": "the peer's register of draws, chained under its secret, showed {} before this one for "
     "any of these records, under whatever settings and on whatever machine; a peer that uses "
-    "another secret, alters the records, or cuts off the end of its register is not found out by "
-    "it (two certificates with one entry number and different chain values show the last)",
+    "another secret, copies its secret to another folder, alters both id and content of a record, "
+    "or cuts off the end of its register is not found out by it (two certificates with one entry "
+    "number and different chain values show the last)",
     "none": "no register of draws was kept: that the noise was drawn only once is what the peer "
     "says",
     "no noise": "no noise was drawn, so there was nothing to draw again",

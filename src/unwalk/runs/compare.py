@@ -60,8 +60,9 @@ def compare(
     fleet carries the walks (``performance.engine``), all seeds are finished at the same time.
     """
     check_count("seeds", seeds, low=1)
-    first = assemble(config, task).training()
-    folder = open_folder(out, config, resume=resume, overwrite=overwrite)
+    assembled = assemble(config, task)
+    first = assembled.training()
+    folder = open_folder(out, config, assembled, resume=resume, overwrite=overwrite)
     try:
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
         done = {} if folder is None else _kept(folder, seeded)

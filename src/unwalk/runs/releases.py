@@ -3,8 +3,8 @@
 Whoever may draw the noise again until he likes the result has not added the noise that was
 accounted for.  So each secret has a register in its folder.  After training and before each draw an
 entry is written there: the run, the peer, the hop and the draw's number within its visit; marks of
-the records that are hidden (HMACs of each one's id and of its content); and ``inputs``, an HMAC of
-the noise's std and grid and of the very bytes that it is added to.  Entries are chained by HMACs
+the records that are hidden (see :func:`marks_of`); and ``inputs``, an HMAC of the noise's std and
+grid and of the very bytes that it is added to.  Entries are chained by HMACs
 under the secret, and the noise is keyed by the chain value: other bytes, made by other settings or
 by another processor, are another entry with other noise.
 
@@ -13,9 +13,10 @@ an earlier draw, unless it is another hop or draw of the same run.  The event of
 entry's number, its chain value and how many earlier draws there are; where there is any, a
 certificate is refused.
 
-Not covered: another secret, a register whose end was cut off (two certificates with one entry
-number and different chain values show it, if they ever meet), a record of which both id and content
-were altered.
+Not covered: another secret; the same secret copied to another folder, which has a register of its
+own there; a register whose end was cut off (two certificates with one entry number and different
+chain values show it, if they ever meet); a record of which both the id and the content, or the
+names of its columns, were altered.
 """
 
 from __future__ import annotations
@@ -189,16 +190,27 @@ class NotEntered(Exception):
 
 
 def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:
-    """Marks of the records that have to be forgotten, by id and by content."""
+    """Marks of the records that have to be forgotten, several of each; one that agrees is enough.
+
+    One is of the id.  One is of the inputs as the model sees them, with the label.  Where a file
+    names its columns, one is of all that it says of the record, and one of the same without id and
+    group; neither depends on the file's name, on the order of columns or rows, on which of them
+    are features, or on how they are scaled.  One more, of id and task's name, finds what was
+    entered when there was no other mark of an id.
+    """
     peer = task.unlearner
-    ids = task.ids(peer)
-    rows = task.records(peer).forgotten.tolist()
-    found = {_mark(secret, f"unwalk/record-id/{task.name}/{ids[row]}".encode()) for row in rows}
+    ids, cells = task.ids(peer), task.cells(peer)
+    messages = []
+    for row in task.records(peer).forgotten.tolist():
+        messages += [f"unwalk/record-name/{ids[row]}", f"unwalk/record-id/{task.name}/{ids[row]}"]
+        if cells is not None:
+            messages += [f"unwalk/record-cells/{text}" for text in cells.contents(row)]
+    found = {_mark(secret, message.encode()) for message in messages}
     return content_marks(task.shard(peer), secret) | found
 
 
 def content_marks(shard: Shard, secret: bytes) -> frozenset[str]:
-    """A mark of the content of each forgotten record; equal records have equal marks."""
+    """A mark of the inputs and label of each forgotten record; equal ones have equal marks."""
     found = set()
     for row in shard.records.forgotten.tolist():
         x = shard.x[row].detach().to("cpu", torch.float64).contiguous()

@@ -25,6 +25,7 @@ from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.catalogue import METHODS
 from unwalk.runs.config import Config, flatten
+from unwalk.runs.data_digest import data_digest
 from unwalk.runs.ensemble import Constituents
 from unwalk.runs.entries import touched_shard
 from unwalk.runs.metrics import Meter, Reading
@@ -78,7 +79,7 @@ def run(
         load_key(Path(config.certificate.key))
     for name in _methods(config):
         assembled.unlearning(name)
-    folder = open_folder(out, config, resume=resume, overwrite=overwrite)
+    folder = open_folder(out, config, assembled, resume=resume, overwrite=overwrite)
     try:
         runner = Runner(assembled, folder, tell, engine)
         result = runner.result(command)
@@ -93,11 +94,12 @@ def run(
 
 
 def open_folder(
-    out: Path | None, config: Config, *, resume: bool, overwrite: bool
+    out: Path | None, config: Config, assembled: Assembled, *, resume: bool, overwrite: bool
 ) -> Folder | None:
     """The folder of results, or None where none is asked for."""
     if out is not None:
-        return Folder(out, config, resume=resume, overwrite=overwrite)
+        data = data_digest(assembled)
+        return Folder(out, config, data, resume=resume, overwrite=overwrite)
     if resume:
         raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
     return None

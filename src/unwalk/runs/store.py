@@ -2,7 +2,9 @@
 
 A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a
 folder is never half-written.  After a kill, ``--resume`` goes on from the last checkpoint in
-``DIR.partial``; after an error the partial folder is removed.
+``DIR.partial``; after an error the partial folder is removed.  It goes on with the same settings
+and the same data only: digests of the data stand in ``data.json`` there
+(:mod:`unwalk.runs.data_digest`), and are gone, never published, when the run is complete.
 
 Each walk has two files in ``walks`` there: ``NAME.jsonl``, its transcript, only ever appended to,
 and ``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
@@ -30,11 +32,13 @@ from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.runs import partial_of
 from unwalk.runs.config import Config, Value, apply, flatten, read_toml, to_toml
+from unwalk.runs.data_digest import differences
 from unwalk.runs.metrics import Reading
 
 CONFIG = "config.toml"
+DATA = "data.json"
 SCRATCH = ("walks", "seeds")
-"""What a partial folder holds only so that it can be resumed."""
+"""Folders that a partial folder holds only so that it can be resumed."""
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -49,9 +53,11 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 
 class Folder:
-    """An output folder under construction."""
+    """An output folder under construction; ``data`` is the digest of what the run works on."""
 
-    def __init__(self, out: Path, config: Config, *, resume: bool, overwrite: bool) -> None:
+    def __init__(
+        self, out: Path, config: Config, data: dict[str, str], *, resume: bool, overwrite: bool
+    ) -> None:
         self.out = out if out.name else out.resolve()
         self.overwrite = overwrite
         if self.out.exists() and not (overwrite and _ours(self.out)):
@@ -61,6 +67,7 @@ class Folder:
             raise InvalidInput(f"{self.partial} does not exist; there is nothing to resume.")
         if resume:
             self._check_same(config)
+            self._check_same_data(data)
         elif self.partial.exists():
             if not overwrite:
                 raise InvalidInput(
@@ -71,6 +78,7 @@ class Folder:
         self.new_parents = [p for p in self.partial.parents if not p.exists()]
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
+            write_file(self.partial / DATA, json.dumps(data))
             write_file(self.partial / CONFIG, to_toml(config))
         except OSError as error:
             self.discard()
@@ -89,10 +97,32 @@ class Folder:
                     f"{_shown(before[key])}; --resume goes on with the same settings only."
                 )
 
+    def _check_same_data(self, data: dict[str, str]) -> None:
+        """Refuse to go on with other data; where nothing was walked yet, any will do."""
+        if not any((self.partial / name).exists() for name in SCRATCH):
+            return
+        path = self.partial / DATA
+        if not path.exists():
+            raise InvalidInput(
+                f"{self.partial} does not say which data it was started with, so it is not "
+                "resumed; begin anew with --overwrite."
+            )
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise Corrupt(f"{path} is not a digest of data ({error}).") from error
+        if before != data:
+            raise InvalidInput(
+                f"the data are not those that {self.partial} was started with (other now: "
+                f"{differences(before, data)}), and --resume goes on with the same data only; "
+                "bring them back as they were, or begin anew with --overwrite."
+            )
+
     def finish(self) -> None:
         """Drop what only a resume needs, and give the folder its name."""
         for name in SCRATCH:
             shutil.rmtree(self.partial / name, ignore_errors=True)
+        (self.partial / DATA).unlink()
         if self.overwrite and self.out.exists():
             shutil.rmtree(self.out)
         self.partial.replace(self.out)

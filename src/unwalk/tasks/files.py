@@ -74,6 +74,7 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
         name=path.name,
         normalisation="declared",
         labels_from="declared" if columns.labels else "as-they-occur",
+        cells=records.cells,
     )
 
 

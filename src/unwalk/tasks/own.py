@@ -22,7 +22,7 @@ from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, che
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model, usual_model
 from unwalk.tasks.partitions import Dealing, checked, dealing, split
-from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
+from unwalk.tasks.sources import Cells, Holdings, Scale, Source, Split, Table
 from unwalk.tasks.task import ShardedTask
 
 PEERS = 10
@@ -39,7 +39,8 @@ class OwnData:
 
     ``classes`` is their number, or ``labels`` names them; without both they are read off the data,
     and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
-    come from (see :class:`Source`), for readers of files who know it.
+    come from (see :class:`Source`), and ``cells`` what the records' values were by the names of
+    columns, for readers of files who know it.
     """
 
     x: Any
@@ -55,6 +56,7 @@ class OwnData:
     name: str = "own"
     normalisation: str = "unknown"
     labels_from: str | None = None
+    cells: Cells | None = None
 
 
 def from_arrays(
@@ -181,7 +183,7 @@ def load_own(
     """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
     x = checked_inputs(data.x, "x", dtype)
     y = checked_labels(data.y, "y", len(x), data.classes)
-    pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)))
+    pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)), data.cells)
     parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
     owners = _owners(pool, parts)
     if isinstance(data.test, tuple):

@@ -6,7 +6,9 @@ with the records of one peer: from a pool that was split (:class:`Split`), or ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -48,13 +50,58 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
+class Cells:
+    """The values of records as a file has them, by the names of its columns.
+
+    ``columns`` holds all of them, also those that are no features; ``rows`` says which of their
+    entries belong to these records; ``owners`` are the columns of ids and groups.
+    """
+
+    columns: Mapping[str, Sequence[Any] | npt.NDArray[Any]]
+    rows: Rows
+    owners: frozenset[str] = frozenset()
+
+    def take(self, rows: Rows) -> Cells:
+        """The same for some of the records."""
+        return replace(self, rows=self.rows[rows])
+
+    def contents(self, row: int) -> tuple[str, str]:
+        """What a record says, with and without id and group, in whatever order columns stand.
+
+        >>> one = Cells({"id": ["x"], "age": ["50.0"]}, np.arange(1), frozenset({"id"}))
+        >>> one.contents(0)
+        ('[["age", "50.0"], ["id", "x"]]', '[["age", "50.0"]]')
+        >>> other = Cells({"age": np.array([50]), "id": ["y"]}, np.arange(1), frozenset({"id"}))
+        >>> other.contents(0)[1] == one.contents(0)[1]
+        True
+        """
+        at = int(self.rows[row])
+        pairs = sorted((name.strip(), _plain(cells[at])) for name, cells in self.columns.items())
+        bare = [pair for pair in pairs if pair[0] not in self.owners]
+        return json.dumps(pairs), json.dumps(bare)
+
+
+def _plain(cell: Any) -> str:
+    """A value as text that does not depend on how the file writes it."""
+    try:
+        number = float(cell)
+    except (ValueError, TypeError, OverflowError):
+        number = math.nan
+    return repr(number + 0.0) if math.isfinite(number) else str(cell).strip()
+
+
+@dataclass(frozen=True, eq=False)
 class Table:
-    """Labelled records with an id each; ``groups`` names the natural owner of each, if any."""
+    """Labelled records with an id each; ``groups`` names the natural owner of each, if any.
+
+    ``cells`` are the values that they were made from, where a file names them.
+    """
 
     x: torch.Tensor
     y: torch.Tensor
     ids: Ids
     groups: Rows | None = None
+    cells: Cells | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -63,9 +110,9 @@ class Table:
         """A copy of these rows."""
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         groups = None if self.groups is None else self.groups[rows]
-        return Table(
-            self.x.index_select(0, index), self.y.index_select(0, index), self.ids[rows], groups
-        )
+        cells = None if self.cells is None else self.cells.take(rows)
+        x, y = self.x.index_select(0, index), self.y.index_select(0, index)
+        return Table(x, y, self.ids[rows], groups, cells)
 
     def relabelled(self, rows: Rows, label: int) -> Table:
         """A copy in which ``rows`` have another label."""
@@ -77,7 +124,10 @@ class Table:
         """These records and, behind them, a copy of ``rows`` whose ids end in ``mark``."""
         extra = self.take(rows)
         ids = np.concatenate([self.ids.astype(str), [f"{i}{mark}" for i in extra.ids]])
-        return Table(torch.cat([self.x, extra.x]), torch.cat([self.y, extra.y]), ids)
+        both = np.concatenate([np.arange(len(self)), rows])
+        cells = None if self.cells is None else self.cells.take(both)
+        x, y = torch.cat([self.x, extra.x]), torch.cat([self.y, extra.y])
+        return Table(x, y, ids, cells=cells)
 
 
 @dataclass(frozen=True, eq=False)

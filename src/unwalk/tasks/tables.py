@@ -20,6 +20,7 @@ import numpy.typing as npt
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_number, near
 from unwalk.tasks.named import told
+from unwalk.tasks.sources import Cells
 
 ARRAYS = ("x", "y", "id", "group")
 DECLARED = ("categories", "scale")
@@ -60,7 +61,10 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a file holds: inputs, labels as they stand there, ids, groups, names of the features."""
+    """What a file holds: inputs, labels as they stand there, ids, groups, names of the features.
+
+    ``cells`` are all its values as they stand there, where its columns have names.
+    """
 
     x: Array
     y: Sequence[Any]
@@ -68,6 +72,7 @@ class Records:
     groups: Sequence[Any] | Array | None = None
     features: tuple[str, ...] = ()
     place: Callable[[int], str] = "row {}".format
+    cells: Cells | None = None
 
 
 def read_csv(path: Path, columns: Columns) -> Records:
@@ -171,7 +176,22 @@ def _table(
     if not features:
         raise InvalidInput(f"{path} has no column left to be a feature.")
     x = np.concatenate([_feature(path, n, table[n], place, columns) for n in features], axis=1)
-    return Records(x, found["label"], found.get("id", ids), found.get("group"), features, place)
+    kept = Cells(
+        {name: _compact(values) for name, values in table.items()},
+        np.arange(len(x)),
+        frozenset({owned["id"].strip(), owned["group"].strip()}),
+    )
+    ids, groups = found.get("id", ids), found.get("group")
+    return Records(x, found["label"], ids, groups, features, place, kept)
+
+
+def _compact(cells: Sequence[Any]) -> Sequence[Any] | Array:
+    """A column as numbers where all its values are, for want of room; otherwise as it stands."""
+    try:
+        array = np.array(cells, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return cells
+    return array if array.ndim == 1 and np.isfinite(array).all() else cells
 
 
 def _check_declared(

@@ -21,7 +21,7 @@ from unwalk.core.workspace import build_model
 from unwalk.tasks.backdoors import Stamper, Trigger
 from unwalk.tasks.forgetting import Deletion, Marked, mark
 from unwalk.tasks.models import Factory, check_model
-from unwalk.tasks.sources import Holdings, Ids, Source
+from unwalk.tasks.sources import Cells, Holdings, Ids, Source
 
 RETAINED_SAMPLE = 2000
 RETAINED_PEERS = 20
@@ -149,6 +149,10 @@ class ShardedTask:
     def ids(self, peer: int) -> Ids:
         """The record ids of one peer, in the order of its rows."""
         return self._marked(peer).table.ids
+
+    def cells(self, peer: int) -> Cells | None:
+        """The values of one peer's records by the names of their columns, where these have any."""
+        return self._marked(peer).table.cells
 
     def pictures(self, inputs: torch.Tensor) -> torch.Tensor:
         """Inputs as pictures of (height, width) or (height, width, 3) values from 0 to 1."""
