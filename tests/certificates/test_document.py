@@ -117,7 +117,7 @@ def changed(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     if isinstance(value, float):
-        return value * (1.0 + 1e-15) if value * (1.0 + 1e-15) != value else value * 1.5
+        return value * (1.0 + 1e-15) if value * (1.0 + 1e-15) != value else value * 1.5 or 1.0
     return "x" if value is None else f"{value}."
 
 
