@@ -148,6 +148,7 @@ def measured(cell: tuple[str, tuple[float, ...], int]) -> dict[str, float]:
         settings={
             **kept,
             **settings,
+            "train.capacity": max(HOSPITALS) if task == "heart" else DIGITS // 10,
             "compare": ["restart", "retrain"],
         },
     )

@@ -133,10 +133,10 @@ class Case:
         return Records(self.records, self.rows_of(peer, "forgotten", 1))
 
     def facts(self) -> dict[str, Any]:
-        """What a truthful header says of this run; of its batches it speaks as training has them,
-        whatever a later phase does."""
+        """What a truthful header says of this run; of batches it knows training's first ones, and
+        each event speaks for itself."""
         last = self.phases[-1]
-        slotted = all(work.kind == "slots" for work in self.phases[0].works)
+        slotted = all(work.kind == "slots" for work in self.phases[0].works[:1])
         keeps = [part.keep for part in self.phases[:-1] if part.keep != "last"]
         if self.method not in ("seal", "ball-seal") and last.keep != "last":
             keeps.append(last.keep)
@@ -311,7 +311,7 @@ class Given:
             return None
         weights = weights_of(self.case, op, peer, 1)
         slotted = op.kind == "slots" and op.data != "mixed"
-        width = self.case.slot_cap if slotted else max(1, int((weights > 0).sum(1).max()))
+        width = max(self.case.slot_cap, int((weights > 0).sum(1).max()))
         batches = np.full((len(weights), 1, width), -1, np.int64)
         shares = np.zeros((len(weights), 1, width))
         for step, row in enumerate(weights):

@@ -306,7 +306,9 @@ def test_a_running_peer_learns_of_a_revocation(shell):
     assert len(serials) == 2, "the rotated one and the revoked one"
     os.kill(process.pid, signal.SIGHUP)
     until(lambda: "network file read" in log.read_text())
-    assert json.loads(log.read_text().splitlines()[-1])["version"] == 3
+    lines = map(json.loads, log.read_text().splitlines())
+    (read,) = [line for line in lines if line["event"] == "network file read"]
+    assert read["version"] == 3
     assert shell.run("peer", "start", folder / "peer-1", "--http=none")[0] == 2
     assert "revoked" in shell.run("net", "show", folder)[1]
     assert shell.run("net", "revoke", folder, "peer-7")[0] == 2
