@@ -137,6 +137,7 @@ SHOWN: dict[str, int] = {
     "privacy.stability.Facts.steps: ascent": 1002334,
     "privacy.stability._public_ball: centre": 1010871,
     "certificates.conditions.check_digests: digest": 1000489,
+    "certificates.exact._went_back: not-a-rewind 2": 1076722,
     "certificates.exact._check_members: shards": 1011133,
     "certificates.exact._check_untouched: touched": 1000103,
     "certificates.exact.sums_claim: touched": 1001263,
@@ -213,7 +214,7 @@ def test_without_any_one_check_some_claim_is_false():
     missed = [
         f"{name} ({len(refused[name])} programs)"
         for name, check in checks().items()
-        if name not in UNSEEN and seen_without(check, refused[name]) is None
+        if name not in UNSEEN and name not in SHOWN and seen_without(check, refused[name]) is None
     ]
     assert not missed, "\n".join(missed)
 
