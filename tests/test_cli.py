@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,11 +142,15 @@ def test_a_refused_run_ends_with_what_to_do_instead(call):
     assert any(line.startswith("refused (un-noised): hop 7, start at peer") for line in checked)
 
 
+SLOTS = ["--set", "train.optimizer=sgd", "--set", "train.work=slots"]
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
         (["--method", "seal"], "travelling-state"),
-        (["--method", "release", "--set", "train.optimizer=sgd"], "loss"),
+        (["--method", "release", "--set", "train.optimizer=sgd"], "batching"),
+        (["--method", "release", *SLOTS], "loss"),
         (["--preset", "certified"], "inputs"),
         (["--preset", "certified", *FLAT, "--set", "train.keep=average"], "iterate"),
         (["--method", "rewind", "--set", "train.keep=average"], "iterate"),
@@ -395,7 +400,11 @@ def test_an_interrupt_says_how_to_go_on_and_that_works(call, tmp_path):
     long = options({**BLOBS, "train.hops": 60, "unlearn.hops": 60})
     words = ["run", *long, "--out", "a folder"]
     command = [sys.executable, "-c", HELD, *words]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # A shell that puts its commands into the background has them ignore interrupts.
+    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heeding
+    )
     try:
         state = partial_of(tmp_path / "a folder") / "walks" / "train.safetensors"
         for _ in range(60_000):

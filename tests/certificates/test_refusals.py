@@ -24,14 +24,19 @@ TALK = {
     f"peers/{name}.py"
     for name in (
         "aftermath",
+        "attest",
         "council",
         "erasure",
         "gate",
         "history",
         "intake",
         "leaving",
+        "minutes",
+        "poll",
+        "succession",
         "talk",
         "trust",
+        "votes",
         "wire",
     )
 }
