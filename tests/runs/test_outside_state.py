@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -178,7 +179,7 @@ PUT_BACK = [
 OUT_OF_REACH = [OfTheClass, Global, Closure]
 
 
-def task_of(model, change):
+def task_of(model, change, **own):
     """Records of four peers; peer 0 forgets two, whose inputs ``change`` moves."""
     rng = np.random.default_rng(5)
     y = np.arange(80) % CLASSES
@@ -191,10 +192,10 @@ def task_of(model, change):
         "seed": 3,
     }
     x[from_arrays(x, y, model=Base, **given).records(0).forgotten] += change
-    return from_arrays(x, y, model=model, **given)
+    return from_arrays(x, y, model=model, **given, **own)
 
 
-def forgetting(model, change, method="sisa", engine=None, **settings):
+def forgetting(model, change, method="sisa", engine=None, own=None, **settings):
     chosen = {
         "method": method,
         "compare": [],
@@ -208,7 +209,7 @@ def forgetting(model, change, method="sisa", engine=None, **settings):
         "data.normalisation": "published",
         **settings,
     }
-    return run(resolve(chosen), task=task_of(model, change), engine=engine)
+    return run(resolve(chosen), task=task_of(model, change, **(own or {})), engine=engine)
 
 
 def claim_of(result):
@@ -519,3 +520,104 @@ def test_the_file_of_a_token_has_tied_frozen_and_hidden_tensors_under_their_name
     assert saved["seen"].tolist() == [1.0]
     assert torch.equal(saved["b.bias"], model["b"].bias)
     assert set(saved) == {"a.weight", "b.weight", "b.bias", "seen"}
+
+
+class Mixing:
+    """An augmentation that mixes what it has seen into what it sees."""
+
+    def __init__(self) -> None:
+        self.seen: float | torch.Tensor = 0.0
+
+    def __call__(self, x, generator):
+        self.seen = 0.5 * self.seen + 0.1 * x.mean(0)
+        return x + self.seen
+
+
+def mixing():
+    """The same with what it has seen in a variable of a function round it."""
+    seen: list[torch.Tensor] = []
+
+    def mix(x, generator):
+        seen.append(0.1 * x.mean(0))
+        return x + sum(seen)
+
+    return mix
+
+
+class Warming:
+    """A loss that heeds what it has seen after a few calls, too late for the probe."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.level: float | torch.Tensor = 0.0
+
+    def __call__(self, output, y):
+        each = nn.functional.cross_entropy(output, y, reduction="none")
+        self.calls += 1
+        self.level = 0.9 * self.level + 0.1 * each.detach().mean()
+        return each if self.calls < 4 else each * (1 + self.level)
+
+
+def warming():
+    """The same as a function, which keeps its calls in another one's variable."""
+    loss = Warming()
+    return lambda output, y: loss(output, y)
+
+
+@pytest.mark.parametrize("method", ["restart", "retrain"])
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [("augment", Mixing), ("augment", mixing), ("loss", Warming), ("loss", warming)],
+)
+def test_what_a_loss_or_an_augmentation_keeps_does_not_survive_a_visit(what, make, method):
+    one, other = (forgetting(Base, by, method, own={what: make()}) for by in (0.0, 50.0))
+    assert claim_of(one)["grade"] == "exact"
+    assert any("copies of loss and augmentation" in a for a in claim_of(one)["assumptions"])
+    for name, tensor in one.model.state_dict().items():
+        assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+def test_an_augmentation_in_a_fleet_begins_anew_at_every_visit():
+    fleet = (forgetting(Base, by, "restart", Fleet(), {"augment": Mixing()}) for by in (0.0, 50.0))
+    one, other = (result.model.state_dict() for result in fleet)
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+class Few:
+    """A loss that counts its calls; more than a hop has would show that the count outlived it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output, y):
+        self.calls += 1
+        assert self.calls <= 8
+        return nn.functional.cross_entropy(output, y, reduction="none") * (1 + 0.01 * self.calls)
+
+
+@pytest.mark.parametrize("engine", [None, Fleet()], ids=["inprocess", "fleet"])
+def test_every_engine_begins_with_the_loss_as_it_was_given(engine):
+    given = Few()
+    assert claim_of(forgetting(Base, 0.0, "restart", engine, {"loss": given}))["grade"] == "exact"
+    assert given.calls == 0
+
+
+class Locked(Mixing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def everywhere(x, generator):
+    SEEN.append(float(x.mean()))
+    return x + sum(SEEN)
+
+
+@pytest.mark.parametrize(
+    ("augment", "why"), [(Locked(), "Locked cannot be copied"), (everywhere, "changes once")]
+)
+def test_an_augmentation_that_cannot_be_put_back_is_refused(augment, why):
+    claim = claim_of(forgetting(Base, 0.0, "restart", own={"augment": augment}))
+    assert (claim["grade"], claim["code"]) == ("refused", "outside-state")
+    assert why in claim["reason"]

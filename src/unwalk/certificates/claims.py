@@ -132,8 +132,9 @@ def _plain(claim: Claim, transcript: Transcript) -> dict[str, Any]:
 OWN_CODE = (
     "the user's own code (model, loss or augmentation) makes the initial model and gradients "
     "without looking at other records, and keeps nothing of them from visit to visit in files, "
-    "global variables or classes; parameters, buffers and attributes are put back, and a probe "
-    "found nothing besides"
+    "global variables or classes; parameters, buffers, hooks and attributes of the model are put "
+    "back, each visit has copies of loss and augmentation as they were given, and a probe found "
+    "nothing besides"
 )
 DEALT = (
     "which peer holds which record is taken as given: records were dealt by {!r}, and without the "

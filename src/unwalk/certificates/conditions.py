@@ -276,7 +276,7 @@ def check_code(transcript: Transcript) -> None:
     """A user's own code may keep something of the records where no token and no wipe reaches."""
     found = transcript.header.get("outside_state")
     if found is not None:
-        raise Refused(f"the header records of the model's own code: {found}.", "outside-state")
+        raise Refused(f"the header records of the user's own code: {found}.", "outside-state")
 
 
 def check_digests(transcript: Transcript) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from unwalk.core.calls import renewed
 from unwalk.core.program import Records
 
 Augment = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
@@ -40,6 +41,11 @@ class Shard:
         """The same shard with inputs at most ``norm`` long; itself where they all are."""
         x = within(self.x, norm)
         return self if x is self.x else replace(self, x=x)
+
+    def renewed(self) -> Shard:
+        """The same shard with its augmentation as it was given; itself where that keeps nothing."""
+        augment = renewed(self.augment)
+        return self if augment is self.augment else replace(self, augment=augment)
 
     def take(
         self, rows: torch.Tensor, generator: torch.Generator | None

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Backward = Callable[[nn.Module, Batch], torch.Tensor]
 
 _TABLES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, dict))
 """Where every module has its parameters, buffers, submodules and hooks."""
@@ -47,9 +47,9 @@ class _Module:
                 continue
             if isinstance(value, torch.Tensor) and id(value) not in same:
                 self.tensors.append((value, value.detach().clone()))
-            elif type(value) in _FLAT and all(map(_is_fixed, _entries(value))):
+            elif type(value) in _FLAT and all(map(is_fixed, _entries(value))):
                 self.flat.append((value, value.copy()))
-            elif not _is_fixed(value) and id(value) not in same:
+            elif not is_fixed(value) and id(value) not in same:
                 self.others[name] = value
                 continue
             self.fixed.append((name, value))
@@ -147,10 +147,10 @@ def _is_object(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, (FunctionType, ModuleType, type))
 
 
-def _is_fixed(value: Any) -> bool:
+def is_fixed(value: Any) -> bool:
     """Whether a value cannot change, so that it is enough to look whether it is still the one."""
     if type(value) in (tuple, frozenset):
-        return all(map(_is_fixed, value))
+        return all(map(is_fixed, value))
     return type(value) in _UNCHANGING
 
 
@@ -248,12 +248,12 @@ class Surroundings:
 
 
 def leftovers(
-    model: nn.Module,
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
-    first: Batch,
-    second: Batch,
+    model: nn.Module, gradients: Callable[[], Backward], first: Batch, second: Batch
 ) -> str | None:
     """What outlives a gradient besides what can be put back, in words; None if nothing is found.
+
+    ``gradients`` gives what a visit computes them by: a function that adds those of a batch to the
+    parameters' and answers with the model's output.
 
     The gradient of the first batch, then of the second, which is looked at in evaluation too, then
     everything put back, then of the first again: to the last bit the same, or something
@@ -274,9 +274,7 @@ def leftovers(
     def gradient(batch: Batch) -> str:
         as_built()
         model.train()
-        output = model(batch[0])
-        by = functional.cross_entropy if loss is None else loss
-        by(output, batch[1]).mean().backward()
+        output = gradients()(model, batch)
         found = hashlib.sha256()
         for made in (output, *(p.grad for p, _ in trained), *(buffer for buffer, _ in buffers)):
             found.update(b"none" if made is None else _bytes(made))
@@ -293,7 +291,7 @@ def leftovers(
     if before == after:
         return None
     return (
-        "its gradient on one batch changes once it has seen another, although parameters, buffers "
+        "the gradient on one batch changes once another was seen, although parameters, buffers "
         "and attributes were put back"
     )
 

@@ -139,9 +139,9 @@ REFUSALS: dict[str, Refusal] = {
         PRESET,
     ),
     "outside-state": Refusal(
-        "the model's code keeps something from visit to visit besides parameters and buffers, and "
-        "nobody knows what",
-        "register it as a buffer, or take it out of the model",
+        "the user's own code (model, loss or augmentation) keeps something from visit to visit "
+        "besides parameters and buffers, and nobody knows what",
+        "register it as a buffer of the model, or take it out",
     ),
     "digest": Refusal(
         "a fingerprint of the old model was published, by which a guess at the records can be "

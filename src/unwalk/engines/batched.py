@@ -17,6 +17,7 @@ from torch import nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 
+from unwalk.core.calls import renewed
 from unwalk.core.errors import InvalidInput
 from unwalk.core.outside import Surroundings
 from unwalk.core.plan import Loss
@@ -270,7 +271,7 @@ class BatchedGradient:
         modules = [self.module] if self.single is self.module else [self.module, self.single]
         self.around = [Surroundings(module) for module in modules]
         self.layout = layout
-        self.loss = loss
+        self.given_loss, self.loss = loss, renewed(loss)
         self.stated = {
             name: m for name, m in self.module.named_modules() if isinstance(m, StatedBatchNorm)
         }
@@ -282,7 +283,8 @@ class BatchedGradient:
         )
 
     def put_back(self) -> None:
-        """Undo what modules of the user's own keep outside the tokens."""
+        """Undo what modules and a loss of the user's own keep outside the tokens."""
+        self.loss = renewed(self.given_loss)
         for around in self.around:
             around.put_back()
 

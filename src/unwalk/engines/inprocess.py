@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from unwalk.core.calls import renewed
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.captured import CapturedSteps
@@ -39,6 +40,7 @@ def _carry_out(plan: Plan, index: int, sink: Sink | None, resume: Progress | Non
     captured, cuda = None, []
     if device.type == "cuda":
         cuda = [device]
+    if cuda and renewed(plan.task.loss) is plan.task.loss:  # a graph would keep what a loss keeps
         captured = CapturedSteps(
             work, plan.task.loss, precision=speed.precision, compiled=speed.compiled
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from unwalk.core import events as ev
+from unwalk.core.calls import renewed
 from unwalk.core.data import Shard
 from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Project, Visit
@@ -92,10 +93,10 @@ class Walk:
         )
         bench = Bench(
             work=state,
-            shard=shard,
+            shard=shard.renewed(),
             local=local,
             noise=plan.noise,
-            loss=plan.task.loss,
+            loss=renewed(plan.task.loss),
             hop=hop,
             peer=peer,
             generator=self.generator,

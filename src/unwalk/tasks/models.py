@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from unwalk.core.calls import renewed
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
@@ -303,7 +304,7 @@ def check_model(
 
     With a ``loss`` of the user's own, that one has to be a number for each record.
     """
-    model = build_model(factory, 0).eval()
+    model, loss = build_model(factory, 0).eval(), renewed(loss)
     records, shape = len(sample.y), tuple(sample.x.shape[1:])
     needed = f"labels 0 to {classes - 1} need {(records, classes)}"
     with torch.no_grad():

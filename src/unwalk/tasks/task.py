@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from unwalk.core.calls import held_fast, visits
 from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
 from unwalk.core.outside import leftovers
@@ -110,12 +111,16 @@ class ShardedTask:
 
     @cached_property
     def outside_state(self) -> str | None:
-        """What a user's own model keeps besides parameters, buffers and attributes, in words.
+        """What a user's own code keeps besides parameters, buffers and attributes, in words.
 
         A few records of the test set are tried, or random inputs where there are none.
         """
         if not self.own_code:
             return None
+        for what, call in (("loss", self.loss), ("augmentation", self.source.augment)):
+            why = held_fast(call)
+            if why is not None:
+                return f"what the {what} keeps cannot be put back: {why}"
         rows = torch.arange(4)
         x, y = self.test.x[:4], self.test.y[:4]
         if len(y) < len(rows):
@@ -123,7 +128,8 @@ class ShardedTask:
             x = torch.rand(len(rows), *self.source.shape, generator=generator)
             x, y = self._typed(x), rows % self.classes
         model = build_model(self.model, 0)
-        return leftovers(model, self.loss, (x[:2], y[:2]), (x[2:], y[2:]))
+        gradients = visits(self.loss, self.source.augment)
+        return leftovers(model, gradients, (x[:2], y[:2]), (x[2:], y[2:]))
 
     @property
     def training_records(self) -> int:
