@@ -25,6 +25,7 @@ from tests.certificates.test_conditions import (
     transcript,
 )
 from unwalk.certificates import claims_of
+from unwalk.certificates.exact import FEWER
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt
 from unwalk.core.refusals import REFUSALS
@@ -509,3 +510,23 @@ def test_a_walk_again_does_as_much_as_training_did(batching):
     for unlearn in (idle, fewer, idle_at_u):
         assert graded(unlearn) == ("refused", "other-work"), unlearn
     assert graded(idle_at_u, emptied=True) == ("exact", None)
+
+
+def test_where_peers_withdraw_records_at_any_time_others_may_do_less_and_are_named():
+    """Between real peers another one's request may be waiting while u's chapter walks."""
+    eight, kept = replace(PLAIN, steps=8), replace(RETAINED, steps=8)
+    train = [(1, (BEGIN, eight)), (U, (eight,)), (2, (eight,))]
+    first = (U, (REWOUND, WIPE, kept))
+
+    def graded(*work):
+        return rewind([first, (2, (WIPE, *work))], train=train, batching="epochs", withdrawals=True)
+
+    usual = graded(kept)
+    assert usual["grade"] == "exact"
+    for work in [(replace(kept, steps=7),), ()]:
+        claim = graded(*work)
+        assert claim["grade"] == "exact"
+        (said,) = set(claim["assumptions"]) - set(usual["assumptions"])
+        assert said == f"{FEWER} 2"
+    more = graded(replace(kept, steps=9))
+    assert (more["grade"], more["code"]) == ("refused", "other-work")

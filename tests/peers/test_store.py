@@ -176,3 +176,21 @@ def test_a_path_may_hold_any_character(tmp_path):
         assert db.execute("SELECT COUNT(*) FROM t").fetchone() == (0,)
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             db.execute("INSERT INTO t VALUES (1)")
+
+
+def test_the_end_of_a_run_that_is_over_is_known_though_its_other_files_are_gone(tmp_path):
+    """A peer came back with the token of a chapter that was given up, and ended with a trace."""
+    with closing(Store(tmp_path)) as store:
+        held = first(store)
+        end = pr.Value((0, 0), "0" * 64, digest(7))
+        over = replace(held, committed=end)
+        store.save(RUN, over, {})
+        other = pr.begin(0, 3, 9, 0, "1" * 64, store.write(content(1)))
+        store.save("later", other, {})
+        store.archive("later")
+        store.pinned.clear()
+        store.collect("later", other)
+        with pytest.raises(Corrupt, match="is not there"):
+            store.load(RUN)
+        assert store.committed(RUN) == end
+        assert store.committed("never heard of") is None

@@ -64,6 +64,7 @@ FACTS = (
     "rewind",
     "slices",
     "emptied",
+    "withdrawals",
     "shards",
     "labels",
     "dealing",

@@ -20,6 +20,10 @@ AWAY = (
     "u was away when the walk went on: another peer that had the same token made the first visit "
     "in its place, which is public, and no matter of u's records"
 )
+FEWER = (
+    "peers that did less in a visit than in training had fewer records by then, because of "
+    "requests of their own that do not depend on D_f: peer"
+)
 NOTHING = "no batch ever drew a record to be forgotten, so there was nothing to do"
 UNUSED = (
     "that the records were held out from every visit on the line, or came after it, is what u's "
@@ -137,9 +141,10 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
         )
     _check_untouched(hops, u)
     _check_one_walk(before[place + 1 :])
-    _check_same_work(transcript, before, place, hops)
+    fewer = _check_same_work(transcript, before, place, hops)
     said = [] if way == "first-contact" else [_log(start.hop)]
     said += [AWAY] if recovered else []
+    said += [f"{FEWER} {', '.join(map(str, sorted(fewer)))}"] if fewer else []
     reason = f"the walk went back to hop {start.hop}, before the forgotten records were used"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
 
@@ -248,18 +253,23 @@ def _check_one_walk(hops: list[Hop]) -> None:
 
 def _check_same_work(
     transcript: Transcript, before: list[Hop], place: int, after: list[Hop]
-) -> None:
+) -> set[int]:
     """The hops that were walked again take the steps that training took in their place.
 
     A peer without records does nothing in its visit; where training had such a visit, what the
-    other peer does instead has to be what training did at other hops, up to the step size.
+    other peer does instead has to be what training did at other hops, up to the step size.  The
+    same holds in the place of an earlier deletion's own work, such as a seal's noise, which the
+    repeated walk no longer needs.  The answer names the other peers that did less, which only
+    those who may withdraw records can.
     """
-    usual = {_shape(hop) for hop in before}
+    fewer: set[int] = set()
+    usual = {_shape(hop) for hop in before if hop.phase == before[0].phase}
     for old, new in zip(before[place:], after, strict=True):
         wanted, done = _work(old), _work(new)
         same = [_kind(e) for e in wanted] == [_kind(e) for e in done]
-        if not wanted and not _idled(transcript, before, old):
-            same = _shape(new) in usual
+        trained = old.phase == before[0].phase
+        if not trained or (not wanted and not _idled(transcript, before, old)):
+            same = same or _shape(new) in usual
         if done and not same:
             known = {_kind(event) for event in wanted}
             culprit = next((e for e in done if _kind(e) not in known), done[0])
@@ -269,9 +279,12 @@ def _check_same_work(
                 culprit,
                 f"it is not what training did in its place, in hop {old.hop}",
             )
-        _check_as_much(transcript, before, new)
-        _check_wipes_alike(old, new)
+        if _check_as_much(transcript, before, new):
+            fewer.add(new.receiver)
+        if trained:
+            _check_wipes_alike(old, new)
         _check_repeatable(new)
+    return fewer
 
 
 def _idled(transcript: Transcript, before: list[Hop], hop: Hop) -> bool:
@@ -280,17 +293,21 @@ def _idled(transcript: Transcript, before: list[Hop], hop: Hop) -> bool:
     return not sliced and any(_work(h) for h in before if h.receiver == hop.receiver)
 
 
-def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> None:
+def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> bool:
     """A peer takes as many steps as in its visits of training; u, with fewer records, no more.
 
     With slices the number depends on the hop as well.  A visit without any work is one to a peer
-    without records: training shows that of others, and the header says so of u.
+    without records: training shows that of others, and the header says so of u.  Where the header
+    says that peers may withdraw records at any time, all of them may do less; the answer is
+    whether another peer than u did.
     """
     if transcript.header.get("slices", 1) > 1:
-        return
+        return False
     at_u = new.receiver == unlearner_of(transcript)
     emptied = transcript.header.get("emptied") is True or transcript.header.get("forget") == "all"
     amounts = [_amount(hop) for hop in before if hop.receiver == new.receiver]
+    if transcript.header.get("withdrawals") is True and amounts and _amount(new) < max(amounts):
+        return not at_u and _amount(new) not in amounts
     if not _work(new):
         if not (emptied if at_u else amounts and not any(amounts)):
             _refuse_visit("other-work", new, "nothing was done, and the peer has records")
@@ -300,6 +317,7 @@ def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> None:
             new,
             f"it took {_amount(new)} steps, and {max(amounts)} in training",
         )
+    return False
 
 
 def _amount(hop: Hop) -> int:

@@ -56,6 +56,7 @@ HEADER_RANGES = {
     "vanished": may.truth(),
     "recovered": may.truth(),
     "emptied": may.truth(),
+    "withdrawals": may.truth(),
 }
 """What the facts of a header may hold from which something is computed, where they are there."""
 

@@ -124,8 +124,7 @@ class Chapters:
 
     def final(self, number: int) -> str | None:
         """The digest of the model that a chapter ended with, if it is here."""
-        found = self.store.load(self.runs[number])
-        value = None if found is None else found[0].committed
+        value = self.store.committed(self.runs[number])
         if value is None or not self.store.file(value.token).exists():
             return None
         return value.token

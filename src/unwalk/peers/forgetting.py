@@ -124,6 +124,7 @@ class Book:
         config, task = self._config(spec), self.assembled.task
         facts = public_facts(config, task, spec.method, 1.0 / task.peers)
         found = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
+        found["withdrawals"] = True
         return {**found, "vanished": True} if spec.vanished else found
 
     def _phase(self, spec: Spec, decided: Decided) -> Phase:

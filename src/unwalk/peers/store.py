@@ -39,7 +39,7 @@ from unwalk.peers.mark import (
     count_on,
     digest_of,
 )
-from unwalk.peers.protocol import Generation, Lineage, PeerState, belongs
+from unwalk.peers.protocol import Generation, Lineage, PeerState, Value, belongs
 from unwalk.peers.space import DiskFull, Space
 from unwalk.peers.tokens import join_local, open_tensors, pieces, split_local
 
@@ -384,11 +384,19 @@ class Store:
         row = self.db.execute("SELECT state, move FROM runs WHERE run = ?", (run,)).fetchone()
         if row is None:
             return None
-        state = codec.state_from(json.loads(row[0]))
+        state = _state(row[0])
         for parcel in (state.held, state.kept):
             if parcel is not None and not self.file(parcel.token).exists():
                 raise Corrupt(f"the store names token {parcel.token[:16]}, which is not there.")
         return state, json.loads(row[1])
+
+    def committed(self, run: str) -> Value | None:
+        """What a run ended with, if that is known.
+
+        Of a run that is over, other files that its state names may be gone.
+        """
+        row = self.db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+        return None if row is None else _state(row[0]).committed
 
     def save(
         self,
@@ -491,10 +499,8 @@ class Store:
         """Look up which files stay whatever becomes of ``run``, the one under way."""
         kept = {row[0] for row in self.db.execute("SELECT token FROM arrivals")}
         rows = self.db.execute("SELECT state FROM runs WHERE run != ?", (run,))
-        for (text,) in rows:
-            state = codec.state_from(json.loads(text))
-            if state.committed is not None:
-                kept.add(state.committed.token)
+        ends = (_state(text).committed for (text,) in rows)
+        kept |= {end.token for end in ends if end is not None}
         self.archived = kept
 
     def named(self, run: str, state: PeerState | None = None) -> set[str]:
@@ -504,7 +510,7 @@ class Store:
             row = self.db.execute(query, (run,)).fetchone()
             if row is None:
                 return set()
-            state = codec.state_from(json.loads(row[0]))
+            state = _state(row[0])
         parcels = (state.held, state.kept, state.committed, *state.ends)
         named = {p.token for p in parcels if p is not None}
         rows = self.db.execute(
@@ -523,6 +529,10 @@ class Store:
         if self.changes - self._settled >= max(SETTLE, self.path.stat().st_size >> 16):
             with suppress(DiskFull):
                 self.settle()
+
+
+def _state(text: str) -> PeerState:
+    return codec.state_from(json.loads(text))
 
 
 def running(folder: Path) -> int | None:
