@@ -38,6 +38,7 @@ LARGE = peers.Result(
 )
 
 
+@pytest.mark.soak
 def test_the_quick_benchmark_stays_within_four_tokens_and_near_its_limits(capsys):
     code = peers.main(["--quick", "--json"])
     found = json.loads(capsys.readouterr().out)

@@ -267,7 +267,7 @@ def test_every_call_that_ran_something_says_how_long_it_took(tmp_path):
     assert "How long it took" in (tmp_path / "reproduction.html").read_text()
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     settings = [f"--set={k}={v}" for k, v in {**TINY, "unlearn.hops": 300}.items()]
     asked = ["reproduce", "all", "--quick", "--out", str(tmp_path), "--jobs", str(jobs), *settings]

@@ -139,6 +139,7 @@ def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):
     assert any(e["event"] == "recovered" for e in here.events)
 
 
+@pytest.mark.soak
 def test_a_peer_with_a_full_disk_is_passed_over_and_comes_back_by_itself(tmp_path):
     """Real processes and a real, small file system, which takes a name space of its own."""
     alone = ["unshare", "--map-root-user", "--mount"]

@@ -136,7 +136,7 @@ def answered(here: Town, id: str) -> dict[str, Any]:
     return read_certificate(place)
 
 
-@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("back", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_seal_whose_process_is_killed_just_before_its_noise_is_drawn(tmp_path, back):
     """If it is back at once it goes on; otherwise its chapter is given up, and others go on."""
     folder, rows = tmp_path / "net", records_of(U)

@@ -190,6 +190,7 @@ print(json.dumps([document["model"]["sha256"], document["claims"][0]["code"]]))
 """
 
 
+@pytest.mark.soak
 def test_other_instruction_sets_are_noticed(secret, tmp_path):
     """On machines where they make no difference, there is one model and one entry."""
     models: dict[str, None] = {}
