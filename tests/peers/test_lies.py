@@ -373,7 +373,9 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
     specs = attest._check_decided(said, trust, names)
     places = attest._line(specs, trust.network, decided=True)
 
-    def checked(hops: list[Hop], signed: list[dict[str, Any]], line: list[tuple[str, int]]) -> None:
+    def checked(
+        hops: list[Hop], signed: list[dict[str, Any]], line: list[tuple[int, str, int]]
+    ) -> None:
         made = Transcript(transcript.header, hops)
         attest._check_visits(signed, made, trust, line)
 
@@ -383,7 +385,7 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
     with pytest.raises(Corrupt, match="were walked"):
         checked(transcript.hops[: first - 1], visits[: first - 1], places)
     with pytest.raises(Corrupt, match="another walk"):
-        checked(transcript.hops, visits, [*places[:-1], ("f" * 64, places[-1][1])])
+        checked(transcript.hops, visits, [*places[:-1], (1, "f" * 64, places[-1][2])])
     hops = [replace(hop, hop=n) for n, hop in enumerate(transcript.hops[1:first], 1)]
     with pytest.raises(Corrupt, match=r"is visit 2 of its walk|came from peer"):
         checked(hops, visits[1:first], places[: first - 1])
@@ -392,3 +394,36 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
         lied = Transcript({**transcript.header, name: value}, transcript.hops)
         with pytest.raises(Refused, match=f"header has {name}"):
             attest._check_header(lied, specs, said, trust.network)
+
+
+def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(ended(here, r=0))
+
+    here = hamlet(tmp_path, script)
+    place = certificate(here, 0, "chapter-1")
+    said = read_certificate(place)["peers"]
+    transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
+    visits = attest.read_visits(place.with_name(attest.VISITS))
+    trust = attest._trust(said, here.folder / "ca.pem", None)
+    specs = attest._check_decided(said, trust, [p.name for p in trust.network.peers])
+    places = attest._line(specs, trust.network, decided=True)
+    serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
+    for serial, peer in serials.items():
+        hops = zip(places, transcript.hops, strict=True)
+        walked = {chapter for (chapter, *_), hop in hops if hop.receiver == peer}
+        for first in (0, 1, 2):
+            network = replace(trust.network, revoked={serial: first})
+            judge = replace(trust, network=network, _known={})
+            if max(walked) >= first:
+                with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
+                    attest._check_visits(visits, transcript, judge, places)
+            else:
+                attest._check_visits(visits, transcript, judge, places)
+            if first <= 1:
+                with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
+                    attest._check_receipts(said, judge)
+            else:
+                assert len(attest._check_receipts(said, judge)) == len(network.peers)

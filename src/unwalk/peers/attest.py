@@ -335,8 +335,8 @@ def _check_header(
             )
 
 
-def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[str, int]]:
-    """The visits that a certificate rests on, as (walk, number in it): so many, and no others.
+def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:
+    """The visits that a certificate rests on, as (chapter, walk, number in it), and no others.
 
     Those are the visits that led to the model before the request and, where a chapter was decided
     for it, that chapter's own.
@@ -347,14 +347,14 @@ def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tup
     places = line(hops, known[:-1] if decided else known)
     if decided:
         places += [(specs[-1].number, k) for k in range(1, specs[-1].hops + 1)]
-    return [(runs[chapter], place) for chapter, place in places]
+    return [(chapter, runs[chapter], place) for chapter, place in places]
 
 
 def _check_visits(
     visits: list[dict[str, Any]],
     transcript: Transcript,
     trust: Trust,
-    places: Sequence[tuple[str, int]],
+    places: Sequence[tuple[int, str, int]],
 ) -> None:
     """Every visit is of the line that was decided, signed, and handed on by the one before it."""
     if not len(visits) == len(transcript.hops) == len(places):
@@ -365,8 +365,8 @@ def _check_visits(
     last = transcript.header["phases"][-1]["name"]
     before: Hop | None = None
     rows = zip(visits, transcript.hops, places, strict=True)
-    for number, (visit, hop, (run, place)) in enumerate(rows, 1):
-        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]))
+    for number, (visit, hop, (chapter, run, place)) in enumerate(rows, 1):
+        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]), chapter)
         if as_walked(signed, number, last) != hop:
             raise Corrupt(f"hop {number} is not what peer {hop.receiver} signed.")
         if signed.phase_hop != place:

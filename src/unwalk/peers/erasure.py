@@ -109,9 +109,11 @@ class Receipt:
     def check(self, trust: Trust, *, run: str | None = None, chapter: int | None = None) -> int:
         """The number of the peer that signed it; :class:`Refused` where anything is wrong.
 
-        ``run`` and ``chapter``, where given, are what it has to be for.
+        ``run`` and ``chapter``, where given, are what it has to be for; the signer's certificate
+        must not be revoked from that chapter on.
         """
-        signer = trust.check(self.certificate, self.signature, self.words(), past=True)
+        words, of = self.words(), None if self.run == LEFT else self.chapter
+        signer = trust.check(self.certificate, self.signature, words, past=True, chapter=of)
         if signer != self.peer:
             raise Refused(f"a receipt of {self.peer} was signed by {signer}.")
         if self.network != trust.network.name:
