@@ -93,7 +93,8 @@ class Liar:
         self.pem = bundle.certificate_pem.decode()
         self.network = bundle.network.run_id
         self.matter: Matter | None = None
-        self.asker = 0
+        self.asker, self.chain, self.run = 0, "", bundle.network.run_id
+        self.former: Bundle | None = None
 
     def sign(self, data: bytes) -> str:
         return self.bundle.sign(data).hex()
@@ -141,8 +142,7 @@ class Liar:
         return sign_entry(body["previous"], rest, self.bundle.sign, self.pem)
 
     def sighting(self, said: dict[str, Any]) -> dict[str, Any]:
-        chain = ""
-        data = succession.words(self.network, self.asker, chain, said)
+        data = succession.words(self.run, self.asker, self.chain, said)
         return {"sighting": said, "signature": self.sign(data), "certificate": self.pem}
 
     def receipt(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -156,9 +156,11 @@ class Liar:
         return {**record, "signature": self.sign(data), "certificate": self.pem}
 
     def text(self, text: str) -> str:
-        """A chapter's text."""
-        spec = json.loads(text)["spec"]
-        return self.chapter(spec)
+        """A chapter's text, if it still is one."""
+        try:
+            return self.chapter(json.loads(text)["spec"])
+        except (ValueError, KeyError):
+            return text
 
     def chapter(self, spec: dict[str, Any]) -> str:
         data = CHAPTER + canonical({"network": self.network, "spec": spec}).encode()
@@ -218,10 +220,12 @@ class Mutator:
     def __init__(self, record: Record, liar: Liar, rng: random.Random) -> None:
         self.record, self.liar, self.rng = record, liar, rng
         self.by_kind: dict[str, list[Call]] = {}
-        for call in record.calls:
+        for call in (c for c in record.calls if c.parts):  # others were never answered
             self.by_kind.setdefault(call.kind, []).append(call)
         self.kinds = sorted(self.by_kind)
         self.near: dict[str, list[Call]] = {}
+        self.target = 0
+        self.made: dict[str, Any] = {}
         self.parsed: dict[bytes, tuple[Any, list[Place]]] = {}
         self.pool: dict[Any, list[Any]] = {}
         self.entries: dict[str, Any] = {}
@@ -245,9 +249,12 @@ class Mutator:
             for inner in value:
                 self._gather(inner, key if isinstance(inner, list) else 0)
 
-    def focus(self, calls: list[Call]) -> None:
-        """Prefer these calls from now on: they mean something to the peer under test."""
-        self.near = {}
+    def focus(self, target: int, calls: list[Call], welcome: Call) -> None:
+        """Prefer these calls from now on: they mean something to the peer under test.
+
+        ``welcome`` is the one that it was about to get.
+        """
+        self.target, self.near, self.welcome = target, {}, welcome
         for call in calls:
             self.near.setdefault(call.kind, []).append(call)
 
@@ -258,6 +265,10 @@ class Mutator:
             record = json.loads(data)
             self.parsed[data] = record, list(places_of(record))
         return self.parsed[data]
+
+    def entry(self, chain: Any) -> Any:
+        """A log entry, a true one or one that the liar has made up."""
+        return self.entries.get(chain) or self.made.get(chain)
 
     # One record
 
@@ -383,6 +394,8 @@ class Mutator:
         kind = rng.choice(self.kinds)
         known = self.near.get(kind) if rng.random() < 0.8 else None
         call = rng.choice(known or self.by_kind[kind])
+        if rng.random() < 0.15:
+            call = self.welcome
         way = rng.random()
         liar = self.liar.me
         if call.method == "hello":
@@ -413,13 +426,17 @@ class Mutator:
         """An offer: mostly its envelope is wrong, or what follows it."""
         rng, way = self.rng, self.rng.random()
         envelope, *rest = call.parts
-        if way < 0.2:
+        if way < 0.15:
             return (self.odd_bytes(envelope), *rest), "bytes"
-        if way < 0.7 or not rest:
+        if way < 0.25 and call.kind == "final" and rest:
+            return self.own_end(call), "an end of its own"
+        if way < 0.6 or not rest:
             return (dump(self.changed(envelope, rng.choice([1, 1, 2]))), *rest), "fields"
         if way < 0.8:
             return (envelope, *self.pieces(rest)), "pieces"
-        if way < 0.9 and len(rest) > 1:
+        if way < 0.93 and len(rest) > 1:
+            if rng.random() < 0.4:
+                return (envelope, rest[0], *self.relinked(*rest[1:3])), "log of its own"
             place = rng.randrange(1, len(rest))
             if rng.random() < 0.3:
                 rest[place] = self.odd_bytes(rest[place])
@@ -428,6 +445,72 @@ class Mutator:
             rest[place] = dump(self.liar.signed(changed) if rng.random() < 0.6 else changed)
             return (envelope, *rest), "stamp or log"
         return self.other_token(call), "token"
+
+    def relinked(self, stamp: bytes, log: bytes = b'{"log":[]}') -> tuple[bytes, bytes]:
+        """A log in which one entry is changed, and all that follow are signed by the liar."""
+        rng, liar = self.rng, self.liar
+        entries = [*json.loads(log)["log"], json.loads(stamp)]
+        entries.sort(key=lambda e: e["body"]["hop"])
+        first = rng.randrange(len(entries))
+        before = entries[first]["body"]["previous"]
+        for number in range(first, len(entries)):
+            body = {**entries[number]["body"], "previous": before}
+            if number == first:
+                body = self.other_body(body)
+            try:
+                entries[number] = liar.entry(body)
+            except (TypeError, ValueError, KeyError, AttributeError):
+                break
+            before = entries[number]["chain"]
+        return dump(entries[-1]), dump({"log": entries[:-1]})
+
+    def other_body(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body of a log entry with one thing wrong."""
+        rng = self.rng
+        if rng.random() < 0.5 and isinstance(body.get("visit"), dict):
+            key = rng.choice(list(body["visit"]))
+            odd = self.odd(key, body["visit"][key])
+            if key in ("sender", "receiver", "hop") and rng.random() < 0.7:
+                odd = rng.randrange(9)
+            if key == "path" and rng.random() < 0.7:
+                odd = [rng.randrange(5) for _ in range(rng.randrange(4))]
+            return {**body, "visit": {**body["visit"], key: odd}}
+        key = rng.choice([k for k in body if k != "previous"])
+        return {**body, key: self.odd(key, body[key])}
+
+    def own_end(self, call: Call) -> tuple[bytes, ...]:
+        """An end that the liar walked alone: every visit its own, signed, and none of them done."""
+        rng, liar = self.rng, self.liar
+        said, token = json.loads(call.parts[0]), call.parts[1]
+        log = [e for e in self.entries.values() if e["body"]["run"] == said["run"]]
+        hops = sorted(
+            (e for e in log if e["body"]["kind"] == "hop"), key=lambda e: e["body"]["hop"]
+        )
+        chain = min(hops, key=lambda e: e["body"]["hop"])["body"]["previous"]
+        generation = rng.choice([said["value"]["generation"], [rng.choice([1, 2, 9]), liar.me]])
+        lineage = [[*generation, 0]]
+        if rng.random() < 0.3:
+            hops = hops[: rng.randrange(len(hops))]
+        done: set[int] = set()
+        self.made.clear()
+        for entry in hops:
+            body = dict(entry["body"])
+            if body["hop"] in done:
+                continue
+            done.add(body["hop"])
+            visit = {**body["visit"], "receiver": liar.me, "sender": liar.me, "path": []}
+            body |= {"previous": chain, "generation": generation, "lineage": lineage}
+            body |= {"peer": liar.me, "visit": visit, "token": said["value"]["token"]}
+            if rng.random() < 0.05:
+                body = self.other_body(body)
+            try:
+                made = liar.entry(body)
+            except (TypeError, ValueError, KeyError, AttributeError):
+                break
+            chain = made["chain"]
+            self.made[chain] = made
+        value = {**said["value"], "chain": chain, "generation": generation}
+        return dump({**said, "value": value}), token
 
     def pieces(self, rest: list[bytes]) -> list[bytes]:
         """The same in other pieces, too few, too many, or in another order."""
@@ -512,7 +595,15 @@ class Mutator:
             base["chains"] = [[[v for v in base["votes"] if v[0] == de.PREVOTE]]]
         if rng.random() < 0.3:
             base["offer"] = rng.choice([t for t in self.pool["offer"] if t] or [None])
-        return kind, {"poll": liar.poll(base)}
+        poll = liar.poll(base)
+        if liar.former is not None and liar.matter is not None and rng.random() < 0.2:
+            former, value = liar.former, digest_of(str(rng.random()))
+            vote = de.Vote(de.PREVOTE, 0, value, -1, former.index)
+            data = words(liar.network, liar.matter, vote)
+            poll["certificates"] = [former.certificate_pem.decode(), *poll["certificates"]]
+            said = [de.PREVOTE, 0, value, -1, former.index, former.sign(data).hex(), 0]
+            poll["votes"] = [said]
+        return kind, {"poll": poll}
 
     def chapter(self) -> tuple[str, dict[str, Any]]:
         rng, liar = self.rng, self.liar
@@ -535,17 +626,34 @@ class Mutator:
         return "agenda-decide", {"poll": liar.poll({**poll, "chains": [], "opened": []})}
 
     def recovery(self) -> tuple[str, dict[str, Any]]:
-        """A generation that nobody opened, with sightings that others signed for somebody else."""
+        """A generation that nobody opened: with sightings of others, or of the liar's own."""
         rng, liar = self.rng, self.liar
         entry = self.json_of(self.by_kind["fence"][0].parts[0])[0]["entry"]
         body = dict(entry["body"])
-        number = rng.choice([1, 2, 3, 1000, 2**31 - 1])
-        lineage = [*body["lineage"][:-1], [number, liar.me, body["hop"]]]
-        body |= {"generation": [number, liar.me], "lineage": lineage, "peer": liar.me}
-        said = rng.choice(self.pool["sighting"])
-        if rng.random() < 0.5:
+        liar.asker, liar.chain, liar.run = liar.me, body["previous"], body["run"]
+        number, hop, first = body["generation"][0], body["hop"], body["lineage"][0]
+        if rng.random() < 0.4:
+            number = rng.choice([0, 2, 3, 1000, 2**31 - 1])
+        if rng.random() < 0.4:
+            hop = rng.choice([0, 1, hop + 1, 2**31])
+        if rng.random() < 0.2:
+            first = [0, rng.randrange(4), 0]
+        if rng.random() < 0.3:
+            body["sightings"] = body["sightings"][: rng.randrange(3)]
+        if rng.random() < 0.3:
+            said = dict(rng.choice(self.pool["sighting"]))
             body["sightings"] = [*body["sightings"], liar.sighting(said)]
-        return "fence", {"entry": liar.entry(body)}
+        if rng.random() < 0.2:
+            body["lost"] = rng.choice([0, 1, 2, 3, -1, None, []])
+        lineage = rng.choice([[first], [], [first, first]]) if rng.random() < 0.2 else [first]
+        body |= {"generation": [number, liar.me], "peer": liar.me, "hop": hop}
+        body["lineage"] = [*lineage, [number, liar.me, hop]]
+        if rng.random() < 0.1:
+            body = self.other_body(body)
+        try:
+            return "fence", {"entry": liar.entry(body)}
+        except (TypeError, ValueError, KeyError, AttributeError):
+            return "fence", {"entry": entry}
 
     def ready(self) -> tuple[str, dict[str, Any]]:
         kind = self.rng.choice(["agenda-ready", "agenda-receipt", "agenda-visits", "agenda-ask"])
@@ -564,11 +672,13 @@ class Mutator:
 
     def answer(self, message: bytes) -> bytes:
         """An answer to a question of the peer under test: a true one, or something like it."""
-        rng = self.rng
+        rng, liar = self.rng, self.liar
         said = json.loads(message)
         kind = said["kind"]
-        if kind == "entry" and said["chain"] in self.entries and rng.random() < 0.9:
-            good = dump({"entry": self.entries[said["chain"]]})
+        liar.asker, liar.chain = self.target, str(said.get("chain", ""))
+        liar.run = str(said.get("run", liar.network))
+        if kind == "entry" and rng.random() < 0.9:
+            good = dump({"entry": self.entry(said["chain"])})
         else:
             known = self.by_kind.get(kind if rng.random() < 0.95 else rng.choice(self.kinds))
             good = rng.choice(known or self.by_kind["where"]).answer
@@ -578,8 +688,7 @@ class Mutator:
         if way < 0.5:
             return self.odd_bytes(good)
         record = self.changed(good, rng.choice([1, 1, 2]))
-        self.liar.asker = rng.randrange(4)
-        return dump(self.liar.signed(record) if way < 0.8 else record)
+        return dump(liar.signed(record) if way < 0.8 else record)
 
 
 def _without(record: Any, key: Any) -> Any:

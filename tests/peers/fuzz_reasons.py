@@ -42,8 +42,10 @@ MODULES: tuple[ModuleType, ...] = (
     *(votes, wire),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
+INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
+"""A reason within a reason."""
 ERRORS = {name for name, value in vars(errors).items() if inspect.isclass(value)}
-ERRORS |= {"Fork", "Unreachable", "ValueError"}
+ERRORS |= {"Fork"}
 
 
 def met(seen: dict[str, int]) -> None:
@@ -51,8 +53,12 @@ def met(seen: dict[str, int]) -> None:
 
     def init(self: Exception, *args: Any) -> None:
         Exception.__init__(self, *args)
-        text = sentence_of(str(args[0])) if args else ""
-        seen[text] = seen.get(text, 0) + 1
+        said = str(args[0]) if args else ""
+        inner = INNER.search(said[:300])
+        for text in (said, inner.group(1) if inner else ""):
+            if text:
+                words = sentence_of(text)
+                seen[words] = seen.get(words, 0) + 1
 
     errors.UnwalkError.__init__ = init  # type: ignore[method-assign,assignment]
 
@@ -70,7 +76,8 @@ def patterns() -> list[tuple[re.Pattern[str], str]]:
     found = {}
     for module in MODULES:
         name = module.__name__.rpartition(".")[2]
-        for pattern, words in _sentences(ast.parse(inspect.getsource(module))):
+        names = ERRORS | {"ValueError"} if module is tokens else ERRORS
+        for pattern, words in _sentences(ast.parse(inspect.getsource(module)), names):
             found[f"{name}: {words}"] = pattern
     ordered = sorted(found, key=lambda words: -len(words.replace("…", "")))
     return [(re.compile(found[words] + r"\Z", re.DOTALL), words) for words in ordered]
@@ -88,10 +95,10 @@ def _known(text: str) -> str | None:
     return _CACHE[text]
 
 
-def _sentences(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _sentences(tree: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ERRORS and node.args:
+            if node.func.id in names and node.args:
                 found = _words(node.args[0])
                 if found is not None and len(found[1].replace("…", "").strip()) > 3:
                     yield found

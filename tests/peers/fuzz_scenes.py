@@ -8,6 +8,7 @@ that is about to be called is copied.  From such a *scene* a peer can be started
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import pickle
 import shutil
@@ -16,20 +17,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import NameOID
+
 from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
 from tests.peers.deletions import SETTINGS as RECORDS
 from unwalk.peers import codec
 from unwalk.peers.demo import free_addresses
 from unwalk.peers.erasure import LEFT, Receipt
-from unwalk.peers.identity import now
+from unwalk.peers.identity import Authority, Keys, now, request
 from unwalk.peers.network import Limits, Network
 from unwalk.peers.provision import make_bundle, make_network, revoke
-from unwalk.peers.trust import Bundle
 from unwalk.peers.wire import HELLO, NONCE, Chunks, Memory, MemoryTransport
 
 PEERS = 4
 LIMITS = Limits(lease=600.0, connect=5.0, stop=1.5, messages=1e12, visit=600.0)
-REVOKED, OLD = "revoked", "peer-3-before"
+OLD, EXPIRED, NO_KEY = "peer-3-before", "expired.pem", "no-key.pem"
 FILE = "record.pickle"
 
 
@@ -186,7 +190,6 @@ def make(folder: Path) -> Record:
     _revoke_one(folder)
     asyncio.run(_live(record, Recorded(folder, made, record)))
     _strangers(folder)
-    record.calls = [call for call in record.calls if call.parts]
     record.save()
     return record
 
@@ -200,7 +203,25 @@ def _revoke_one(folder: Path) -> None:
 
 
 def _strangers(folder: Path) -> None:
-    """Another network with the same names, whose CA is not this one's."""
+    """Another network with the same names, whose CA is not this one's; certificates of this one's
+    CA that are over, or lack the key for signatures.
+    """
+    authority = Authority.read(folder)
+    keys, names = Keys.new(), tuple(f"peer-{p}" for p in range(PEERS))
+    csr = request(keys, "peer-1", "test")
+    (folder / EXPIRED).write_bytes(authority.issue(csr, names, "test", days=1e-6))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "peer-1")])
+    plain = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.certificate.subject)
+        .public_key(keys.tls.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now() - dt.timedelta(days=1))
+        .not_valid_after(now() + dt.timedelta(days=1))
+        .sign(authority.key, hashes.SHA256())
+    )
+    (folder / NO_KEY).write_bytes(plain.public_bytes(serialization.Encoding.PEM))
     make_network(
         folder / "strangers",
         name="test",
@@ -301,8 +322,3 @@ def _true(here: Recorded) -> dict[str, Any]:
         "ends": ends,
         "chapters": [text for text, _ in chapters.council.known],
     }
-
-
-def bundle_of(record: Record, name: str) -> Bundle:
-    """The keys of a member, or of somebody else."""
-    return Bundle.read(record.folder / name)

@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ import grpc.aio
 
 from tests.peers.fuzz_mutations import Liar, Mutator, Sent
 from tests.peers.fuzz_reasons import sentence_of
-from tests.peers.fuzz_scenes import OLD, Call, Record, Scene
+from tests.peers.fuzz_scenes import EXPIRED, NO_KEY, OLD, Call, Record, Scene
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import codec
 from unwalk.peers import decisions as de
 from unwalk.peers.chapters import Chapters
+from unwalk.peers.identity import Keys
 from unwalk.peers.protocol import MOST_ENDS
 from unwalk.peers.store import Store
 from unwalk.peers.telemetry import LARGEST_LOG, Journal
@@ -39,8 +40,8 @@ SLOWEST = 0.25
 QUESTIONS = ("where", "opening", "entry", "hello")
 QUESTIONS += ("agenda-ask", "agenda-receipt", "agenda-visits", "agenda-ready")
 """Messages that ask and never change anything."""
-MORE_ENTRIES = 64
-"""Rows of the log that one scene may add: what was really walked, and a liar's word for it."""
+MORE = {"entries": 32, "visits": 16}
+"""Rows that a scene may add: what was really walked."""
 
 
 class Aborted(Exception):
@@ -133,8 +134,16 @@ class Target:
             ("stranger", (record.folder / "strangers/peer-1/certificate.pem").read_bytes()),
             ("stranger", (record.folder / "ca.pem").read_bytes()),
             ("stranger", b"garbage \xff"),
+            ("stranger", (record.folder / NO_KEY).read_bytes()),
+            ("expired member", (record.folder / EXPIRED).read_bytes()),
             ("stranger", None),
         ]
+        self.former = Bundle.read(record.folder / "peer-3")
+        self.former = replace(
+            self.former,
+            certificate_pem=(record.folder / OLD / "certificate.pem").read_bytes(),
+            keys=Keys.read(record.folder / OLD),
+        )
         self.place = Path(tempfile.mkdtemp(dir=record.folder))
         self.liar = rng.choice(others)
         self.mutator = Mutator(record, Liar(self.members[self.liar], rng), rng)
@@ -158,7 +167,9 @@ class Target:
         self.server.handler = self.chapters
         self.sent = 0
         self.base = self._rows()
-        self.mutator.focus(scene_calls(self.record, self.chapters))
+        calls = scene_calls(self.record, self.chapters)
+        self.mutator.focus(self.scene.peer, calls, self.record.calls[self.scene.call])
+        self.mutator.liar.former = self.former
         self.mutator.liar.matter = self._matter()
         self.before, self.start = self._looks(), self._stands()
         self.image = sqlite3.connect(":memory:")
@@ -235,9 +246,16 @@ class Target:
         await self.close()
         self.tally.restored += 1
         near = [p for p in self.members if self.chapters.service.gate.near(p, self.scene.peer)]
-        self.liar = self.rng.choice(near if self.rng.random() < 0.8 else list(self.members))
-        self.mutator.liar = Liar(self.members[self.liar], self.rng)
+        liar = self.rng.choice(near if self.rng.random() < 0.8 else list(self.members))
         self.open()
+        self.lie_as(liar)
+
+    def lie_as(self, member: int) -> None:
+        """Another member lies from now on."""
+        self.liar = self.transport.liar = member
+        self.mutator.liar = Liar(self.members[member], self.rng)
+        self.mutator.liar.matter = self._matter()
+        self.mutator.liar.former = self.former
 
     # What must not change
 
@@ -284,6 +302,10 @@ class Target:
         if state.committed is not None and state.committed != self.before[0].committed:
             if state.committed not in true["ends"]:
                 return f"{state.committed} is committed"
+        for end in state.ends:
+            entry = self.mutator.entry(end.chain)
+            if entry is None or entry["body"]["previous"] not in self.mutator.entries:
+                return f"{end} is an end that nobody walked to"
         if len(state.ends) > MOST_ENDS:
             return f"{len(state.ends)} ends are kept"
         if any(text not in true["chapters"] for text, _ in council.known):
@@ -324,7 +346,7 @@ class Target:
         rows = self._rows()
         for name, count in rows.items():
             tally.high(f"rows of {name}", count)
-            most = self.base.get(name, 0) + (MORE_ENTRIES if name == "entries" else 4)
+            most = self.base.get(name, 0) + MORE.get(name, 4)
             if count > most:
                 return f"{name} has {count} rows; at first {self.base.get(name, 0)}"
         files = len(list(chapters.store.tokens.iterdir()))
@@ -431,7 +453,7 @@ class Target:
     def _entry(self, message: bytes) -> bytes:
         """The liar shows entries of the log, and answers nothing else."""
         said = json.loads(message)
-        known = self.mutator.entries.get(said.get("chain"))
+        known = self.mutator.entry(said.get("chain"))
         return b"" if said["kind"] != "entry" else codec.dump({"entry": known})
 
     async def _outcome(self, sent: Sent) -> str:
@@ -540,7 +562,7 @@ def scene_calls(record: Record, chapters: Chapters) -> list[Call]:
     return [
         call
         for call in record.calls
-        if call.kind.startswith("agenda") or call.parts[0].find(run, 0, 512) >= 0
+        if call.parts and (call.kind.startswith("agenda") or run in call.parts[0][:512])
     ]
 
 
