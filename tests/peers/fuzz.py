@@ -29,7 +29,7 @@ from typing import Any
 from tests.peers import fuzz_reasons, fuzz_scenes
 from tests.peers.floods import resident
 from tests.peers.fuzz_scenes import Record
-from tests.peers.fuzz_target import Target, Tally
+from tests.peers.fuzz_target import Tally, Target
 
 MOST_GROWTH = 64.0
 """MiB that a process may have more in memory after all messages than after the first part."""
@@ -132,7 +132,8 @@ def summary(
         "outcomes": handlers,
         "reasons": dict(sorted(tally.reasons.items())),
         "not_reached": sorted({words for _, words in fuzz_reasons.patterns()} - met),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
         "commit": _commit(),
         "command": "python -m tests.peers.fuzz " + " ".join(sys.argv[1:]),
     }

@@ -31,7 +31,17 @@ NUMBERS += [2**48, 2**53, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 0.0, -0.0, 
 TEXTS: list[Any] = ["", "x", "0", "0" * 32, "0" * 64, "f" * 64, "F" * 64, "NaN", "null", "\x00"]
 TEXTS += ["é", "\u2028", "\ud800", "😀", "../../etc/passwd", "a" * 65, "a" * 3000, "z" * 50_000]
 TEXTS += ["-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "{}", "[[[[", "ab" * 32]
-TEXTS += ["ab" * 64, "hop", "recovery", "propose", "prevote", "precommit", "where", "offer", "final"]
+TEXTS += [
+    "ab" * 64,
+    "hop",
+    "recovery",
+    "propose",
+    "prevote",
+    "precommit",
+    "where",
+    "offer",
+    "final",
+]
 OTHERS: list[Any] = [None, True, False, [], {}, [[]], [{}], {"": []}, [0, 0], [1, 2], [[0, 0, 0]]]
 OTHERS += [[None] * 7, [0] * 5000, {str(n): n for n in range(20)}, [[0, 1, 0], [0, 0, 0]]]
 ODD = [*NUMBERS, *TEXTS, *OTHERS]
@@ -186,7 +196,10 @@ class Liar:
     def decision(self, record: dict[str, Any]) -> dict[str, Any]:
         pems = [*record["certificates"], self.pem]
         place = len(pems) - 1
-        votes: Callable[[Any], Any] = lambda items: [self.vote(v, place) for v in items]
+
+        def votes(items: Any) -> Any:
+            return [self.vote(v, place) for v in items]
+
         return {"decided": self._decided(record["decided"], votes), "certificates": pems}
 
     def _decided(self, said: dict[str, Any], votes: Callable[[Any], Any]) -> dict[str, Any]:
@@ -376,10 +389,14 @@ class Mutator:
             return data[: one.start()] + one.group() + odd + b"," + data[one.start() :]
         if way == 6:
             depth = rng.choice([11, 12, 13, 100, 20_000])
-            inner = rng.choice([b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth])
+            inner = rng.choice(
+                [b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth]
+            )
             return _instead(data, NUMBER, rng, inner)
         if way == 7:
-            return data.decode("utf-8", "replace").encode(rng.choice(["utf-16", "utf-32", "utf-8-sig"]))
+            return data.decode("utf-8", "replace").encode(
+                rng.choice(["utf-16", "utf-32", "utf-8-sig"])
+            )
         if way == 8:
             return rng.randbytes(rng.choice([0, 1, 4, 32, 300]))
         if way == 9:
@@ -394,7 +411,7 @@ class Mutator:
         kind = rng.choice(self.kinds)
         known = self.near.get(kind) if rng.random() < 0.8 else None
         call = rng.choice(known or self.by_kind[kind])
-        if rng.random() < 0.15:
+        if rng.random() < 0.25:
             call = self.welcome
         way = rng.random()
         liar = self.liar.me
@@ -407,7 +424,9 @@ class Mutator:
             return Sent(call.method, call.kind, "member", liar, call.parts, "replay by another")
         if way < 0.12:
             return self.crafted()
-        if call.method == "hand":
+        if call.method == "hand" and way < 0.16:
+            parts, word = self.frames(call), "frames"
+        elif call.method == "hand":
             parts, word = self.hand(call)
         else:
             parts, word = self.told(call)
@@ -430,11 +449,11 @@ class Mutator:
             return (self.odd_bytes(envelope), *rest), "bytes"
         if way < 0.25 and call.kind == "final" and rest:
             return self.own_end(call), "an end of its own"
-        if way < 0.6 or not rest:
+        if way < 0.5 or not rest:
             return (dump(self.changed(envelope, rng.choice([1, 1, 2]))), *rest), "fields"
-        if way < 0.8:
+        if way < 0.6:
             return (envelope, *self.pieces(rest)), "pieces"
-        if way < 0.93 and len(rest) > 1:
+        if way < 0.8 and len(rest) > 1:
             if rng.random() < 0.4:
                 return (envelope, rest[0], *self.relinked(*rest[1:3])), "log of its own"
             place = rng.randrange(1, len(rest))
@@ -445,6 +464,21 @@ class Mutator:
             rest[place] = dump(self.liar.signed(changed) if rng.random() < 0.6 else changed)
             return (envelope, *rest), "stamp or log"
         return self.other_token(call), "token"
+
+    def frames(self, call: Call) -> tuple[bytes, ...]:
+        """Pieces of a call with lengths that lie, nothing, too much, or almost right."""
+        rng, good = self.rng, call.parts[0]
+        size = len(good).to_bytes(4, "big")
+        return rng.choice(
+            [
+                (),
+                (rng.randbytes(rng.choice([0, 1, 3, 4, 5, 40])),),
+                (rng.randrange(1 << 32).to_bytes(4, "big") + good,),
+                (size + good, *(rng.randbytes(9) for _ in range(3))),
+                (bytes(4), good),
+                (size, good),
+            ]
+        )
 
     def relinked(self, stamp: bytes, log: bytes = b'{"log":[]}') -> tuple[bytes, bytes]:
         """A log in which one entry is changed, and all that follow are signed by the liar."""
@@ -563,7 +597,9 @@ class Mutator:
             text = dump(record)
         else:
             raw = bytearray(body)
-            odd = rng.choice([b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff", b"\xff" * 4])
+            odd = rng.choice(
+                [b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff", b"\xff" * 4]
+            )
             odd = rng.choice([odd, rng.randbytes(4), b"\xff\xff\x7f\x7f"])
             where = 4 * rng.randrange(len(raw) // 4)
             raw[where : where + 4] = odd
@@ -578,9 +614,8 @@ class Mutator:
             [self.votes, self.votes, self.chapter, self.recovery, self.ready, self.mixed]
         )
         kind, fields = make()
-        head = {k: v for k, v in self.json_of(self.by_kind[kind][-1].parts[0])[0].items()}
-        if rng.random() < 0.5:  # the run that goes on in other scenes
-            head = dict(self.json_of(self.by_kind[kind][0].parts[0])[0])
+        base = self.near.get(kind) or self.by_kind[kind]
+        head = self.json_of(rng.choice(base).parts[0])[0]
         return Sent("tell", kind, "member", self.liar.me, (dump({**head, **fields}),), "made up")
 
     def votes(self) -> tuple[str, dict[str, Any]]:
@@ -588,7 +623,10 @@ class Mutator:
         kind = rng.choice(["decide", "agenda-decide"])
         base = dict(rng.choice(self.pool["poll"]))
         texts = [t for t in base.get("texts") or () if isinstance(t, str)]
-        base["votes"] = [*(base.get("votes") or ()), *liar.fresh_votes([digest_of(t) for t in texts])]
+        base["votes"] = [
+            *(base.get("votes") or ()),
+            *liar.fresh_votes([digest_of(t) for t in texts]),
+        ]
         if rng.random() < 0.3:
             base["opened"] = [v for v in base["votes"] if v[0] == de.PRECOMMIT]
         if rng.random() < 0.3:

@@ -97,19 +97,22 @@ def _known(text: str) -> str | None:
 
 def _sentences(tree: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in names and node.args:
-                found = _words(node.args[0])
-                if found is not None and len(found[1].replace("…", "").strip()) > 3:
-                    yield found
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id in names and node.args:
+            found = _words(node.args[0])
+            if found is not None and len(found[1].replace("…", "").strip()) > 3:
+                yield found
 
 
 def _words(node: ast.expr) -> tuple[str, str] | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.escape(NUMBERS.sub('#', node.value)), node.value
+        return re.escape(NUMBERS.sub("#", node.value)), node.value
     if isinstance(node, ast.JoinedStr):
         parts = [
-            (re.escape(NUMBERS.sub('#', str(v.value))), v.value) if isinstance(v, ast.Constant) else (".*", "…")
+            (re.escape(NUMBERS.sub("#", str(v.value))), v.value)
+            if isinstance(v, ast.Constant)
+            else (".*", "…")
             for v in node.values
         ]
         return "".join(str(p) for p, _ in parts), "".join(str(w) for _, w in parts)

@@ -21,8 +21,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import NameOID
 
-from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
 from tests.peers.deletions import SETTINGS as RECORDS
+from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
 from unwalk.peers import codec
 from unwalk.peers.demo import free_addresses
 from unwalk.peers.erasure import LEFT, Receipt
@@ -33,7 +33,7 @@ from unwalk.peers.wire import HELLO, NONCE, Chunks, Memory, MemoryTransport
 
 PEERS = 4
 LIMITS = Limits(lease=600.0, connect=5.0, stop=1.5, messages=1e12, visit=600.0)
-OLD, EXPIRED, NO_KEY = "peer-3-before", "expired.pem", "no-key.pem"
+OLD, EXPIRED, NO_KEY = "peer-3-before", "expired", "no-key"
 FILE = "record.pickle"
 
 
@@ -209,7 +209,7 @@ def _strangers(folder: Path) -> None:
     authority = Authority.read(folder)
     keys, names = Keys.new(), tuple(f"peer-{p}" for p in range(PEERS))
     csr = request(keys, "peer-1", "test")
-    (folder / EXPIRED).write_bytes(authority.issue(csr, names, "test", days=1e-6))
+    _lay(folder / EXPIRED, keys, authority.issue(csr, names, "test", days=1e-6))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "peer-1")])
     plain = (
         x509.CertificateBuilder()
@@ -221,13 +221,19 @@ def _strangers(folder: Path) -> None:
         .not_valid_after(now() + dt.timedelta(days=1))
         .sign(authority.key, hashes.SHA256())
     )
-    (folder / NO_KEY).write_bytes(plain.public_bytes(serialization.Encoding.PEM))
+    _lay(folder / NO_KEY, keys, plain.public_bytes(serialization.Encoding.PEM))
     make_network(
         folder / "strangers",
         name="test",
         addresses=free_addresses(PEERS),
         settings=RECORDS,
     )
+
+
+def _lay(folder: Path, keys: Keys, pem: bytes) -> None:
+    folder.mkdir()
+    keys.write(folder)
+    (folder / "certificate.pem").write_bytes(pem)
 
 
 async def _live(record: Record, here: Recorded) -> None:

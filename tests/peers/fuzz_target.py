@@ -134,8 +134,8 @@ class Target:
             ("stranger", (record.folder / "strangers/peer-1/certificate.pem").read_bytes()),
             ("stranger", (record.folder / "ca.pem").read_bytes()),
             ("stranger", b"garbage \xff"),
-            ("stranger", (record.folder / NO_KEY).read_bytes()),
-            ("expired member", (record.folder / EXPIRED).read_bytes()),
+            ("stranger", (record.folder / NO_KEY / "certificate.pem").read_bytes()),
+            ("expired member", (record.folder / EXPIRED / "certificate.pem").read_bytes()),
             ("stranger", None),
         ]
         self.former = Bundle.read(record.folder / "peer-3")
@@ -167,11 +167,16 @@ class Target:
         self.server.handler = self.chapters
         self.sent = 0
         self.base = self._rows()
-        calls = scene_calls(self.record, self.chapters)
+        calls = scene_calls(self.record, self.chapters.service.run_id)
         self.mutator.focus(self.scene.peer, calls, self.record.calls[self.scene.call])
-        self.mutator.liar.former = self.former
-        self.mutator.liar.matter = self._matter()
         self.before, self.start = self._looks(), self._stands()
+        welcome = self.record.calls[self.scene.call].sender
+        others = [p for p in self.members if p != welcome]
+        self.lie_as(
+            welcome
+            if self.rng.random() < 0.6 and welcome in self.members
+            else self.rng.choice(others)
+        )
         self.image = sqlite3.connect(":memory:")
         store.db.backup(self.image)
         self.saved = self._saved()
@@ -245,10 +250,7 @@ class Target:
     async def restore(self) -> None:
         await self.close()
         self.tally.restored += 1
-        near = [p for p in self.members if self.chapters.service.gate.near(p, self.scene.peer)]
-        liar = self.rng.choice(near if self.rng.random() < 0.8 else list(self.members))
         self.open()
-        self.lie_as(liar)
 
     def lie_as(self, member: int) -> None:
         """Another member lies from now on."""
@@ -299,9 +301,8 @@ class Target:
         state = service.state
         if state.fence not in true["generations"]:
             return f"generation {state.fence} is believed"
-        if state.committed is not None and state.committed != self.before[0].committed:
-            if state.committed not in true["ends"]:
-                return f"{state.committed} is committed"
+        if state.committed not in (None, self.before[0].committed, *true["ends"]):
+            return f"{state.committed} is committed"
         for end in state.ends:
             entry = self.mutator.entry(end.chain)
             if entry is None or entry["body"]["previous"] not in self.mutator.entries:
@@ -392,7 +393,7 @@ class Target:
             if found is not None:
                 self.tally.problems.append(f"{self.scene.name}: {found}")
                 await self.restore()
-        if self.sent % 4000 == 0:
+        if self.sent % 1500 == 0:
             await self.restore()
 
     async def _call(self, sent: Sent) -> None:
@@ -556,13 +557,13 @@ class Channel:
         return call
 
 
-def scene_calls(record: Record, chapters: Chapters) -> list[Call]:
-    """The calls that mean something to a peer in its scene: those of its own walk, and chapters."""
-    run = chapters.service.run_id.encode()
+def scene_calls(record: Record, run: str) -> list[Call]:
+    """The calls that mean something to a peer in a walk: those about it, and about chapters."""
+    name = run.encode()
     return [
         call
         for call in record.calls
-        if call.parts and (call.kind.startswith("agenda") or run in call.parts[0][:512])
+        if call.parts and (call.kind.startswith("agenda") or name in call.parts[0][:512])
     ]
 
 
@@ -582,7 +583,7 @@ def _parcel(service: Any) -> Any:
 
 def framed(sent: Sent) -> list[bytes]:
     """The pieces of a call: of a token's, the envelope's length, itself, and the first bytes."""
-    if sent.method != "hand":
+    if sent.method != "hand" or sent.way == "frames":
         return list(sent.parts)
     envelope, *rest = sent.parts
     first = len(envelope).to_bytes(4, "big") + envelope + (rest[0] if rest else b"")
