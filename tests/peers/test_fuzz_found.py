@@ -112,3 +112,27 @@ def test_visits_begun_for_nothing_do_not_pile_up(record):
             go.set()
 
     at(record, "walk", script)
+
+
+def test_a_visit_that_is_begun_again_is_written_down_once(record):
+    """The same tokens without a stamp, slowly: a row for each could fill a disk."""
+
+    async def script(target: Target, welcome: Call) -> None:
+        service, records = target.chapters.service, target.chapters.records
+        assert records is not None
+
+        def known() -> int:
+            return int(records.db.execute("SELECT COUNT(*) FROM visits").fetchone()[0])
+
+        async def again() -> int:
+            outcome = await target._outcome(sent(welcome, *welcome.parts[:2]))
+            assert outcome.startswith("refused")
+            await asyncio.wrap_future(service.visits.submit(lambda: None))
+            return known()
+
+        before = known()
+        assert [await again() for _ in range(4)] == [before + 1] * 4
+        records.exclude([records.hashes()[0]])
+        assert [await again() for _ in range(2)] == [before + 2] * 2, "it could use less"
+
+    at(record, "walk", script)
