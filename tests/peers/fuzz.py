@@ -48,10 +48,16 @@ async def _in_process(record: Record, count: int, seed: int) -> Tally:
 
     torch.set_num_threads(1)
     rng, tally = random.Random(seed), Tally()
-    fuzz_reasons.met(tally.reasons)
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: tally.problems.append(f"the loop: {context.get('exception')!r}")
     )
+    with fuzz_reasons.met(tally.reasons):
+        await _to_all(record, count, rng, tally)
+    return tally
+
+
+async def _to_all(record: Record, count: int, rng: random.Random, tally: Tally) -> None:
+    """Send ``count`` messages to the peers of all scenes, in turns."""
     targets = [Target(record, scene, rng, tally) for scene in record.scenes]
     first, begun = 0.0, max(count // 4, TURN * len(targets))
     try:
@@ -60,10 +66,12 @@ async def _in_process(record: Record, count: int, seed: int) -> Tally:
                 for _ in range(min(TURN, count - tally.messages)):
                     await target.one()
                     if len(tally.problems) >= MOST_PROBLEMS:
-                        return tally
+                        return
             if not first and tally.messages >= begun:
                 gc.collect()
                 first = resident(os.getpid())
+        for target in targets:
+            await target.hurry()
     finally:
         for target in targets:
             await target.close()
@@ -72,7 +80,6 @@ async def _in_process(record: Record, count: int, seed: int) -> Tally:
     tally.high("MiB more in memory", round(growth))
     if growth > MOST_GROWTH:
         tally.problems.append(f"{growth:.0f} MiB more in memory after {tally.messages} messages")
-    return tally
 
 
 def in_process(folder: Path, count: int, seed: int) -> Tally:
@@ -111,6 +118,7 @@ def summary(
     met = set(tally.reasons)
     for _, outcome in tally.outcomes:
         met.add(outcome.partition(": ")[2])
+    missed = {words for _, words in fuzz_reasons.patterns()} - met
     handlers: dict[str, dict[str, int]] = {}
     for (where, outcome), number in sorted(tally.outcomes.items()):
         handlers.setdefault(where, {})[outcome] = number
@@ -131,7 +139,8 @@ def summary(
         "most": dict(sorted(tally.most.items())),
         "outcomes": handlers,
         "reasons": dict(sorted(tally.reasons.items())),
-        "not_reached": sorted({words for _, words in fuzz_reasons.patterns()} - met),
+        "not_reached": sorted(w for w in missed if fuzz_reasons.elsewhere(w) is None),
+        "elsewhere": {w: why for w in sorted(missed) if (why := fuzz_reasons.elsewhere(w))},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "commit": _commit(),

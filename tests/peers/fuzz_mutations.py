@@ -91,6 +91,14 @@ def put(value: Any, place: Place, new: Any) -> Any:
     return copy
 
 
+def without(value: Any, place: Place) -> Any:
+    """The same without what stands at a place."""
+    inner, key = at(value, place[:-1]), place[-1]
+    if isinstance(inner, dict):
+        return put(value, place[:-1], {k: v for k, v in inner.items() if k != key})
+    return put(value, place[:-1], [v for n, v in enumerate(inner) if n != key])
+
+
 def dump(record: Any) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode()
 
@@ -356,8 +364,7 @@ class Mutator:
             place = self.rng.choice(places) if places else ()
             try:
                 if self.rng.random() < 0.08:
-                    inner = at(record, place[:-1])
-                    record = put(record, place[:-1], _without(inner, place[-1]))
+                    record = without(record, place)
                 else:
                     record = put(record, place, self.odd(place[-1], at(record, place)))
             except (KeyError, IndexError, TypeError):
@@ -727,12 +734,6 @@ class Mutator:
             return self.odd_bytes(good)
         record = self.changed(good, rng.choice([1, 1, 2]))
         return dump(liar.signed(record) if way < 0.8 else record)
-
-
-def _without(record: Any, key: Any) -> Any:
-    if isinstance(record, dict):
-        return {k: v for k, v in record.items() if k != key}
-    return [v for n, v in enumerate(record) if n != key]
 
 
 def _instead(data: bytes, what: re.Pattern[bytes], rng: random.Random, new: bytes) -> bytes:

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -44,12 +45,47 @@ MODULES: tuple[ModuleType, ...] = (
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
 """A reason within a reason."""
+FILES = "about a file of this peer's own, read when it starts"
+ELSEWHERE = {
+    "network: ": FILES,
+    "transcript: the first line": FILES,
+    "transcript: the transcript is empty": FILES,
+    "transcript: transcript line": FILES,
+    "transcript: … does not end": FILES,
+    "trust: … cannot be used": FILES,
+    "trust: … does not belong": FILES,
+    "trust: … has no": FILES,
+    "trust: … is no folder": FILES,
+    "trust: … is not signed": FILES,
+    "store: … is damaged": FILES,
+    "store: … is in use": FILES,
+    "store: the store names": FILES,
+    "store: token … is damaged": FILES,
+    "store: what this peer kept": FILES,
+    "intake: this peer no longer has": "after many visits: tests/peers/test_store.py",
+    "intake: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
+    "intake: the token did not arrive": "takes a lease: tests/peers/test_service.py",
+    "talk: the token did not arrive": "takes a lease",
+    "talk: another token": "two at once: tests/peers/test_service.py",
+    "store: the token was given up": "needs a call that is cancelled while it writes",
+    "store: the token is longer": "seen before, by intake",
+    "store: the token has": "seen before, by intake",
+    "ends: what was decided": "needs more liars than the network allows for",
+    "wire: peer … has": "many calls at once: tests/peers/test_floods.py",
+    "wire: the call said nothing": "takes seconds: tests/peers/test_floods.py",
+    "wire: … cannot be listened on": FILES,
+    "hoplog: the body of a log entry": "seen before, by codec",
+    "poll: two things were decided": "needs more liars than the network allows for",
+    "council: two chapters": "needs more liars than the network allows for",
+}
+"""Beginnings of sentences that no message of a fuzzer leads to, and why."""
 ERRORS = {name for name, value in vars(errors).items() if inspect.isclass(value)}
 ERRORS |= {"Fork"}
 
 
-def met(seen: dict[str, int]) -> None:
-    """Count every sentence that an error is made with from now on, wherever it is caught."""
+@contextmanager
+def met(seen: dict[str, int]) -> Iterator[None]:
+    """Count every sentence that an error is made with meanwhile, wherever it is caught."""
 
     def init(self: Exception, *args: Any) -> None:
         Exception.__init__(self, *args)
@@ -61,6 +97,15 @@ def met(seen: dict[str, int]) -> None:
                 seen[words] = seen.get(words, 0) + 1
 
     errors.UnwalkError.__init__ = init  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del errors.UnwalkError.__init__
+
+
+def elsewhere(words: str) -> str | None:
+    """Why no message can be answered so, or where it is tested; None if one can."""
+    return next((why for start, why in ELSEWHERE.items() if words.startswith(start)), None)
 
 
 def sentence_of(text: str) -> str:

@@ -166,6 +166,7 @@ class Target:
         self.server = Grpc(bundle, trust)
         self.server.handler = self.chapters
         self.sent = 0
+        self.checked.clear()
         self.base = self._rows()
         calls = scene_calls(self.record, self.chapters.service.run_id)
         self.mutator.focus(self.scene.peer, calls, self.record.calls[self.scene.call])
@@ -305,7 +306,10 @@ class Target:
             return f"{state.committed} is committed"
         for end in state.ends:
             entry = self.mutator.entry(end.chain)
-            if entry is None or entry["body"]["previous"] not in self.mutator.entries:
+            if entry is None:
+                return f"{end} is an end that nobody walked to"
+            stayed = self.liar == service.succession.first  # which the log cannot tell from a lie
+            if entry["body"]["previous"] not in self.mutator.entries and not stayed:
                 return f"{end} is an end that nobody walked to"
         if len(state.ends) > MOST_ENDS:
             return f"{len(state.ends)} ends are kept"
@@ -350,6 +354,11 @@ class Target:
             most = self.base.get(name, 0) + MORE.get(name, 4)
             if count > most:
                 return f"{name} has {count} rows; at first {self.base.get(name, 0)}"
+        if chapters.records is not None:
+            begun = chapters.records.db.execute("SELECT COUNT(*) FROM visits").fetchone()[0]
+            tally.high("visits begun", begun)
+            if begun > 32:
+                return f"{begun} visits are written down"
         files = len(list(chapters.store.tokens.iterdir()))
         tally.high("token files", files)
         waiting = chapters.service.visits._work_queue.qsize()
@@ -395,6 +404,29 @@ class Target:
                 await self.restore()
         if self.sent % 1500 == 0:
             await self.restore()
+
+    async def hurry(self) -> None:
+        """More calls than are allowed in a second, two tokens at once, and one when it stops."""
+        await self.restore()
+        chapters, welcome = self.chapters, self.record.calls[self.scene.call]
+        service = chapters.service
+        if welcome.kind == "offer":
+            sender = welcome.sender
+            good = Sent("hand", "offer", "member", sender, welcome.parts[:2], "in a hurry")
+            self.transport.answer = self._entry
+            await asyncio.gather(*(self._outcome(good) for _ in range(3)))
+            service.stopping = True
+            await self._outcome(good)
+            service.stopping = False
+        chapters.council.rate.rate = service.intake.rate.rate = 2.0
+        chapters.council.rate.buckets.clear()
+        service.intake.rate.buckets.clear()
+        for kind in ("where", "agenda-ask"):
+            call = (self.mutator.near.get(kind) or self.mutator.by_kind[kind])[0]
+            sent = Sent("tell", kind, "member", self.liar, call.parts, "in a hurry")
+            said = [await self._outcome(sent) for _ in range(12)]
+            if kind == "agenda-ask" and not any("calls a second" in word for word in said):
+                self.wrong(sent, "more than two calls a second were answered")
 
     async def _call(self, sent: Sent) -> None:
         tally = self.tally

@@ -157,8 +157,10 @@ class Succession:
             raise Refused(f"visit {body['hop']} does not follow visit {done}.")
         if visit["hop"] != self.work.base + body["hop"]:
             raise Refused("a log entry is about another visit.")
-        if before is not None and before["kind"] == "hop" and visit["sender"] != before["peer"]:
-            raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
+        if before is not None and before["kind"] == "hop":
+            stayed = not visit["path"] and visit["receiver"] != before["peer"]
+            if visit["sender"] != before["peer"] or stayed:
+                raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
 
     def _way(self, visit: Mapping[str, Any]) -> None:
