@@ -219,7 +219,7 @@ class Liar:
             return item
         if self.rng.random() < 0.3:
             item = [*item[:4], self.me, *item[5:]]
-        if item[4] != self.me:
+        if item[4] != self.me and self.rng.random() < 0.95:  # or it signs for another
             return item
         vote = de.Vote(*item[:5])
         return [*item[:5], self.sign(words(self.network, self.matter, vote)), place]
@@ -542,8 +542,10 @@ class Mutator:
             visit = {**body["visit"], "receiver": liar.me, "sender": liar.me, "path": []}
             body |= {"previous": chain, "generation": generation, "lineage": lineage}
             body |= {"peer": liar.me, "visit": visit, "token": said["value"]["token"]}
-            if rng.random() < 0.05:
+            if rng.random() < 0.1:
                 body = self.other_body(body)
+            if rng.random() < 0.03:
+                body = {**body, "generation": [0, 0], "lineage": [[0, 0, 0]]}
             try:
                 made = liar.entry(body)
             except (TypeError, ValueError, KeyError, AttributeError):
@@ -585,9 +587,11 @@ class Mutator:
         return (dump(said), data, *rest)
 
     def odd_token(self, token: bytes) -> bytes:
-        rng, way = self.rng, self.rng.randrange(7)
+        rng, way = self.rng, self.rng.randrange(9)
         length = int.from_bytes(token[:8], "little")
         header, body = token[8 : 8 + length], token[8 + length :]
+        if way > 6:
+            return self.odd_tensors(json.loads(header), body)
         if way == 0:
             return self.odd_bytes(token[:2000]) + token[2000:]
         if way == 1:
@@ -614,11 +618,44 @@ class Mutator:
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text + body
 
+    def odd_tensors(self, header: dict[str, Any], body: bytes) -> bytes:
+        """A whole safetensors file, with other tensors than a visit here works on."""
+        rng, way = self.rng, self.rng.randrange(7)
+        name = rng.choice([n for n in header if n != "__metadata__"])
+        first, last = header[name]["data_offsets"]
+        if way == 0:
+            header[name]["dtype"] = "I32"
+        elif way == 1:
+            header[name]["shape"] = [*header[name]["shape"], 1]
+        elif way == 2:
+            header[name]["shape"] = [*header[name]["shape"], *[1] * 20]
+        elif way == 3:
+            header = {n if n != name else "another": v for n, v in header.items()}
+        elif way == 4:
+            end = {"dtype": "U8", "shape": [8], "data_offsets": [len(body), len(body) + 8]}
+            header["moment/other"], body = end, body + bytes(8)
+        elif way == 5 and last == len(body):
+            del header[name]
+            body = body[:first]
+        else:
+            return body[: rng.randrange(8)]
+        text = dump(header)
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text + body
+
     def crafted(self) -> Sent:
         """Something that its member made up from what it knows, and signed."""
         rng = self.rng
         make = rng.choice(
-            [self.votes, self.votes, self.chapter, self.recovery, self.ready, self.mixed]
+            [
+                self.votes,
+                self.votes,
+                self.chapter,
+                self.chapter,
+                self.recovery,
+                self.ready,
+                self.mixed,
+            ]
         )
         kind, fields = make()
         base = self.near.get(kind) or self.by_kind[kind]
@@ -660,6 +697,10 @@ class Mutator:
         for _ in range(rng.randint(0, 2)):
             key = rng.choice(list(spec))
             spec = {**spec, key: self.odd(key, spec[key])}
+        if rng.random() < 0.2:
+            spec = {**spec, "left": [rng.randrange(4) for _ in range(rng.randint(1, 3))]}
+        if rng.random() < 0.2:
+            spec = {**spec, "method": "seal", "grade": "certified", "epsilon": rng.choice(ODD)}
         text = liar.chapter(spec)
         value = digest_of(text) if text.isascii() else "0" * 64
         if rng.random() < 0.4:

@@ -64,9 +64,7 @@ ELSEWHERE = {
     "store: what this peer kept": FILES,
     "intake: this peer no longer has": "after many visits: tests/peers/test_store.py",
     "intake: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
-    "intake: the token did not arrive": "takes a lease: tests/peers/test_service.py",
-    "talk: the token did not arrive": "takes a lease",
-    "talk: another token": "two at once: tests/peers/test_service.py",
+    "intake, talk: the token did not arrive": "takes a lease",
     "store: the token was given up": "needs a call that is cancelled while it writes",
     "store: the token is longer": "seen before, by intake",
     "store: the token has": "seen before, by intake",
@@ -75,6 +73,8 @@ ELSEWHERE = {
     "wire: the call said nothing": "takes seconds: tests/peers/test_floods.py",
     "wire: … cannot be listened on": FILES,
     "hoplog: the body of a log entry": "seen before, by codec",
+    "hoplog: log entry … does not follow": "seen before, when a log is put together",
+    "hoplog: the log does not end": "seen before, when a log is put together",
     "poll: two things were decided": "needs more liars than the network allows for",
     "council: two chapters": "needs more liars than the network allows for",
 }
@@ -118,14 +118,20 @@ def sentence_of(text: str) -> str:
 @cache
 def patterns() -> list[tuple[re.Pattern[str], str]]:
     """Every sentence of the source as a pattern; those with most words of their own first."""
-    found = {}
+    found: dict[str, tuple[str, list[str]]] = {}
     for module in MODULES:
         name = module.__name__.rpartition(".")[2]
         names = ERRORS | {"ValueError"} if module is tokens else ERRORS
         for pattern, words in _sentences(ast.parse(inspect.getsource(module)), names):
-            found[f"{name}: {words}"] = pattern
+            said = found.setdefault(words, (pattern, []))[1]
+            if name not in said:
+                said.append(name)
     ordered = sorted(found, key=lambda words: -len(words.replace("…", "")))
-    return [(re.compile(found[words] + r"\Z", re.DOTALL), words) for words in ordered]
+    return [
+        (re.compile(pattern + r"\Z", re.DOTALL), f"{', '.join(said)}: {words}")
+        for words in ordered
+        for pattern, said in [found[words]]
+    ]
 
 
 _CACHE: dict[str, str | None] = {}

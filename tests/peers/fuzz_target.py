@@ -33,11 +33,11 @@ from unwalk.peers.store import Store
 from unwalk.peers.telemetry import LARGEST_LOG, Journal
 from unwalk.peers.trust import Bundle
 from unwalk.peers.votes import words
-from unwalk.peers.wire import CHUNK, MESSAGE, Chunks, Grpc, Unreachable
+from unwalk.peers.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unreachable
 
 SLOWEST = 0.25
 """Seconds of processor time that one call may take."""
-QUESTIONS = ("where", "opening", "entry", "hello")
+QUESTIONS: tuple[str, ...] = ("where", "opening", "entry", "hello")
 QUESTIONS += ("agenda-ask", "agenda-receipt", "agenda-visits", "agenda-ready")
 """Messages that ask and never change anything."""
 MORE = {"entries": 32, "visits": 16}
@@ -572,8 +572,17 @@ class Target:
 
     async def _greet(self) -> None:
         """The liar proves who it is, or does not."""
-        channel = Channel(self.mutator.answer)
-        await self.server._greet(self.liar, channel, 5.0)  # type: ignore[arg-type]
+        peer = self.rng.choice(list(self.members))
+
+        def answer(nonce: bytes) -> bytes:
+            if self.rng.random() < 0.5:
+                return self.mutator.answer(b'{"kind":"hello"}')
+            bundle, name = self.members[self.liar], self.chapters.network.peers[peer].name
+            data = HELLO + nonce + f":{self.chapters.bundle.name}:{name}".encode()
+            pem = bundle.certificate_pem.decode()
+            return codec.dump({"certificate": pem, "signature": bundle.sign(data).hex()})
+
+        await self.server._greet(peer, Channel(answer), 5.0)  # type: ignore[arg-type]
 
 
 class Channel:
@@ -584,7 +593,7 @@ class Channel:
 
     def unary_unary(self, _: str) -> Callable[..., Awaitable[bytes]]:
         async def call(nonce: bytes, timeout: float) -> bytes:
-            return self.answer(b'{"kind":"hello"}')
+            return self.answer(nonce)
 
         return call
 

@@ -31,8 +31,8 @@ from unwalk.peers import codec
 from unwalk.peers.daemon import LOG, run_peer
 from unwalk.peers.database import read_only
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.ends import end_of
 from unwalk.peers.identity import host_name
+from unwalk.peers.poll import end_of
 from unwalk.peers.protocol import MOST_ENDS
 from unwalk.peers.telemetry import LARGEST_LOG
 from unwalk.peers.trust import Bundle
@@ -173,7 +173,7 @@ class Caller:
             await channel.unary_unary(f"/{SERVICE}/Tell")(b"{}", timeout=5.0)
             return "answered"
         except grpc.aio.AioRpcError as error:
-            return error.code().name
+            return str(error.code().name)
         finally:
             await channel.close()
 

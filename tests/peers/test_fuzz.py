@@ -89,7 +89,8 @@ def test_a_visit_with_events_that_are_none_is_refused(record):
     """A member that is asked for visits could end the peer that asked."""
     call = next(c for c in record.calls if c.kind == "agenda-visits" and c.parts)
     visit = json.loads(call.answer)["visits"][0]
-    for events in (["x"], [[]], [None], [7], 7, "x"):
+    odd_events: list[Any] = [["x"], [[]], [None], [7], 7, "x"]
+    for events in odd_events:
         odd = {**visit, "visit": {**visit["visit"], "events": events}}
         with pytest.raises(Corrupt):
             history.check_visit(None, odd, visit["run"], 1)  # type: ignore[arg-type]
