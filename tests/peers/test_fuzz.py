@@ -24,6 +24,7 @@ from tests.peers.fuzz_target import Tally, Target
 from tests.peers.harness import Village, network
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.peers import codec, history
+from unwalk.peers.agenda import Spec
 from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.hoplog import sign_entry
 from unwalk.peers.tokens import open_token, token_pieces
@@ -94,6 +95,17 @@ def test_a_visit_with_events_that_are_none_is_refused(record):
         odd = {**visit, "visit": {**visit["visit"], "events": events}}
         with pytest.raises(Corrupt):
             history.check_visit(None, odd, visit["run"], 1)  # type: ignore[arg-type]
+
+
+def test_a_chapter_with_a_method_that_is_no_word_is_refused(record):
+    """A member that offered one could end every vote on the next chapter."""
+    spec = json.loads(record.true["chapters"][0])["spec"]
+    assert Spec.from_json(spec, PEERS).method == "rewind"
+    odd_words: list[Any] = [[], {}, None, 7, [spec["method"]]]
+    for odd in odd_words:
+        for name in ("method", "grade"):
+            with pytest.raises(Corrupt, match="forgets by"):
+                Spec.from_json({**spec, name: odd}, PEERS)
 
 
 def test_a_token_that_is_refused_leaves_no_entries_of_its_log(record):
