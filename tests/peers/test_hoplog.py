@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.peers.test_fuzz import ODD, changed, paths_in
+from tests.peers.fuzz_mutations import ODD, places_of, put, without
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.events import GradientSteps, Start
 from unwalk.core.transcript import Hop
@@ -125,8 +125,10 @@ def test_whatever_a_member_signs_is_taken_or_refused_and_never_a_crash():
     good = [log()[0], log()[2]]
     for _ in range(1500):
         entry = copy.deepcopy(rng.choice(good))
-        place = rng.choice([p for p in paths_in(entry["body"]) if p and p[0] != "previous"])
-        entry["body"] = changed(entry["body"], place, rng.choice([*ODD, KeyError]))
+        place = rng.choice([p for p in places_of(entry["body"]) if p[0] != "previous"])
+        odd = rng.choice([*ODD, KeyError])
+        body = entry["body"]
+        entry["body"] = without(body, place) if odd is KeyError else put(body, place, odd)
         entry["chain"] = chain_next(entry["body"]["previous"], entry["body"])
         try:
             parse_entry(entry)

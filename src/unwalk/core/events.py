@@ -214,7 +214,7 @@ def from_json(record: dict[str, Any]) -> Event:
     >>> from_json(to_json(Wipe("local")))
     Wipe(what='local')
     """
-    kind = record.get("kind")
+    kind = record.get("kind") if isinstance(record, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise Corrupt(f"event kind {kind!r} is not known; known: {', '.join(sorted(_KINDS))}.")
     cls = _KINDS[kind]

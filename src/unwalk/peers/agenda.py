@@ -96,7 +96,7 @@ class Spec:
         if not requests or not all(isinstance(r, str) and 0 < len(r) <= 64 for r in requests):
             raise Corrupt("a chapter names no requests, or ids that are no short texts.")
         method, grade = found["method"], found["grade"]
-        if method not in METHODS or METHODS[method] != grade:
+        if not isinstance(method, str) or method not in METHODS or METHODS[method] != grade:
             raise Corrupt(f"a chapter forgets by {str(method)[:40]!r} with that grade.")
         spec = Spec(
             method=method,

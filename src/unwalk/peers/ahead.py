@@ -44,6 +44,7 @@ class Ahead:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.begun: Begun | None = None
+        self.for_nothing: asyncio.Future[Visited] | None = None
         self.reading = False
         self.leaving: MemoryPieces | None = None
 
@@ -57,6 +58,8 @@ class Ahead:
         service = self.service
         if len(offer.path) > 1 or service.state.held is not None or not self.free or self.begun:
             return
+        if self.for_nothing is not None and not self.for_nothing.done():
+            return  # one at a time, or tokens that are not accepted could pile up work
         kept = service.store.local(service.run_id, offer.parcel.lineage)
         result = self._start(file, offer.move, kept, first=False)
         self.begun = Begun(incoming, file, offer.move, kept, result)
@@ -64,8 +67,12 @@ class Ahead:
     def leave(self, incoming: Incoming) -> None:
         """The token was not accepted."""
         if self.begun is not None and self.begun.incoming is incoming:
-            self.begun.result.add_done_callback(_forget)
+            self._give_up(self.begun)
             self.begun = None
+
+    def _give_up(self, begun: Begun) -> None:
+        begun.result.add_done_callback(_forget)
+        self.for_nothing = begun.result
 
     async def visit(
         self,
@@ -80,7 +87,7 @@ class Ahead:
         if begun is not None:
             if begun.file is file and (begun.move, begun.kept) == (move, kept):
                 return await begun.result
-            begun.result.add_done_callback(_forget)
+            self._give_up(begun)
         if self.leaving is not None:
             await self.leaving.gone.wait()
         if file is None:

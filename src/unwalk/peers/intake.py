@@ -85,7 +85,7 @@ class Intake:
         self.receiving.add(offer.sender)
         try:
             async with asyncio.timeout(service.limits.lease):
-                offer, file = await self._examine(incoming, offer, chunks)
+                offer, file, log = await self._examine(incoming, offer, chunks)
             state, reply = pr.receive(service.state, offer.parcel, offer.path)
             if state != service.state:
                 incoming.keep(offer.parcel.token)
@@ -93,6 +93,8 @@ class Intake:
                 move = move_to(offer.mover, offer.attempt, offer.move, offer.passed_over)
                 moved = {**move, "sender": offer.sender}
                 kept = service.to_keep(state)
+                if log:
+                    service.store.add_entries(service.run_id, log)
                 service.put(state, move=moved, entry=offer.entry, arrival=kept)
                 service.metrics.add("tokens_received_total")
                 service.metrics.add("bytes_received_total", offer.size)
@@ -111,7 +113,7 @@ class Intake:
 
     async def _examine(
         self, incoming: Incoming, offer: Offer, chunks: AsyncIterator[bytes]
-    ) -> tuple[Offer, TokenFile]:
+    ) -> tuple[Offer, TokenFile, list[Entry]]:
         """All of it arrives and is flushed; whatever can be wrong with it is looked for.
 
         The visit begins as soon as the token's content is known to be in order.
@@ -133,15 +135,15 @@ class Intake:
                 file = await loop.run_in_executor(self.service.hashing, look)
             self.service.ahead.begin(incoming, offer, file)
             offer = gate.stamped(offer, await anext(chunks, b""))
-            await self._check_log(offer, await anext(chunks, b""))
+            log = await self._check_log(offer, await anext(chunks, b""))
         finally:
             await flushed
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
-        return offer, file
+        return offer, file, log
 
-    async def _check_log(self, offer: Offer, data: bytes) -> None:
-        """Check a token's log back to the last entry that is known here."""
+    async def _check_log(self, offer: Offer, data: bytes) -> list[Entry]:
+        """Check a token's log back to the last entry that is known here; what came before it."""
         service = self.service
         assert offer.entry is not None
         sent: dict[str, Entry] = {}
@@ -164,8 +166,7 @@ class Intake:
             later = entry
         else:
             service.succession.entry(later, None, known)
-        if fresh:
-            store.add_entries(service.run_id, fresh)
+        return fresh
 
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
         """Hash and write, each in a thread of its own, while the next pieces are on their way."""

@@ -65,6 +65,10 @@ CREATE TABLE IF NOT EXISTS visits (
     serial INTEGER PRIMARY KEY AUTOINCREMENT, chapter INTEGER NOT NULL, hop INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+BEGIN = """INSERT INTO visits (chapter, hop) SELECT ?, ? WHERE NOT EXISTS (
+    SELECT 1 FROM visits v WHERE chapter = ? AND hop = ? AND NOT EXISTS (
+        SELECT 1 FROM records WHERE since > v.serial OR until > v.serial))"""
+"""A visit that is begun again, with the same records, is the same."""
 
 
 @dataclass(frozen=True)
@@ -284,7 +288,7 @@ class Records:
         with self.guard:
             with self.transaction(touches=False) as db:
                 row = (check_count("chapter", chapter), check_count("hop", hop))
-                db.execute("INSERT INTO visits (chapter, hop) VALUES (?, ?)", row)
+                db.execute(BEGIN, row * 2)
             return self.shard(forgetting), refused
 
     def shard(self, forgetting: Collection[str] = ()) -> Shard:

@@ -8,8 +8,9 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +22,7 @@ from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.protocol import Generation, Lineage, Sighting, belongs
 from unwalk.peers.trust import Bundle, Trust
 from unwalk.peers.work import Work
+from unwalk.walks import NOBODY
 
 PREFIX = b"unwalk-sighting-1:"
 MOST_ENTRIES = 64
@@ -62,6 +64,18 @@ class Succession:
     rules: Rules
     run: str
     start: str
+
+    @cached_property
+    def first(self) -> int:
+        """The peer that the walk begins with."""
+        return self.work.move(1, NOBODY, {}, 0).receiver
+
+    def whole(self, entries: Sequence[Entry]) -> None:
+        """Refuse a log that does not lead from the walk's beginning, one entry after the other."""
+        before = None
+        for entry in entries:
+            self.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
+            before = entry["body"]
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
@@ -124,9 +138,11 @@ class Succession:
             raise Refused("a log entry is of another walk, or not signed by its peer.")
         lineage = codec.lineage_from(body["lineage"])
         if before is None:
-            done, earlier = 0, lineage[:1]
-            if body["previous"] != self.start:
+            done, earlier, first = 0, lineage[:1], self.first
+            if body["previous"] != self.start or earlier != (((0, first), 0),):
                 raise Refused("a log does not begin where the walk began.")
+            if body["kind"] == "hop" and body["peer"] != first:
+                raise Refused(f"the first visit is not that of peer {first}.")
         else:
             done, earlier = before["hop"], codec.lineage_from(before["lineage"])
         if lineage[-1][0] != tuple(body["generation"]):
@@ -141,8 +157,10 @@ class Succession:
             raise Refused(f"visit {body['hop']} does not follow visit {done}.")
         if visit["hop"] != self.work.base + body["hop"]:
             raise Refused("a log entry is about another visit.")
-        if before is not None and before["kind"] == "hop" and visit["sender"] != before["peer"]:
-            raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
+        if before is not None and before["kind"] == "hop":
+            stayed = not visit["path"] and visit["receiver"] != before["peer"]
+            if visit["sender"] != before["peer"] or stayed:
+                raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
 
     def _way(self, visit: Mapping[str, Any]) -> None:

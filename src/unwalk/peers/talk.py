@@ -258,6 +258,7 @@ class Talk:
             entries, service.start_chain, value.chain, service.trust.signer, work.base
         )
         ends = (last["kind"], tuple(last["generation"]), last.get("token"))
+        service.succession.whole(entries)
         if len(hops) != work.hops or ends != ("hop", value.generation, value.token):
             raise Refused("that is not the end of the log that leads to it.")
         return entries

@@ -1,0 +1,170 @@
+"""The sentences with which a peer refuses, as they stand in the source, and which were met."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from unwalk.core import errors, events, transcript
+from unwalk.peers import (
+    agenda,
+    chapters,
+    codec,
+    council,
+    decisions,
+    ends,
+    erasure,
+    gate,
+    history,
+    hoplog,
+    intake,
+    leaving,
+    minutes,
+    network,
+    poll,
+    store,
+    succession,
+    talk,
+    tokens,
+    trust,
+    votes,
+    wire,
+)
+
+MODULES: tuple[ModuleType, ...] = (
+    *(agenda, chapters, codec, council, decisions, ends, erasure, events, gate, history, hoplog),
+    *(intake, leaving, minutes, network, poll, store, succession, talk, tokens, transcript, trust),
+    *(votes, wire),
+)
+NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
+INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
+"""A reason within a reason."""
+FILES = "about a file of this peer's own, read when it starts"
+ELSEWHERE = {
+    "network: ": FILES,
+    "transcript: the first line": FILES,
+    "transcript: the transcript is empty": FILES,
+    "transcript: transcript line": FILES,
+    "transcript: … does not end": FILES,
+    "trust: … cannot be used": FILES,
+    "trust: … does not belong": FILES,
+    "trust: … has no": FILES,
+    "trust: … is no folder": FILES,
+    "trust: … is not signed": FILES,
+    "store: … is damaged": FILES,
+    "store: … is in use": FILES,
+    "store: the store names": FILES,
+    "store: token … is damaged": FILES,
+    "store: what this peer kept": FILES,
+    "intake: this peer no longer has": "after many visits: tests/peers/test_store.py",
+    "intake: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
+    "intake, talk: the token did not arrive": "takes a lease",
+    "store: the token was given up": "needs a call that is cancelled while it writes",
+    "store: the token is longer": "seen before, by intake",
+    "store: the token has": "seen before, by intake",
+    "ends: what was decided": "needs more liars than the network allows for",
+    "wire: peer … has": "many calls at once: tests/peers/test_floods.py",
+    "wire: the call said nothing": "takes seconds: tests/peers/test_floods.py",
+    "wire: … cannot be listened on": FILES,
+    "hoplog: the body of a log entry": "seen before, by codec",
+    "hoplog: log entry … does not follow": "seen before, when a log is put together",
+    "hoplog: the log does not end": "seen before, when a log is put together",
+    "poll: two things were decided": "needs more liars than the network allows for",
+    "council: two chapters": "needs more liars than the network allows for",
+}
+"""Beginnings of sentences that no message of a fuzzer leads to, and why."""
+ERRORS = {name for name, value in vars(errors).items() if inspect.isclass(value)}
+ERRORS |= {"Fork"}
+
+
+@contextmanager
+def met(seen: dict[str, int]) -> Iterator[None]:
+    """Count every sentence that an error is made with meanwhile, wherever it is caught."""
+
+    def init(self: Exception, *args: Any) -> None:
+        Exception.__init__(self, *args)
+        said = str(args[0]) if args else ""
+        inner = INNER.search(said[:300])
+        for text in (said, inner.group(1) if inner else ""):
+            if text:
+                words = sentence_of(text)
+                seen[words] = seen.get(words, 0) + 1
+
+    errors.UnwalkError.__init__ = init  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del errors.UnwalkError.__init__
+
+
+def elsewhere(words: str) -> str | None:
+    """Why no message can be answered so, or where it is tested; None if one can."""
+    return next((why for start, why in ELSEWHERE.items() if words.startswith(start)), None)
+
+
+def sentence_of(text: str) -> str:
+    """A reason as it stands in the source; one that does not, without its numbers."""
+    plain = NUMBERS.sub("#", text[:300])
+    known = _known(plain)
+    return known if known is not None else plain[:120]
+
+
+@cache
+def patterns() -> list[tuple[re.Pattern[str], str]]:
+    """Every sentence of the source as a pattern; those with most words of their own first."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for module in MODULES:
+        name = module.__name__.rpartition(".")[2]
+        names = ERRORS | {"ValueError"} if module is tokens else ERRORS
+        for pattern, words in _sentences(ast.parse(inspect.getsource(module)), names):
+            said = found.setdefault(words, (pattern, []))[1]
+            if name not in said:
+                said.append(name)
+    ordered = sorted(found, key=lambda words: -len(words.replace("…", "")))
+    return [
+        (re.compile(pattern + r"\Z", re.DOTALL), f"{', '.join(said)}: {words}")
+        for words in ordered
+        for pattern, said in [found[words]]
+    ]
+
+
+_CACHE: dict[str, str | None] = {}
+
+
+def _known(text: str) -> str | None:
+    if text not in _CACHE:
+        if len(_CACHE) > 20_000:
+            _CACHE.clear()
+        match = (words for pattern, words in patterns() if pattern.match(text))
+        _CACHE[text] = next(match, None)
+    return _CACHE[text]
+
+
+def _sentences(tree: ast.AST, names: set[str]) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id in names and node.args:
+            found = _words(node.args[0])
+            if found is not None and len(found[1].replace("…", "").strip()) > 3:
+                yield found
+
+
+def _words(node: ast.expr) -> tuple[str, str] | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.escape(NUMBERS.sub("#", node.value)), node.value
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            (re.escape(NUMBERS.sub("#", str(v.value))), v.value)
+            if isinstance(v, ast.Constant)
+            else (".*", "…")
+            for v in node.values
+        ]
+        return "".join(str(p) for p, _ in parts), "".join(str(w) for _, w in parts)
+    return None
