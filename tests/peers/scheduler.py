@@ -47,11 +47,15 @@ class Endless(AssertionError):
 
 @dataclass(eq=False)
 class Life:
-    """One peer from its start to its end; ``context`` marks all that it does."""
+    """One peer from its start to its end; ``context`` marks all that it does.
+
+    ``dead``: nobody hears of it any more; ``buried``: it does not do anything any more.
+    """
 
     peer: int
     frozen: bool = False
     dead: bool = False
+    buried: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     context: Context = field(default_factory=copy_context)
 
@@ -71,7 +75,8 @@ class Ready:
 
     def append(self, handle: asyncio.Handle) -> None:
         life = handle._context.get(LIFE)  # type: ignore[attr-defined]
-        self.queues.setdefault(life, deque()).append(handle)
+        if life is None or not life.buried:
+            self.queues.setdefault(life, deque()).append(handle)
 
     def __len__(self) -> int:
         return sum(len(q) for life, q in self.queues.items() if life is None or not life.frozen)
@@ -146,6 +151,11 @@ class Loop(asyncio.BaseEventLoop):
             raise Endless(f"{STEPS} steps, and no end.")
         self.now += self.rng.random() * STEP
         handle._run()
+
+    def bury(self, life: Life) -> None:
+        """All that is left to do of a life is left undone."""
+        life.buried = True
+        self._ready.queues.pop(life, None)
 
     def _process_events(self, _: Any) -> None:
         """There are none from outside."""

@@ -39,7 +39,6 @@ from tests.peers.scheduler import Endless, in_virtual_time
 from tests.peers.trials_checks import Violation, check
 from tests.peers.trials_kinds import KINDS, Kind, honest
 from tests.peers.trials_scenes import DidNotEnd, InMemory, InProcesses, Scene, make
-from unwalk.peers.daemon import committed_log
 
 PROCESSES, MEMORY = "processes", "memory"
 HOPS, HOPS_WITH_REQUEST = 20, 12

@@ -52,6 +52,7 @@ def must(held: object, what: str) -> None:
 
 def check(scene: Scene, kind: Kind, ended: list[int]) -> list[Entry]:
     """All that must hold; ``ended`` are the peers that must have ended.  The committed log."""
+    must(ended, "nobody ended.")
     named = {e["who"] for e in scene.events() if e["event"] == "liar"}
     must(named <= scene.liars, f"{named} are named as liars; {scene.liars} lied.")
     must(not any(e["event"] == "fork" for e in scene.events()), "two things were decided.")
@@ -61,13 +62,12 @@ def check(scene: Scene, kind: Kind, ended: list[int]) -> list[Entry]:
         _records(scene)
     if isinstance(scene, InMemory):
         _no_surprise(scene)
-    log: list[Entry] = []
-    for peer in ended:
-        try:
-            log = committed_log(scene.folder / f"peer-{peer}") or log
-        except UnwalkError as error:
-            raise Violation(f"the log of peer {peer} is not whole: {error}") from error
-    if not kind.records and not kind.trains_badly:
+    peer = scene.rng.choice(ended)  # the others have the same end
+    try:
+        log = committed_log(scene.folder / f"peer-{peer}")
+    except UnwalkError as error:
+        raise Violation(f"the log of peer {peer} is not whole: {error}") from error
+    if not kind.records:
         check_end(scene.folder, scene.network, ended)
     return log
 

@@ -72,8 +72,8 @@ class Kind:
 
     ``play`` starts the peers, has something go wrong and returns how, in a few words, once it is
     over.  ``holds`` says what must come of it.  With ``records`` the peers have records of their
-    own and one of them is asked to forget one.  ``trains_badly``: a liar's visit may be in the
-    model, so that the simulator's bits are not asked for.  ``visit`` is ``limits.visit``.
+    own and one of them is asked to forget one.  ``visit`` is
+    ``limits.visit``.
     """
 
     name: str
@@ -81,7 +81,6 @@ class Kind:
     holds: str
     lies: bool = False
     records: bool = False
-    trains_badly: bool = False
     visit: float = 600.0
 
 
@@ -407,13 +406,11 @@ async def false_fence(scene: Scene) -> str:
     me = a_liar(scene, "false sightings")
     await everybody(scene)
     await an_instant(scene)
-    run, pem = scene.network.run_id, ""
+    run = scene.network.run_id
     async with scene.speaker(me) as liar:
         pem = liar.bundle.certificate_pem.decode()
-        entries = liar.entries()
-        if not entries:
-            return "sightings only"
-        last = entries[-1]
+        await scene.until(lambda: bool(liar.entries()))
+        last = liar.entries()[-1]
         lineage = codec.lineage_from(last["body"]["lineage"])
         hop = last["body"]["hop"]
         for number in (lineage[-1][0][0] + 1, 9, 2**31 - 1):
@@ -446,10 +443,8 @@ async def never_walked(scene: Scene) -> str:
     await everybody(scene)
     await an_instant(scene)
     async with scene.speaker(me) as liar:
-        entries = liar.entries()
-        mine = [e for e in entries if e["body"]["kind"] == "hop"]
-        if not mine:
-            return "nothing to begin with"
+        await scene.until(lambda: bool(visits(liar)))
+        mine = visits(liar)
         last = mine[-1]["body"]
         work = Work(plan_of(scene.network, liar.bundle.noise_secret), me)
         for far in (min(last["hop"] + 2, scene.hops - 1), scene.hops - 1):
@@ -464,6 +459,11 @@ async def never_walked(scene: Scene) -> str:
                 answer = await liar.offer(parcel, token, entry)
                 assert answer["kind"] != "accepted" or scene.hop() >= far, answer
     return "far ahead"
+
+
+def visits(liar: Liar) -> list[Any]:
+    """The visits that a liar's own daemon knows of."""
+    return [e for e in liar.entries() if e["body"]["kind"] == "hop"]
 
 
 def twist(name: str) -> Callable[[Scene], Awaitable[str]]:
@@ -562,7 +562,6 @@ KINDS = (
         twist("huge weights"),
         "refused by all; the others end",
         lies=True,
-        trains_badly=True,
         visit=0.8,
     ),
     Kind(

@@ -199,9 +199,11 @@ class InMemory(Scene):
         self.copies: dict[Life, Path] = {}
         self.journal: list[dict[str, Any]] = []
         self.failures: list[BaseException] = []
+        loop.set_exception_handler(self._unforeseen)
 
     async def start(self, peer: int, fault: str = "") -> None:
         life = self.lives[peer] = Life(peer)
+        self.peers.pop(peer, None)
         self.mains[peer] = asyncio.get_running_loop().create_task(
             self._main(peer, life, fault), context=life.context
         )
@@ -221,11 +223,19 @@ class InMemory(Scene):
             chapters = made(bundle, bundle.trust(), store, self.post.at(peer, life), journal)
             self.peers[peer] = chapters
             await chapters.run()
+        except Killed:
+            pass
         except Exception as error:
             if not life.dead:
                 self.failures.append(error)
         finally:
             store.close()
+
+    def _unforeseen(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Something failed for which nobody waits."""
+        error = context.get("exception")
+        if not isinstance(error, Killed):
+            self.failures.append(error or AssertionError(context["message"]))
 
     def _dying(self, life: Life, fault: str) -> Fault:
         name, _, number = fault.partition("#")
@@ -273,7 +283,7 @@ class InMemory(Scene):
             for task in list(life.tasks):
                 task.cancel()
             await asyncio.wait(set(life.tasks), timeout=0.2)
-        self.post.loop._ready.queues.pop(life, None)
+        self.post.loop.bury(life)
 
     def freeze(self, peer: int) -> None:
         self.lives[peer].frozen = True
