@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from unwalk.peers import space
 from unwalk.peers.wire import Chunks, Handler, Unreachable
 
 STEP = 2e-4
@@ -185,6 +186,7 @@ def in_virtual_time(seed: int) -> Iterator[Loop]:
                 patches.enter_context(patch.object(module, "monotonic", loop.time))
         salted = patch.object(secrets, "token_hex", lambda size=32: salts.randbytes(size).hex())
         patches.enter_context(salted)
+        patches.enter_context(patch.object(space, "RESERVE", 1 << 16))  # or it is what costs
         asyncio.set_event_loop(loop)
         try:
             yield loop

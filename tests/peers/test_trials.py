@@ -15,6 +15,9 @@ from unwalk.peers.network import Network
 from unwalk.peers.work import Work, plan_of
 from unwalk.walks import NOBODY
 
+SHORT = 10
+"""Visits of a quick trial."""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
@@ -23,13 +26,13 @@ def root(tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(len(KINDS)), ids=lambda seed: kind_of(seed).name)
 def test_a_trial_of_every_kind(root, seed):
-    found = run_trial(root, seed, MEMORY)
+    found = run_trial(root, seed, MEMORY, hops=SHORT)
     assert found.outcome == ENDED, found.why
 
 
 def test_the_same_seed_gives_the_same_trial(root):
     def journal(seed: int) -> list[dict[str, object]]:
-        found = run_trial(root, seed, MEMORY).journal
+        found = run_trial(root, seed, MEMORY, hops=SHORT).journal
         return [{k: v for k, v in record.items() if k != "time"} for record in found]
 
     once = journal(22)

@@ -39,9 +39,11 @@ from tests.peers.scheduler import Endless, in_virtual_time
 from tests.peers.trials_checks import Violation, check
 from tests.peers.trials_kinds import KINDS, Kind, honest
 from tests.peers.trials_scenes import DidNotEnd, InMemory, InProcesses, Scene, make
+from unwalk.peers.network import Network
 
 PROCESSES, MEMORY = "processes", "memory"
 HOPS, HOPS_WITH_REQUEST = 20, 12
+"""Visits of training, at most with requests after it."""
 NETWORKS = 8
 """Networks that trials in memory take in turn: making keys takes longer than a walk."""
 LIMIT = {PROCESSES: 60.0, MEMORY: 120.0}
@@ -95,7 +97,7 @@ async def lived(scene: Scene, kind: Kind) -> tuple[str, list[int]]:
         await scene.close()
 
 
-def run_trial(root: Path, seed: int, way: str) -> Trial:
+def run_trial(root: Path, seed: int, way: str, hops: int = HOPS) -> Trial:
     """One trial in a folder of its own under ``root``, which is gone afterwards."""
     kind, rng = kind_of(seed), random.Random(f"trial {seed}")
     folder = root / f"seed-{seed}"
@@ -104,9 +106,9 @@ def run_trial(root: Path, seed: int, way: str) -> Trial:
     counts: dict[str, Any] = {}
     try:
         if way == MEMORY:
-            variant, counts = _in_memory(root, folder, seed, kind, rng)
+            variant, counts = _in_memory(root, folder, seed, kind, rng, hops)
         else:
-            network = _network(folder, kind, rng, seed)
+            network = _network(folder, kind, rng, seed, hops)
             scene = InProcesses(folder, network, rng, LIMIT[way])
             variant, ended = asyncio.run(lived(scene, kind))
             counts = _counts(scene, kind, ended)
@@ -121,8 +123,8 @@ def run_trial(root: Path, seed: int, way: str) -> Trial:
     return Trial(seed, kind.name, variant, outcome, seconds, why=why, **counts)
 
 
-def _network(folder: Path, kind: Kind, rng: random.Random, seed: int) -> Any:
-    peers, hops = rng.choice([4, 5]), HOPS_WITH_REQUEST if kind.records else HOPS
+def _network(folder: Path, kind: Kind, rng: random.Random, seed: int, hops: int) -> Network:
+    peers, hops = rng.choice([4, 5]), min(hops, HOPS_WITH_REQUEST) if kind.records else hops
     made = make(folder, peers, hops, records=kind.records, seed=seed, visit=kind.visit)
     if kind.records:
         for peer in range(peers):
@@ -130,18 +132,18 @@ def _network(folder: Path, kind: Kind, rng: random.Random, seed: int) -> Any:
     return made
 
 
-_MADE: dict[Any, tuple[Path, Any]] = {}
+_MADE: dict[Any, tuple[Path, Network]] = {}
 
 
 def _in_memory(
-    root: Path, folder: Path, seed: int, kind: Kind, rng: random.Random
+    root: Path, folder: Path, seed: int, kind: Kind, rng: random.Random, hops: int
 ) -> tuple[str, dict[str, Any]]:
     """The same in memory, with a network that may have been used before."""
     variant = seed // len(KINDS) % NETWORKS
-    key = (root, kind.records, kind.visit, variant)
+    key = (root, kind.records, kind.visit, variant, hops)
     if key not in _MADE:
         place = root / f"network-{len(_MADE)}"
-        _MADE[key] = (place, _network(place, kind, random.Random(variant), variant))
+        _MADE[key] = (place, _network(place, kind, random.Random(variant), variant, hops))
     place, network = _MADE[key]
     shutil.copytree(place, folder)
     if kind.records:
