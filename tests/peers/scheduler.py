@@ -106,8 +106,10 @@ class Loop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def call_at(self, when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
-        return super().call_at(when + self.rng.random() * LATE, *args, **options)
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, **options: Any
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when + self.rng.random() * LATE, callback, *args, **options)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any

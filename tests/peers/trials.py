@@ -30,15 +30,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.peers.deletions import write_records
+from tests.peers.harness import CONTEXT, Town
 from tests.peers.scheduler import Endless, in_virtual_time
 from tests.peers.trials_checks import Violation, check
 from tests.peers.trials_kinds import KINDS, Kind, honest
 from tests.peers.trials_scenes import DidNotEnd, InMemory, InProcesses, Scene, make
+from unwalk.experiments.study import provenance
 from unwalk.peers.network import Network
 
 PROCESSES, MEMORY = "processes", "memory"
@@ -215,10 +218,8 @@ class Worker:
     def end(self) -> None:
         """With everything that it started."""
         if self.process is not None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self.process.wait()
             self.process = None
 
@@ -228,6 +229,8 @@ def work(way: str, root: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if way == PROCESSES:
+        CONTEXT.set_forkserver_preload(["torch", "sklearn.datasets", "tests.peers.trials"])
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
@@ -286,7 +289,9 @@ def tally(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not these:
             continue
         seconds = [t["seconds"] for t in these]
-        outcomes = {o: [t["seed"] for t in these if t["outcome"] == o] for o in (VIOLATED, NOT_ENDED)}
+        outcomes = {
+            o: [t["seed"] for t in these if t["outcome"] == o] for o in (VIOLATED, NOT_ENDED)
+        }
         rows.append(
             {
                 "kind": kind.name,
@@ -325,8 +330,7 @@ def main(argv: list[str]) -> int:
         return 0
     if given.seed is not None:
         return _one(given.seed, way)
-    from unwalk.experiments.study import provenance
-
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     made = provenance(f"python -m tests.peers.trials {' '.join(argv)}".strip())
     made["machine"] = f"{os.cpu_count()} CPU cores, {made['machine']}"
     log = given.log or Path("build") / f"trials-{way}.jsonl"
@@ -394,7 +398,7 @@ def _put_down(out: Path, way: str, made: dict[str, str], trials: list[dict[str, 
 # What other tests of processes look at
 
 
-def furthest(here: Any) -> int:
+def furthest(here: Town) -> int:
     """How many visits were done, as far as anybody knows."""
     return max(int(here.state(p).get("hop", 0)) for p in here.processes)
 

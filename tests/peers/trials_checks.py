@@ -18,8 +18,8 @@ from unwalk.peers.agenda import Spec, run_of
 from unwalk.peers.daemon import committed_log
 from unwalk.peers.database import read_only
 from unwalk.peers.hoplog import Entry
-from unwalk.peers.minutes import read_all
 from unwalk.peers.mark import check_whole
+from unwalk.peers.minutes import read_all
 from unwalk.peers.protocol import Value
 from unwalk.peers.store import Store
 from unwalk.peers.trust import Bundle

@@ -501,14 +501,16 @@ async def wrong_papers(scene: Scene) -> str:
     forged_place.parent.mkdir()
     for name in (attest.TRANSCRIPT, attest.VISITS):
         (forged_place.parent / name).write_bytes(place.with_name(name).read_bytes())
+    mine = f"peer-{me}"
+    tried: list[dict[str, Any]] = [
+        {"pending": []},
+        {"receipts": [], "pending": []},
+        {"requests": ["another"], "issuer": mine},
+        {"issuer": mine},
+        {"decisions": [], "chapter": 0, "issuer": mine},
+    ]
     async with scene.speaker(me) as liar:
-        for changes in (
-            {"pending": []},
-            {"receipts": [], "pending": []},
-            {"requests": ["another"], "issuer": f"peer-{me}"},
-            {"issuer": f"peer-{me}"},
-            {"decisions": [], "chapter": 0, "issuer": f"peer-{me}"},
-        ):
+        for changes in tried:
             forged_place.write_text(text_of(liar.resigned(document, **changes)))
             found = attest.verified(forged_place, scene.folder / "ca.pem")
             assert found["problems"], f"a forged certificate was believed: {changes}"

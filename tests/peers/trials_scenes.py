@@ -96,11 +96,12 @@ def twisted(twist: Twist | None) -> type[Chapters]:
     """A peer that lies in one way, or none."""
     if twist is None:
         return Chapters
+    lie = twist
 
     class Twisted(Chapters):
         def _open(self, number: int) -> Service:
             service = super()._open(number)
-            twist(self, service)
+            lie(self, service)
             return service
 
     return Twisted
@@ -485,8 +486,7 @@ def _child(folder: str, fault: str, twist: str, pause: float) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     _bad_weather(place)
-    daemon.Store = FullStore  # type: ignore[misc]
-    daemon.Chapters = twisted(TWISTS.get(twist))  # type: ignore[misc]
+    vars(daemon).update(Store=FullStore, Chapters=twisted(TWISTS.get(twist)))
     try:
         daemon.run_peer(place, http=None, fault=die)
     except UnwalkError as error:
@@ -525,11 +525,13 @@ def _bad_weather(place: Path) -> None:
             raise Unreachable(f"peer {peer} did not answer.", certain=False)
         return answer
 
-    async def worse_hand(self: Any, peer: int, words: bytes, chunks: Any, limit: float) -> bytes:
-        return await through(peer, limit, lambda: hand(self, peer, words, chunks, limit))
+    async def worse_hand(
+        self: Any, peer: int, envelope: bytes, chunks: Any, timeout: float
+    ) -> bytes:
+        return await through(peer, timeout, lambda: hand(self, peer, envelope, chunks, timeout))
 
-    async def worse_tell(self: Any, peer: int, message: bytes, limit: float) -> bytes:
-        return await through(peer, limit, lambda: tell(self, peer, message, limit))
+    async def worse_tell(self: Any, peer: int, message: bytes, timeout: float) -> bytes:
+        return await through(peer, timeout, lambda: tell(self, peer, message, timeout))
 
     def worse_sender(self: Any, context: Any) -> tuple[int, str]:
         found = sender(self, context)
