@@ -116,7 +116,7 @@ class Delivery:
             service.talk.after_handing(parcel, before, opened=opened)
 
     async def _look_at_file(self, parcel: Parcel) -> None:
-        """Whether a token that was refused is still what it was; a peer with a damaged one stops."""
+        """A token was refused: this peer stops if its own file of it is damaged."""
         service, loop = self.service, asyncio.get_running_loop()
         try:
             await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
