@@ -69,9 +69,9 @@ def test_a_first_peer_that_hands_nothing_on_does_not_stop_the_run(tmp_path, twis
     kind = Kind(twist, play, "the others end", lies=True)
     with in_virtual_time(0) as loop:
         scene = InMemory(tmp_path / "net", made, random.Random(0), 60.0, loop)
-        _, ended = loop.run_until_complete(lived(scene, kind))
-    assert len(ended) == 3
-    check(scene, kind, ended)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([p for p in range(4) if p != first], "")
+    check(scene, kind, found.ended)
 
 
 def test_a_peer_whose_token_is_refused_looks_at_its_own_file(tmp_path):
@@ -105,9 +105,10 @@ def test_a_peer_whose_token_is_refused_looks_at_its_own_file(tmp_path):
     kind = Kind("damaged", play, "the others end")
     with in_virtual_time(0) as loop:
         scene = InMemory(tmp_path / "net", made, random.Random(0), 60.0, loop)
-        _, ended = loop.run_until_complete(lived(scene, kind))
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (len(found.ended), found.why) == (3, "")
     assert [type(error) for error in scene.failures] == [Corrupt]
-    check(scene, kind, ended)
+    check(scene, kind, found.ended)
 
 
 @pytest.mark.soak

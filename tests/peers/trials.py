@@ -55,6 +55,8 @@ PATIENCE = 150.0
 """Seconds after which a worker that says nothing is ended."""
 COUNT = {PROCESSES: 400, MEMORY: 20_000}
 ENDED, VIOLATED, NOT_ENDED = "ended", "violated", "did not end"
+LONGEST = 3000
+"""Characters of a reason, at most."""
 
 
 @dataclass(frozen=True)
@@ -81,23 +83,38 @@ def kind_of(seed: int) -> Kind:
     return KINDS[seed % len(KINDS)]
 
 
-async def lived(scene: Scene, kind: Kind) -> tuple[str, list[int]]:
-    """The trial itself: how it went wrong, and who must have ended."""
+@dataclass(frozen=True)
+class Lived:
+    """What came of a trial: how it went wrong, who ended, and why not all did who should."""
+
+    variant: str
+    ended: list[int]
+    why: str = ""
+
+
+async def lived(scene: Scene, kind: Kind) -> Lived:
+    """The trial itself."""
+    variant, why = "", ""
+
+    def there() -> list[int]:
+        """Who must end."""
+        stay = [p for p in honest(scene) if p not in scene.away]
+        return [p for p in stay if p not in scene.excused or scene.running(p)]
+
+    def over() -> bool:
+        done = scene.asked is None or scene.pending or scene.stage(scene.asked, "r") == "done"
+        return done and all(map(scene.ended, there()))
+
     try:
         variant = await kind.play(scene)
         scene.weather()
-        must = [p for p in honest(scene) if p not in scene.away]
-
-        def over() -> bool:
-            there = [p for p in must if p not in scene.excused or scene.running(p)]
-            if scene.asked is None or scene.pending:
-                return all(map(scene.ended, there))
-            return scene.stage(scene.asked, "r") == "done" and all(map(scene.ended, there))
-
         await scene.until(over)
-        return variant, [p for p in must if scene.ended(p)]
+    except DidNotEnd as error:
+        why = str(error)
     finally:
+        ended = [p for p in there() if scene.ended(p)]
         await scene.close()
+    return Lived(variant, ended, why)
 
 
 def run_trial(root: Path, seed: int, way: str, hops: int = HOPS) -> Trial:
@@ -105,25 +122,27 @@ def run_trial(root: Path, seed: int, way: str, hops: int = HOPS) -> Trial:
     kind, rng = kind_of(seed), random.Random(f"trial {seed}")
     folder = root / f"seed-{seed}"
     begun = time.monotonic()
-    variant, outcome, why = "", ENDED, ""
-    counts: dict[str, Any] = {}
+    found, outcome, counts = Lived("", []), ENDED, dict[str, Any]()
     try:
         if way == MEMORY:
-            variant, counts = _in_memory(root, folder, seed, kind, rng, hops)
+            scene, found = _in_memory(root, folder, seed, kind, rng, hops)
         else:
             network = _network(folder, kind, rng, seed, hops)
             scene = InProcesses(folder, network, rng, LIMIT[way])
-            variant, ended = asyncio.run(lived(scene, kind))
-            counts = _counts(scene, kind, ended)
-    except (DidNotEnd, Endless) as error:
-        outcome, why = NOT_ENDED, str(error)[:2000]
-    except Exception as error:
-        outcome = VIOLATED
-        why = str(error)[:2000] if isinstance(error, Violation) else traceback.format_exc()[-3000:]
+            found = asyncio.run(lived(scene, kind))
+        outcome, why = NOT_ENDED if found.why else ENDED, found.why
+        counts = _counts(scene, kind, found.ended)
+    except Endless as error:
+        outcome, why = NOT_ENDED, str(error)
+    except Violation as error:
+        outcome, why = VIOLATED, str(error)
+    except Exception:
+        outcome, why = VIOLATED, traceback.format_exc()[-LONGEST:]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.monotonic() - begun, 3)
-    return Trial(seed, kind.name, variant, outcome, seconds, why=why, **counts)
+    why = why[:LONGEST]
+    return Trial(seed, kind.name, found.variant, outcome, seconds, why=why, **counts)
 
 
 def _network(folder: Path, kind: Kind, rng: random.Random, seed: int, hops: int) -> Network:
@@ -140,7 +159,7 @@ _MADE: dict[Any, tuple[Path, Network]] = {}
 
 def _in_memory(
     root: Path, folder: Path, seed: int, kind: Kind, rng: random.Random, hops: int
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[InMemory, Lived]:
     """The same in memory, with a network that may have been used before."""
     variant = seed // len(KINDS) % NETWORKS
     key = (root, kind.records, kind.visit, variant, hops)
@@ -154,9 +173,7 @@ def _in_memory(
             write_records(folder / f"peer-{peer}", peer, hold_out=0.0)
     with in_virtual_time(seed) as loop:
         scene = InMemory(folder, network, rng, LIMIT[MEMORY], loop)
-        how, ended = loop.run_until_complete(lived(scene, kind))
-    counts = _counts(scene, kind, ended)
-    return how, {**counts, "journal": scene.journal}
+        return scene, loop.run_until_complete(lived(scene, kind))
 
 
 def _counts(scene: Scene, kind: Kind, ended: list[int]) -> dict[str, Any]:
@@ -165,6 +182,7 @@ def _counts(scene: Scene, kind: Kind, ended: list[int]) -> dict[str, Any]:
         "recovered": sum(e["body"]["kind"] == "recovery" for e in log),
         "passed_over": sum(len(e["body"].get("passed_over", ())) for e in log),
         "dropped": sum(e["event"] == "dropped" for e in scene.events()),
+        "journal": scene.events(),
     }
 
 

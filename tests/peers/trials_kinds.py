@@ -30,8 +30,6 @@ from unwalk.peers.tokens import token_pieces
 from unwalk.peers.votes import decision_to, digest_of
 from unwalk.peers.work import Work, plan_of
 
-AWAY = (1.0, 3.5)
-"""Seconds that a fault lasts: a recovery falls before its end, after it, or together with it."""
 POINTS = (
     "token left",
     "token written",
@@ -113,7 +111,8 @@ def somebody(scene: Scene) -> int:
 
 
 async def a_while(scene: Scene) -> None:
-    await asyncio.sleep(scene.rng.uniform(*AWAY))
+    """A recovery falls before its end, after it, or together with it."""
+    await asyncio.sleep(scene.longest ** scene.rng.random())
 
 
 # Faults

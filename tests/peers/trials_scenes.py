@@ -112,8 +112,11 @@ class Scene(abc.ABC):
 
     ``away`` are down, ``excused`` may stop with a sentence, of ``liars`` nothing is expected;
     ``twists`` are in which way they lie while they run.  ``asked`` is the peer that was asked to
-    forget, and ``pending`` says that its certificate waits for a receipt.
+    forget, and ``pending`` says that its certificate waits for a receipt.  ``longest`` is for how
+    many seconds a fault lasts, at most.
     """
+
+    longest: float
 
     def __init__(self, folder: Path, network: Network, rng: random.Random, limit: float) -> None:
         self.folder, self.network, self.rng, self.limit = folder, network, rng, limit
@@ -188,6 +191,8 @@ class Scene(abc.ABC):
 
 class InMemory(Scene):
     """Peers in one process, by the seed's order and the loop's time."""
+
+    longest = 30.0
 
     def __init__(
         self, folder: Path, network: Network, rng: random.Random, limit: float, loop: Loop
@@ -382,6 +387,8 @@ class Street(Town):
 
 class InProcesses(Scene):
     """Peers as processes over mutual TLS."""
+
+    longest = 3.5
 
     def __init__(self, folder: Path, network: Network, rng: random.Random, limit: float) -> None:
         super().__init__(folder, network, rng, limit)
