@@ -9,67 +9,27 @@ from typing import Any
 
 import pytest
 
-from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
+from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
+from tests.peers.liars import Liar
 from unwalk.certificates.document import read_certificate, text_of
-from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers import attest, codec
+from unwalk.peers import attest
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.ends import end_text
 from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import Matter, Writer, decision_to, digest_of, words
+from unwalk.peers.votes import decision_to, digest_of
 
 LIAR, VICTIM = 2, 1
 
 
-def signed(here: Hamlet, matter: Matter, vote: Vote, by: int = LIAR) -> Vote:
-    """A vote signed by ``by``, whoever it says that it is of."""
-    bundle = here.peers[by].bundle
-    data = words(here.network.run_id, matter, vote)
-    pem = bundle.certificate_pem.decode()
-    return replace(vote, signature=bundle.sign(data).hex(), certificate=pem)
-
-
-def made_up(
-    here: Hamlet, matter: Matter, text: str, voters: Any, by: dict[int, int], round: int = 0
-) -> de.Decision:
-    """A decision with votes of ``voters``, each signed by whom ``by`` says."""
-    value = digest_of(text)
-
-    def votes(kind: str) -> frozenset[Vote]:
-        plain = [Vote(kind, round, value, NEVER, v) for v in voters]
-        return frozenset(signed(here, matter, v, by.get(v.voter, v.voter)) for v in plain)
-
-    return de.Decision(value, round, votes(PRECOMMIT), (votes(PREVOTE),))
-
-
-async def tell(here: Hamlet, peer: int, message: bytes) -> dict[str, Any]:
-    return codec.parse(await here.memory.at(LIAR).tell(peer, message, 5.0), 1 << 20)
-
-
-def against(victim: int, hops: int, position: int = 0, method: str = "restart") -> Spec:
-    """A chapter by which a member has another one forgotten and counted out."""
-    return Spec(
-        1,
-        victim,
-        method,
-        "exact",
-        None,
-        None,
-        ("made-up",),
-        0,
-        hops,
-        position,
-        hops,
-        LIAR,
-        left=(victim,),
-    )
+def liar_of(here: Village, peer: int = LIAR) -> Liar:
+    """A member that lies, beside its own peer."""
+    return Liar(here.folder, peer, here.memory.at(peer))
 
 
 def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
@@ -80,25 +40,18 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
         before = {p: here.peers[p].records.counts() for p in range(3)}
         models = {p: here.peers[p].model(1) for p in range(3)}
         source = (here.folder / f"records-{VICTIM}.csv").read_bytes()
-        liar = here.peers[LIAR].council
-        text = liar.write(against(VICTIM, 12))
-        matter = liar.poll.matter
+        liar, other = liar_of(here), (0, VICTIM)
+        text, matter = liar.chapter(liar.against(VICTIM, 12)), liar.matter(1)
         everybody = dict.fromkeys(range(3), LIAR)
         answers = []
         for voters, by in (((LIAR,), {}), (range(3), everybody), ((LIAR, 9), {9: LIAR})):
-            decision = decision_to(made_up(here, matter, text, voters, by))
-            for peer in (0, VICTIM):
-                fields = {"number": 1, "value": text, "decision": decision}
-                answers.append(await tell(here, peer, liar.words("agenda-decided", **fields)))
-        garbage = Value((0, 0), "0" * 64, "1" * 64, "salt")
-        end = here.peers[LIAR].service
-        shown = end.poll.record()
-        forged = Writer()
-        fake = made_up(here, end.poll.matter, end_text(garbage), (LIAR,), {})
-        shown |= {"decided": forged.decision(fake), "texts": [end_text(garbage)]}
-        shown["certificates"] = forged.certificates
-        for peer in (0, VICTIM):
-            await tell(here, peer, end.talk.words("decide", poll=shown))
+            decision = decision_to(liar.made_up(matter, text, voters, by))
+            fields = {"number": 1, "value": text, "decision": decision}
+            answers += await liar.tell_all(other, liar.words("agenda-decided", **fields))
+        garbage = end_text(Value((0, 0), "0" * 64, "1" * 64, "salt"))
+        fake = liar.made_up(liar.end(), garbage, (LIAR,))
+        poll = liar.shown(liar.end(), [], fake, texts=[garbage])
+        await liar.tell_all(other, liar.words("decide", poll=poll))
         assert {a["kind"] for a in answers} == {"refused"}
         await asyncio.sleep(1.0)
         for peer in (0, VICTIM):
@@ -116,35 +69,27 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
     hamlet(tmp_path, script, peers=3)
 
 
-def shown(here: Hamlet, matter: Matter, votes: list[Vote]) -> dict[str, Any]:
-    """What a liar shows: votes that it signed."""
-    writer = Writer()
-    said = writer.votes(frozenset(signed(here, matter, v) for v in votes))
-    empty: dict[str, Any] = {"opened": [], "chains": [], "decided": None, "texts": []}
-    return {"votes": said, **empty, "offer": None, "certificates": writer.certificates}
-
-
 def test_rounds_numbers_and_votes_out_of_range_leave_nothing_behind(tmp_path):
     """Row 5: ballots of 2^31, thousands of votes with arbitrary numbers."""
 
     async def script(here):
         await here.until(here.trained)
-        liar, honest = here.peers[LIAR].council, here.peers[0].council
-        matter = liar.poll.matter
+        liar, honest = liar_of(here), here.peers[0].council
+        matter = liar.matter(1)
         rows = here.peers[0].store.db.execute("SELECT COUNT(*) FROM polls").fetchone()
         values = [digest_of(str(n)) for n in range(400)]
         for number in (0, 2, 3, 1000, 2**31 - 1):
-            far = liar.words("agenda-decide", number=number, poll=liar.poll.record())
-            assert (await tell(here, 0, far))["kind"] == "refused"
+            far = liar.words("agenda-decide", number=number, poll=liar.shown(matter, []))
+            assert (await liar.tell(0, far))["kind"] == "refused"
         for round in (1, 7, 4000, 2**31):
             votes = [Vote(kind, round, values[0], NEVER, LIAR) for kind in (PREVOTE, PRECOMMIT)]
-            poll = shown(here, matter, votes)
+            poll = liar.shown(matter, votes)
             poll["opened"] = [v for v in poll["votes"] if v[0] == PRECOMMIT]
-            await tell(here, 0, liar.words("agenda-decide", number=1, poll=poll))
+            await liar.tell(0, liar.words("agenda-decide", number=1, poll=poll))
         assert honest.poll.state.round == 0
         for value in values:
-            poll = shown(here, matter, [Vote(PREVOTE, 0, value, NEVER, LIAR)])
-            await tell(here, 0, liar.words("agenda-decide", number=1, poll=poll))
+            poll = liar.shown(matter, [Vote(PREVOTE, 0, value, NEVER, LIAR)])
+            await liar.tell(0, liar.words("agenda-decide", number=1, poll=poll))
         of_liar = [v for v in honest.poll.state.votes if v.voter == LIAR]
         assert len(of_liar) == de.TWICE
         assert here.peers[0].store.db.execute("SELECT COUNT(*) FROM polls").fetchone()[0] <= (
@@ -164,12 +109,12 @@ def test_a_member_that_votes_both_ways_is_named_and_changes_nothing(tmp_path):
 
     async def script(here):
         await here.until(here.trained)
-        liar = here.peers[LIAR].council
-        matter = liar.poll.matter
+        liar = liar_of(here)
+        matter = liar.matter(1)
         for peer, value in ((0, "one"), (1, "other"), (3, "third")):
             votes = [Vote(k, 0, digest_of(value), NEVER, LIAR) for k in (PREVOTE, PRECOMMIT)]
-            poll = shown(here, matter, votes)
-            await tell(here, peer, liar.words("agenda-decide", number=1, poll=poll))
+            poll = liar.shown(matter, votes)
+            await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
         ask(here, 0, "r", *trained_on(here, 0)[:1])
         ask(here, 1, "s", *trained_on(here, 1)[:1])
         await here.until(ended(here, r=0, s=1))
@@ -185,17 +130,16 @@ def test_beyond_f_liars_a_fork_stops_those_who_see_it_and_names_the_liar(tmp_pat
 
     async def script(here):
         await here.until(here.trained)
-        matter = here.peers[0].council.poll.matter
-        ends = []
+        liar, ends = liar_of(here), []
         for honest in (0, 1):
             spec = Spec(1, honest, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, honest)
-            text = here.peers[honest].council.write(spec)
-            ends.append((text, decision_to(made_up(here, matter, text, (honest, LIAR), {}))))
-        words_to = here.peers[LIAR].council.words
+            text = Liar(here.folder, honest).chapter(spec)
+            forged = liar.made_up(liar.matter(1), text, (honest, LIAR))
+            ends.append((text, decision_to(forged)))
         here.memory.cut = {frozenset((0, 1))}
         for peer, (text, decision) in enumerate(ends):
             fields = {"number": 1, "value": text, "decision": decision}
-            answer = await tell(here, peer, words_to("agenda-decided", **fields))
+            answer = await liar.tell(peer, liar.words("agenda-decided", **fields))
             assert answer == {"decided": []}, "each has a quorum of votes"
         here.memory.cut = set()
         with pytest.raises(InvalidInput, match=r"two chapters .* signed by: peer-2\."):
@@ -270,9 +214,7 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
 
         def forged(entry: Any, **changes: Any) -> Any:
             """The same, changed, and signed by the peer that it names."""
-            body = {k: v for k, v in entry["body"].items() if k != "previous"}
-            peer = changes.get("peer", body["peer"])
-            return services[peer].sign(entry["body"]["previous"], {**body, **changes})
+            return liar_of(here, entry["body"]["peer"]).entry(entry, **changes)
 
         third, second = log[2], log[1]["body"]
         visit = third["body"]["visit"]
@@ -293,14 +235,6 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
             check(third, None, known)
 
     lived(tmp_path, script, peers=4, train__hops=8)
-
-
-def resigned(here: Hamlet, document: dict[str, Any], by: int, **changes: Any) -> dict[str, Any]:
-    """A certificate with something changed under ``peers``, signed by a member."""
-    bundle = Bundle.read(here.folder / f"peer-{by}")
-    body = {k: v for k, v in document.items() if k not in ("signer", "signature")}
-    body["peers"] = {**document["peers"], **changes}
-    return sign(body, bundle.keys.signing, bundle.certificate_pem.decode())
 
 
 def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_path):
@@ -339,9 +273,9 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
             {"pending": ["peer-1"], "issuer": name},
         ]
         for changes in tried:
-            assert problems(resigned(here, document, by, **changes)), (by, changes)
-    assert problems(resigned(here, document, LIAR))
-    assert problems(resigned(here, document, LIAR, issuer="peer-2"))
+            assert problems(liar_of(here, by).resigned(document, **changes)), (by, changes)
+    assert problems(liar_of(here).resigned(document))
+    assert problems(liar_of(here).resigned(document, issuer="peer-2"))
     place.write_text(text_of(document))
     without = attest.verified(place, authority)["checked"]
     assert any("revocation not checked" in text for text in without)

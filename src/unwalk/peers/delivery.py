@@ -6,7 +6,7 @@ import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from unwalk.core.errors import UnwalkError
+from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.intake import words_of
@@ -91,6 +91,7 @@ class Delivery:
             begun[1].cancel()
             raise
         if reply.kind in ("refused", "busy"):
+            await self._look_at_file(parcel)
             await self._not_delivered(parcel, target, certain=True, why=reason or reply.kind)
             return
         if reply.kind == "stale":
@@ -113,6 +114,15 @@ class Delivery:
             times = {"offered": self.offered, "at": monotonic()}
             service.journal.write("handed", to=target, **times, **words_of(parcel))
             service.talk.after_handing(parcel, before, opened=opened)
+
+    async def _look_at_file(self, parcel: Parcel) -> None:
+        """A token was refused: this peer stops if its own file of it is damaged."""
+        service, loop = self.service, asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
+        except (Corrupt, FileNotFoundError):
+            if service.state.held == parcel:  # else it was not needed any more
+                raise
 
     async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:
         service = self.service

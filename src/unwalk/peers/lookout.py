@@ -63,13 +63,19 @@ class Lookout:
             service.news = monotonic()
 
     def _overrun(self) -> bool:
-        """Whether the peer that has the token should have done its visit by now."""
-        state, now = self.service.state, monotonic()
-        if state.kept is None or state.held is not None or state.kept.hop == 0:
+        """Whether the peer that has the token should have done its visit by now.
+
+        The first token of a walk nobody handed over, but others have it too: one after the other
+        of them sees to it.
+        """
+        state, now, limits = self.service.state, monotonic(), self.service.limits
+        if state.kept is None or state.held is not None:
             self.handed = None
-        elif self.handed is None or self.handed[0] != state.kept:
+            return False
+        turn = 0.0 if state.kept.hop else limits.lease * self.service.me
+        if self.handed is None or self.handed[0] != state.kept:
             self.handed = (state.kept, now)
-        elif now - self.handed[1] > self.service.limits.visit:
+        elif now - self.handed[1] > limits.visit + turn:
             self.handed = (state.kept, now)
             return True
         return False

@@ -9,6 +9,7 @@ configuration can be written back as TOML, and a run can be repeated from that f
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -261,7 +262,8 @@ def _sections() -> Iterator[tuple[type[Any], str]]:
             yield typing.cast(type[Any], kind), f"{name}."
 
 
-def _types() -> dict[str, Any]:
+@functools.cache
+def _types() -> Mapping[str, Any]:
     kinds: dict[str, Any] = {}
     for cls, prefix in _sections():
         for name, kind in typing.get_type_hints(cls).items():
