@@ -79,7 +79,8 @@ class MemoryPieces:
 
     A token can so be on its way before it is written down here.  Without its stamp it is worth
     nothing; ``stamp`` gives None if the token was dropped meanwhile.  Until ``gone`` is set the
-    memory is still read from; afterwards it is not, whoever asks for more.
+    memory is still read from; afterwards it is not, whoever asks for more.  ``sent`` is set once
+    the far end has made room for the last piece too.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class MemoryPieces:
     ) -> None:
         self.parts, self.stamp, self.log = parts, stamp, log
         self.size = sum(len(part) for part in parts)
-        self.gone = asyncio.Event()
+        self.gone, self.sent = asyncio.Event(), asyncio.Event()
 
     async def __call__(self) -> AsyncIterator[bytes]:
         held: list[memoryview] = []
@@ -106,6 +107,7 @@ class MemoryPieces:
         self.gone.set()
         if last:
             yield last
+        self.sent.set()
         stamp = await asyncio.shield(self.stamp)  # a call that ends does not take the stamp along
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
@@ -117,11 +119,12 @@ class MemoryPieces:
         """Wait until all pieces have left, or none will; not long if the far end is slow."""
         with suppress(TimeoutError):
             async with asyncio.timeout(HEAD_START):
-                await self.gone.wait()
+                await self.sent.wait()
 
     def close(self) -> None:
         """The call has ended."""
         self.gone.set()
+        self.sent.set()
         self.parts = ()
 
 
