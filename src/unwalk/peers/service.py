@@ -307,9 +307,10 @@ class Service:
         opened, self.intake.opened = self.intake.opened, None
         move = move_from(self.open_move)
         self.ahead.reading = True
-        asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
+        preparing = asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
         try:
             visited = await self.ahead.visit(parcel, opened, move, kept)
+            preparing.cancel()  # it is too late for that if the visit had ended already
             del opened
             if self.state.held == parcel and self.state.stage == "arrived":
                 await self._conclude(parcel, visited)
@@ -323,7 +324,9 @@ class Service:
         after = pr.visited(self.state, "", "")
         found = self._next_move(after, move.memory) if after.stage == "visited" else None
         if found is not None:
-            self.delivery.log(parcel.chain, found[0].path[0])
+            target = found[0].path[0]
+            self.delivery.log(parcel.chain, target)
+            self.talk.later(self.transport.ready(target))
 
     async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
         """Send the token on its way, then write it down, sign the visit, and send its stamp.
