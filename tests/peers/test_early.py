@@ -40,8 +40,8 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
     def noted(service):
         begin = service.ahead.begin
 
-        def one(incoming, offer, file):
-            begin(incoming, offer, file)
+        def one(incoming, offer, file, kept):
+            begin(incoming, offer, file, kept)
             if service.ahead.begun is not None and offer.parcel.hop == 4:
                 begun.append(service.me)
 
@@ -196,13 +196,14 @@ def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, 
         fence(service)
         file = open_token(service.store.file(held.token), PEERS)
         offer = SimpleNamespace(path=(service.me,), parcel=held, move=Move(service.me, (), {}))
-        service.ahead.begin(None, offer, file)
+        kept = service.store.local(service.run_id, held.lineage)
+        service.ahead.begin(None, offer, file, kept)
         if service.ahead.begun is not None:
             await service.ahead.begun.result
         way.go.set()
         await here.until(lambda: way.ended == "sent")
         assert way.digest == held.token
-        service.ahead.begin(None, offer, file)
+        service.ahead.begin(None, offer, file, kept)
         assert service.ahead.begun is not None, "now it may"
         await service.ahead.begun.result
 

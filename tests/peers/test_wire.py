@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -159,8 +160,6 @@ def test_a_stranger_does_not_get_through(made, tmp_path):
 
 
 def _with_address(bundle, peer, address):
-    from dataclasses import replace
-
     members = list(bundle.network.peers)
     members[peer] = replace(members[peer], address=address)
     return replace(bundle, network=replace(bundle.network, peers=tuple(members)))
@@ -268,3 +267,75 @@ def test_a_call_that_ends_while_it_waits_for_the_stamp_does_not_take_it_along():
         stamp.set_result(b"stamp")
 
     asyncio.run(main())
+
+
+def test_a_token_goes_the_way_that_was_opened_for_it(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        echo = Echo()
+        await there.start(echo)
+        await here.ready(1)
+        way = here.way
+        while not there.calls[0]:  # its head is there, and is counted
+            await asyncio.sleep(0.01)
+        answer = await here.hand(1, b"e", lambda: sent(b"one", b"two"), 5.0)
+        assert answer == hashlib.sha256(b"onetwo").digest()
+        assert way.said.done()
+        assert await here.hand(1, b"f", lambda: sent(b"three"), 5.0)
+        assert [call[1] for call in echo.calls] == [b"e", b"f"], "a way is good for one token"
+
+    scene(script)
+
+
+def test_a_way_that_no_token_goes_is_closed_and_nobody_minds(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        for end in (here, there):
+            limits = replace(end.bundle.network.limits, connect=0.4)
+            end.bundle = replace(end.bundle, network=replace(end.bundle.network, limits=limits))
+        echo = Echo()
+        await there.start(echo)
+        await here.ready(1)
+        way = here.way
+        while way.open:
+            await asyncio.sleep(0.01)
+        while there.calls[0]:
+            await asyncio.sleep(0.01)
+        assert way.call.cancelled(), "the far end had not lost its patience yet"
+        assert echo.calls == []
+        assert await here.hand(1, b"e", lambda: sent(b"x"), 5.0)
+        await here.ready(2)  # which is down
+        assert here.way is None
+
+    scene(script)
+
+
+def test_a_call_that_ends_without_a_word_is_no_offer(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        echo = Echo()
+        await there.start(echo)
+        call = (await here._channel(1, 5.0)).stream_unary(f"/{SERVICE}/Hand")(sent())
+        with pytest.raises(grpc.aio.AioRpcError, match="before it said anything"):
+            await call
+        assert echo.calls == []
+
+    scene(script)
+
+
+def test_a_certificate_revoked_since_the_way_was_opened_is_refused(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        echo = Echo()
+        await there.start(echo)
+        await here.ready(1)
+        while not there.calls[0]:
+            await asyncio.sleep(0.01)
+        provision.revoke(made, "peer-0")
+        there.trust = Bundle.read(made / "peer-1").trust()
+        with pytest.raises(Unreachable, match="was revoked") as caught:
+            await here.hand(1, b"e", lambda: sent(b"x"), 5.0)
+        assert caught.value.certain
+        assert echo.calls == []
+
+    scene(script)

@@ -53,14 +53,15 @@ class Ahead:
         """Whether nobody reads the workspace."""
         return not self.reading and (self.leaving is None or self.leaving.gone.is_set())
 
-    def begin(self, incoming: Incoming, offer: Offer, file: TokenFile) -> None:
+    def begin(
+        self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal | None
+    ) -> None:
         """Begin the visit of a token that has arrived, if it ends here and nothing else is done."""
         service = self.service
         if len(offer.path) > 1 or service.state.held is not None or not self.free or self.begun:
             return
         if self.for_nothing is not None and not self.for_nothing.done():
             return  # one at a time, or tokens that are not accepted could pile up work
-        kept = service.store.local(service.run_id, offer.parcel.lineage)
         result = self._start(file, offer.move, kept, first=False)
         self.begun = Begun(incoming, file, offer.move, kept, result)
 

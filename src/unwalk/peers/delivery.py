@@ -30,6 +30,7 @@ class Delivery:
         self.service = service
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.offered = 0.0
+        self._gathered: tuple[str, int, bytes] = ("", NOBODY, b"")
 
     def send(
         self, state: PeerState, move: dict[str, Any], pieces: FilePieces | MemoryPieces
@@ -56,6 +57,11 @@ class Delivery:
 
     def log(self, chain: str, target: int) -> bytes:
         """The entries up to ``chain`` that ``target`` may not know, the latest first."""
+        if self._gathered[:2] != (chain, target):
+            self._gathered = chain, target, self._gather(chain, target)
+        return self._gathered[2]
+
+    def _gather(self, chain: str, target: int) -> bytes:
         found: list[Any] = []
         while len(found) < MOST_ENTRIES and (entry := self.service.store.entry(chain)) is not None:
             body = entry["body"]

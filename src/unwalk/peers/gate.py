@@ -201,7 +201,6 @@ class Gate:
         done = file.header["hop"] - self.work.base
         if done != offer.parcel.hop:
             raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
-        self._rule(offer, file.header["memory"])
         return file
 
     def _opened(self, path: Path) -> TokenFile:
@@ -217,7 +216,7 @@ class Gate:
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")
 
-    def _rule(self, offer: Offer, memory: Mapping[str, int]) -> None:
+    def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
         """The sender has to follow the route, which anybody can draw again."""
         try:
             drawn = self.work.move(offer.parcel.hop + 1, offer.mover, memory, offer.attempt)

@@ -19,7 +19,7 @@ from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
 from unwalk.peers.space import DiskFull
-from unwalk.peers.store import Incoming
+from unwalk.peers.store import Incoming, KeptLocal
 from unwalk.peers.succession import MOST_ENTRIES, MOST_RECOVERIES
 from unwalk.peers.tokens import TokenFile
 from unwalk.peers.wire import CHUNK, MESSAGE
@@ -77,7 +77,8 @@ class Intake:
             raise Refused("this peer is stopping.")
         if service.store.space.full:
             raise DiskFull
-        if service.store.local(service.run_id, offer.parcel.lineage) is None:
+        kept = service.store.local(service.run_id, offer.parcel.lineage)
+        if kept is None:
             raise Refused("this peer no longer has what it kept at that time.")
         if offer.sender in self.receiving or len(self.receiving) >= 2:
             raise Refused("another token is on its way already.")
@@ -85,17 +86,17 @@ class Intake:
         self.receiving.add(offer.sender)
         try:
             async with asyncio.timeout(service.limits.lease):
-                offer, file, log = await self._examine(incoming, offer, chunks)
+                offer, file, log = await self._examine(incoming, offer, kept, chunks)
             state, reply = pr.receive(service.state, offer.parcel, offer.path)
             if state != service.state:
                 incoming.keep(offer.parcel.token)
                 self.opened = (offer.parcel.token, file)
                 move = move_to(offer.mover, offer.attempt, offer.move, offer.passed_over)
                 moved = {**move, "sender": offer.sender}
-                kept = service.to_keep(state)
+                arrival = service.to_keep(state)
                 if log:
                     service.store.add_entries(service.run_id, log)
-                service.put(state, move=moved, entry=offer.entry, arrival=kept)
+                service.put(state, move=moved, entry=offer.entry, arrival=arrival)
                 service.metrics.add("tokens_received_total")
                 service.metrics.add("bytes_received_total", offer.size)
                 service.journal.write("received", at=monotonic(), **words_of(offer.parcel))
@@ -112,28 +113,27 @@ class Intake:
             incoming.discard()
 
     async def _examine(
-        self, incoming: Incoming, offer: Offer, chunks: AsyncIterator[bytes]
+        self, incoming: Incoming, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]
     ) -> tuple[Offer, TokenFile, list[Entry]]:
         """All of it arrives and is flushed; whatever can be wrong with it is looked for.
 
-        The visit begins as soon as the token's content is known to be in order.
+        The visit begins as soon as the token's content is known to be in order; the disk and all
+        other checks come after that.
         """
         gate, loop = self.service.gate, asyncio.get_running_loop()
-        small = offer.size <= CHUNK
-        if small:
+        data = b""
+        if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
             data = b"".join([piece async for piece in pieces(chunks, offer.size)])
             incoming.put_part(data)
-            flushed = self.on_disk(_flush_and_hash, incoming, data)
+            file = gate.content(offer, incoming.path)
         else:
             await self.receive_bytes(incoming, chunks)
-            flushed = self.on_disk(incoming.finish)
+            look = partial(_look, gate, offer, incoming.path)
+            file = await loop.run_in_executor(self.service.hashing, look)
+        self.service.ahead.begin(incoming, offer, file, kept)
+        flushed = self.on_disk(_flush_and_hash, incoming, data)
         try:
-            if small:  # looked through sooner than a thread would start
-                file = gate.content(offer, incoming.path)
-            else:
-                look = partial(_look, gate, offer, incoming.path)
-                file = await loop.run_in_executor(self.service.hashing, look)
-            self.service.ahead.begin(incoming, offer, file)
+            gate.route(offer, file.header["memory"])
             offer = gate.stamped(offer, await anext(chunks, b""))
             log = await self._check_log(offer, await anext(chunks, b""))
         finally:
@@ -171,12 +171,11 @@ class Intake:
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
         """Hash and write, each in a thread of its own, while the next pieces are on their way."""
         loop, service = asyncio.get_running_loop(), self.service
-        put = partial(incoming.put_part, flush=True)
         working: deque[asyncio.Future[None]] = deque()
         try:
             async for chunk in pieces(chunks, incoming.size):
                 working.append(loop.run_in_executor(service.hashing, incoming.hash_part, chunk))
-                working.append(loop.run_in_executor(service.disk, put, chunk))
+                working.append(loop.run_in_executor(service.disk, incoming.put_part, chunk))
                 while len(working) > 2 * AHEAD:
                     await working.popleft()
         finally:

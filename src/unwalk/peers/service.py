@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
-from unwalk.core.plan import Local
+from unwalk.core.plan import Local, Move
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.ahead import Ahead
@@ -71,6 +71,7 @@ class Service:
         self.notify: Callable[[], None] = lambda: None
         self.avoid: set[int] = set()
         self.collecting = False
+        self._drawn: tuple[Any, tuple[int, Move] | None] = (None, None)
         self.late = asyncio.Event()
         self.ended: str | None = None
         self.news = monotonic()
@@ -304,14 +305,28 @@ class Service:
         assert parcel is not None
         kept = self.store.local(self.run_id, parcel.lineage)
         opened, self.intake.opened = self.intake.opened, None
+        move = move_from(self.open_move)
         self.ahead.reading = True
+        preparing = asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
         try:
-            visited = await self.ahead.visit(parcel, opened, move_from(self.open_move), kept)
+            visited = await self.ahead.visit(parcel, opened, move, kept)
+            preparing.cancel()  # it is too late for that if the visit had ended already
             del opened
             if self.state.held == parcel and self.state.stage == "arrived":
                 await self._conclude(parcel, visited)
         finally:
             self.ahead.reading = False
+
+    def _prepare(self, parcel: Parcel, move: Move) -> None:
+        """While the visit goes on, see where the token goes then, and which log it takes along."""
+        if self.closed or self.state.held != parcel or self.state.stage != "arrived":
+            return
+        after = pr.visited(self.state, "", "")
+        found = self._next_move(after, move.memory) if after.stage == "visited" else None
+        if found is not None:
+            target = found[0].path[0]
+            self.delivery.log(parcel.chain, target)
+            self.talk.later(self.transport.ready(target))
 
     async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
         """Send the token on its way, then write it down, sign the visit, and send its stamp.
@@ -398,7 +413,10 @@ class Service:
         parcel = state.held
         assert parcel is not None
         over = {*state.passed_over, *self.avoid, *self.lookout.slow}
-        found = self.work.choose(parcel.hop + 1, self.me, memory, over)
+        drawn = parcel.hop + 1, dict(memory), over
+        if self._drawn[0] != drawn:
+            self._drawn = drawn, self.work.choose(parcel.hop + 1, self.me, memory, over)
+        found = self._drawn[1]
         if found is None:
             return None
         attempt, move = found

@@ -57,7 +57,8 @@ CREATE TABLE IF NOT EXISTS arrivals (
     peer INTEGER NOT NULL, token TEXT NOT NULL, PRIMARY KEY (run, number, opener, done, peer));
 """
 SPARES = 2
-FLUSH = 8 << 20
+SMALL = 8 << 20
+"""Bytes up to which a file is not worth a thread that hashes it while it is written."""
 SETTLE = 200
 """Changes after which the database's log is taken over into its file, at least."""
 LOCALS = 4
@@ -125,8 +126,8 @@ class Incoming:
         for part in parts:
             self.hash_part(part)
 
-    def put_part(self, chunk: bytes | memoryview, *, flush: bool = False) -> None:
-        """Write the next bytes; with ``flush`` some go to disk already, while more arrive."""
+    def put_part(self, chunk: bytes | memoryview) -> None:
+        """Write the next bytes."""
         with self.guard:
             if self.fd < 0:
                 raise Corrupt("the token was given up while it was written.")
@@ -135,9 +136,7 @@ class Incoming:
             view = memoryview(chunk)
             while view:
                 view = view[os.write(self.fd, view) :]
-            before, self.written = self.written, self.written + len(chunk)
-            if flush and self.written // FLUSH != before // FLUSH:
-                os.fdatasync(self.fd)
+            self.written += len(chunk)
 
     def finish(self) -> str:
         """Flush to disk; the digest of what was written."""
@@ -319,7 +318,7 @@ class Store:
         held = list(parts)
         incoming = Incoming(self, sum(len(p) for p in held))
         try:
-            if incoming.size <= FLUSH:
+            if incoming.size <= SMALL:
                 for part in held:
                     incoming.write(part)
                 return incoming

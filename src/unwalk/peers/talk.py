@@ -150,7 +150,8 @@ class Talk:
         if entry is not None:
             await self._ask_all(self.words("fence", entry=entry), "sighting")
 
-    def _later(self, work: Any) -> None:
+    def later(self, work: Any) -> None:
+        """Do something beside everything else; it ends with the service."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.ended)
@@ -164,9 +165,9 @@ class Talk:
     def after_handing(self, parcel: Parcel, before: int, *, opened: bool) -> None:
         """Release the peer before, and make a generation that was ``opened`` here known."""
         if before >= 0 and before != self.service.me:
-            self._later(self._release(before, parcel))
+            self.later(self._release(before, parcel))
         if opened:
-            self._later(self.announce())
+            self.later(self.announce())
 
     async def _release(self, before: int, parcel: Parcel) -> None:
         place, generation = list(parcel.place), list(parcel.generation)

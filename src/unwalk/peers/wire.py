@@ -79,7 +79,8 @@ class MemoryPieces:
 
     A token can so be on its way before it is written down here.  Without its stamp it is worth
     nothing; ``stamp`` gives None if the token was dropped meanwhile.  Until ``gone`` is set the
-    memory is still read from; afterwards it is not, whoever asks for more.
+    memory is still read from; afterwards it is not, whoever asks for more.  ``sent`` is set once
+    the far end has made room for the last piece too.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class MemoryPieces:
     ) -> None:
         self.parts, self.stamp, self.log = parts, stamp, log
         self.size = sum(len(part) for part in parts)
-        self.gone = asyncio.Event()
+        self.gone, self.sent = asyncio.Event(), asyncio.Event()
 
     async def __call__(self) -> AsyncIterator[bytes]:
         held: list[memoryview] = []
@@ -106,6 +107,7 @@ class MemoryPieces:
         self.gone.set()
         if last:
             yield last
+        self.sent.set()
         stamp = await asyncio.shield(self.stamp)  # a call that ends does not take the stamp along
         if stamp is None:
             raise Unreachable("the token was dropped before it was sent.", certain=True)
@@ -117,11 +119,12 @@ class MemoryPieces:
         """Wait until all pieces have left, or none will; not long if the far end is slow."""
         with suppress(TimeoutError):
             async with asyncio.timeout(HEAD_START):
-                await self.gone.wait()
+                await self.sent.wait()
 
     def close(self) -> None:
         """The call has ended."""
         self.gone.set()
+        self.sent.set()
         self.parts = ()
 
 
@@ -172,6 +175,9 @@ class Transport(Protocol):
     async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
         """Move a token; the receiver's answer, or :class:`Unreachable`."""
 
+    async def ready(self, peer: int) -> None:
+        """A token will be handed to that peer soon: what can be done before is done now."""
+
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes: ...
 
 
@@ -217,6 +223,9 @@ class MemoryTransport:
             answer = await handler.take(self.me, envelope, stream())
         return self._back(peer, answer)
 
+    async def ready(self, peer: int) -> None:
+        pass
+
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         handler = self.memory.reach(self.me, peer)
         async with asyncio.timeout(timeout):
@@ -227,6 +236,31 @@ class MemoryTransport:
         if (peer, self.me) in self.memory.lose_answers:
             raise Unreachable(f"the answer of peer {peer} was lost.", certain=False)
         return answer
+
+
+class Way:
+    """A call to hand a token over, opened before there is anything to say."""
+
+    def __init__(self, peer: int, channel: grpc.aio.Channel, timeout: float) -> None:
+        self.peer = peer
+        self.said: asyncio.Future[AsyncIterator[bytes]]
+        self.said = asyncio.get_running_loop().create_future()
+        self.call = channel.stream_unary(f"/{SERVICE}/Hand")(self._messages(), timeout=timeout)
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        async for message in await self.said:
+            yield message
+
+    @property
+    def open(self) -> bool:
+        """Whether a token can still go this way."""
+        return not self.said.done() and not self.call.done()
+
+    def close(self) -> None:
+        """End the call, unless a token goes this way."""
+        if not self.said.done():
+            self.call.cancel()
+            self.said.cancel()
 
 
 class Grpc:
@@ -241,6 +275,7 @@ class Grpc:
         self.locks: dict[int, asyncio.Lock] = {}
         self.server: grpc.aio.Server | None = None
         self.handler: Handler | None = None
+        self.way: Way | None = None
         self.calls: Counter[int] = Counter()
 
     async def start(self, handler: Handler) -> None:
@@ -276,6 +311,7 @@ class Grpc:
         await server.start()
 
     async def stop(self) -> None:
+        self._close_way()
         if self.server is not None:
             await self.server.stop(grace=0.5)
         for channel in self.channels.values():
@@ -342,6 +378,9 @@ class Grpc:
 
         async def take() -> bytes:
             first = memoryview(await self._first(context))
+            if not first:
+                raise Refused("the call ended before it said anything.")
+            self._sender(context)  # the call may have been open for a while
             end = 4 + int.from_bytes(first[:4], "big")
             return await handler.take(sender, bytes(first[4:end]), _rest(first[end:], context))
 
@@ -451,8 +490,25 @@ class Grpc:
             async for piece in pieces:
                 yield piece
 
-        call = channel.stream_unary(f"/{SERVICE}/Hand")(stream(), timeout=timeout)
-        return await self._outcome(peer, call)
+        way = self.way
+        if way is None or way.peer != peer or not way.open:
+            way = Way(peer, channel, timeout)
+        way.said.set_result(stream())
+        return await self._outcome(peer, way.call)
+
+    async def ready(self, peer: int) -> None:
+        """Open the call already; it is closed again before the far end has waited too long."""
+        limits = self.bundle.network.limits
+        self._close_way()
+        with suppress(Unreachable):
+            channel = await self._channel(peer, limits.connect)
+            way = self.way = Way(peer, channel, limits.lease + limits.connect)
+            asyncio.get_running_loop().call_later(limits.connect / 2.0, way.close)
+
+    def _close_way(self) -> None:
+        if self.way is not None:
+            self.way.close()
+            self.way = None
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
