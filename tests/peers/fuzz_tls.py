@@ -130,7 +130,7 @@ class Caller:
 
     async def ready(self) -> None:
         """Wait until the daemon listens."""
-        end = time.monotonic() + 60.0
+        end = time.monotonic() + 300.0
         host, _, port = self.daemon.address.rpartition(":")
         while True:
             try:
