@@ -422,7 +422,7 @@ class Chapters:
             over = Reply("refused")
             return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
         if number is None:
-            self.later(self.council.catch_up())
+            self.council.hear_of_more()
         return await self.service.take(sender, envelope, chunks)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
@@ -435,5 +435,5 @@ class Chapters:
             self.later(self.council.inform(sender, number + 1))
             return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
         if number is None:
-            self.later(self.council.catch_up())
+            self.council.hear_of_more()
         return await self.service.answer(sender, message)

@@ -116,7 +116,8 @@ class Talk:
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
         for peer, record in zip(others, answers, strict=True):
             try:
-                who, sighting = service.succession.sighted(record, service.me, chain)
+                with codec.reading("a sighting"):
+                    who, sighting = service.succession.sighted(record, service.me, chain)
             except UnwalkError:
                 continue
             if who == peer:
@@ -137,7 +138,8 @@ class Talk:
         service = self.service
         record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
         try:
-            self.hear_opening(record)
+            with codec.reading("an opening"):
+                self.hear_opening(record)
         except UnwalkError as error:
             service.journal.write("refused", sender=peer, reason=str(error)[:300])
             return False
@@ -339,9 +341,10 @@ class Talk:
         for peer in sorted(others, key=lambda p: p != first):
             record = await self._ask(peer, self.words("entry", chain=chain), "entry")
             try:
-                if record is not None and parse_entry(record)["chain"] == chain:
-                    service.trust.signer(record)
-                    return parse_entry(record)
+                with codec.reading("a log entry"):
+                    if record is not None and parse_entry(record)["chain"] == chain:
+                        service.trust.signer(record)
+                        return parse_entry(record)
             except UnwalkError:
                 continue
         return None
