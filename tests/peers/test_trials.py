@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
+from tests.peers.deletions import records_of, write_records
 from tests.peers.scheduler import in_virtual_time
 from tests.peers.trials import ENDED, MEMORY, kind_of, lived, run_trial
-from tests.peers.trials_checks import check
-from tests.peers.trials_kinds import KINDS, Kind, everybody, tokens_of
+from tests.peers.trials_checks import Violation, check, opened
+from tests.peers.trials_kinds import KINDS, ROW, Kind, everybody, tokens_of
 from tests.peers.trials_scenes import InMemory, Scene, make
 from unwalk.core.errors import Corrupt
 from unwalk.peers.network import Network
+from unwalk.peers.trust import Bundle
 from unwalk.peers.work import Work, plan_of
 from unwalk.walks import NOBODY
 
@@ -109,6 +112,56 @@ def test_a_peer_whose_token_is_refused_looks_at_its_own_file(tmp_path):
     assert (len(found.ended), found.why) == (3, "")
     assert [type(error) for error in scene.failures] == [Corrupt]
     check(scene, kind, found.ended)
+
+
+def test_what_must_not_happen_is_noticed(tmp_path):
+    """A trial in which nothing goes wrong, and then what it left is changed."""
+    folder = tmp_path / "net"
+    made = make(folder, 4, 6, records=True, seed=0)
+    for peer in range(4):
+        write_records(folder / f"peer-{peer}", peer, hold_out=0.0)
+
+    async def play(scene: Scene) -> str:
+        await everybody(scene)
+        await scene.until(lambda: scene.ended(0))
+        scene.ask(0, "r", records_of(0)[ROW][0])
+        scene.asked = 0
+        return "nothing"
+
+    kind = Kind("nothing", play, "all end", records=True)
+    with in_virtual_time(0) as loop:
+        scene = InMemory(folder, made, random.Random(0), 60.0, loop)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([0, 1, 2, 3], "")
+    check(scene, kind, found.ended)
+
+    def noticed(match: str) -> None:
+        with pytest.raises(Violation, match=match):
+            check(scene, kind, found.ended)
+
+    scene.journal.append({"event": "liar", "who": 1})
+    noticed("named as liars")
+    scene.journal.pop()
+    table = folder / "records-2.csv"
+    kept = table.read_bytes()
+    table.write_bytes(kept[: kept.rindex(b"person-2")])
+    noticed("peer 2 .* has 39 records, not 40")
+    table.write_bytes(kept)
+    (place,) = folder.glob("peer-0/store/certificates/*/certificate.json")
+    said = place.read_text()
+    place.write_text(said.replace('"r"', '"s"', 1))
+    noticed("of peer 0")
+    place.write_text(said)
+    with opened(Bundle.read(folder / "peer-3")) as store:
+        ((run, text),) = store.db.execute("SELECT run, state FROM runs").fetchall()[-1:]
+        state = json.loads(text)
+        state["committed"]["salt"] = "0" * 32
+        with store.transaction() as db:
+            db.execute("UPDATE runs SET state = ? WHERE run = ?", (json.dumps(state), run))
+    noticed("ended in 2 ways")
+    path = folder / "peer-1" / "store" / "state.sqlite"
+    path.write_bytes(path.read_bytes()[:-4096])
+    noticed("peer-1 cannot start again")
 
 
 @pytest.mark.soak
