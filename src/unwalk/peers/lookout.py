@@ -72,7 +72,7 @@ class Lookout:
         if state.kept is None or state.held is not None:
             self.handed = None
             return False
-        turn = 0.0 if state.kept.hop else limits.lease * self.service.me
+        turn = 0.0 if state.kept.hop else limits.lease * (1 + self.service.me)
         if self.handed is None or self.handed[0] != state.kept:
             self.handed = (state.kept, now)
         elif now - self.handed[1] > limits.visit + turn:
