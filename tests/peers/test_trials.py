@@ -7,14 +7,16 @@ import random
 
 import pytest
 
-from tests.peers.deletions import records_of, write_records
+from tests.peers.deletions import CERTIFIED, form, records_of, write_records
 from tests.peers.scheduler import in_virtual_time
 from tests.peers.trials import ENDED, MEMORY, kind_of, lived, run_trial
 from tests.peers.trials_checks import Violation, check, opened
 from tests.peers.trials_kinds import KINDS, ROW, Kind, everybody, tokens_of
 from tests.peers.trials_scenes import InMemory, Scene, make
+from tests.peers.trials_twists import TWISTS
 from unwalk.core.errors import Corrupt
 from unwalk.peers.network import Network
+from unwalk.peers.service import Service
 from unwalk.peers.trust import Bundle
 from unwalk.peers.work import Work, plan_of
 from unwalk.walks import NOBODY
@@ -74,6 +76,46 @@ def test_a_first_peer_that_hands_nothing_on_does_not_stop_the_run(tmp_path, twis
         scene = InMemory(tmp_path / "net", made, random.Random(0), 60.0, loop)
         found = loop.run_until_complete(lived(scene, kind))
     assert (found.ended, found.why) == ([p for p in range(4) if p != first], "")
+    check(scene, kind, found.ended)
+
+
+def test_a_seal_that_its_peer_never_begins_holds_up_nobody(tmp_path):
+    """It says that it has the token, for ever; the noise is its own, so nobody else can begin."""
+    folder, u = tmp_path / "net", 1
+    made = make(folder, 4, 6, records=True, seed=0, visit=2.0, **CERTIFIED)
+    for peer in range(4):
+        write_records(folder / f"peer-{peer}", peer, hold_out=0.0)
+
+    async def play(scene: Scene) -> str:
+        assert isinstance(scene, InMemory)
+        scene.liars.add(u)
+        await everybody(scene)
+        await scene.until(lambda: all(map(scene.ended, range(4))))
+        liar, honest = scene.peers[u], scene.peers[0]
+        opened = liar._open
+
+        def never(number: int) -> Service:
+            service = opened(number)
+            TWISTS["never visits"](liar, service)
+            return service
+
+        liar._open = never  # type: ignore[method-assign]
+        budget = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
+        assert liar.requests is not None
+        liar.requests.submit(form("s", records_of(u)[ROW][0], **budget))
+        liar.wake.set()
+        await scene.until(lambda: bool(honest.specs))
+        assert (honest.specs[0].method, honest.specs[0].peer) == ("seal", u)
+        scene.ask(0, "r", records_of(0)[ROW][0])
+        scene.asked = 0
+        await scene.until(lambda: any(spec.void for spec in honest.specs))
+        return "seal"
+
+    kind = Kind("seal", play, "it is given up, and others' requests go on", records=True)
+    with in_virtual_time(0) as loop:
+        scene = InMemory(folder, made, random.Random(0), 120.0, loop)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([0, 2, 3], "")
     check(scene, kind, found.ended)
 
 

@@ -57,7 +57,14 @@ class DidNotEnd(AssertionError):
 
 
 def make(
-    folder: Path, peers: int, hops: int, *, records: bool, seed: int, visit: float = 600.0
+    folder: Path,
+    peers: int,
+    hops: int,
+    *,
+    records: bool,
+    seed: int,
+    visit: float = 600.0,
+    **more: Any,
 ) -> Network:
     """A network for one trial; with ``records`` each peer has a table of its own."""
     kind = deletions.SETTINGS if records else harness.SETTINGS
@@ -65,7 +72,7 @@ def make(
         folder,
         name="test",
         addresses=free_addresses(peers),
-        settings={**kind, "train.hops": hops, "seed": seed},
+        settings={**kind, "train.hops": hops, "seed": seed, **more},
         limits=Limits(lease=LEASE, connect=CONNECT, stop=1.5, messages=5000.0, visit=visit),
         noise="secret" if records else "simulation",
     )
