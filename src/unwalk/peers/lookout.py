@@ -72,7 +72,7 @@ class Lookout:
         if state.kept is None or state.held is not None:
             self.handed = None
             return False
-        turn = 0.0 if state.kept.hop else limits.lease * self.service.me
+        turn = 0.0 if state.kept.hop else limits.lease * (1 + self.service.me)
         if self.handed is None or self.handed[0] != state.kept:
             self.handed = (state.kept, now)
         elif now - self.handed[1] > limits.visit + turn:
@@ -150,6 +150,9 @@ class Lookout:
         answers = {p: s.sighting for p, s in (await self._ask()).items()}
         for peer, sighting in answers.items():
             await service.talk.learn(peer, sighting)
+        if self.idle * service.limits.lease > service.limits.visit:
+            (_, first), _ = service.state.lineage[0]
+            answers.pop(first, None)  # what the peer that is late says of itself does not count
         if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
             return
         service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))
