@@ -213,6 +213,7 @@ def test_a_member_erases_nothing_of_others_and_is_named(tmp_path):
         told(folder, counts_another_out, votes_both_ways)
         killed_and_back(here, VICTIM)
         here.until(lambda: named(folder) == {LIAR})
+        here.until(lambda: [f"peer-{LIAR}"] in [here.state(p)["liars"] for p in HONEST])
         untouched(here, before, models)
 
 
