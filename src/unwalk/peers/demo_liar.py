@@ -78,5 +78,5 @@ def _shown(bundle: Bundle, matter: Matter, text: str, round: int) -> dict[str, A
         replace(v, signature=s, certificate=pem) for v, s in zip(plain, signatures, strict=True)
     ]
     said = {"votes": writer.votes(frozenset(votes)), "texts": [text], "offer": text}
-    nothing = {"opened": [], "chains": [], "decided": None}
+    nothing: dict[str, Any] = {"opened": [], "chains": [], "decided": None}
     return {**said, **nothing, "certificates": writer.certificates}
