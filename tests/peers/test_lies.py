@@ -11,7 +11,7 @@ import pytest
 
 from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
-from tests.peers.liars import Liar
+from tests.peers.liars import Liar, unwalked_end
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
@@ -20,9 +20,7 @@ from unwalk.peers import decisions as de
 from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.ends import end_text
 from unwalk.peers.hoplog import recovery_body
-from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
 from unwalk.peers.service import Service
 from unwalk.peers.votes import decision_to, digest_of
@@ -51,7 +49,7 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
             decision = decision_to(liar.made_up(matter, text, voters, by))
             fields = {"number": 1, "value": text, "decision": decision}
             answers += await liar.tell_all(other, liar.words("agenda-decided", **fields))
-        garbage = end_text(Value((0, 0), "0" * 64, "1" * 64, "salt"))
+        garbage = unwalked_end()
         fake = liar.made_up(liar.end(), garbage, (LIAR,))
         poll = liar.shown(liar.end(), [], fake, texts=[garbage])
         await liar.tell_all(other, liar.words("decide", poll=poll))

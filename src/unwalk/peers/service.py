@@ -167,6 +167,8 @@ class Service:
             arrival=arrival,
         )
         self.state, self.open_move = state, open_move
+        if state.ends != before.ends:
+            self.ends.look()
         if arrival is not None and arrival.peer == self.me:
             self.arrivals.append(arrival)
         if not self.collecting:
