@@ -401,6 +401,7 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
     transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
     visits = attest.read_visits(place.with_name(attest.VISITS))
     trust = attest._trust(said, here.folder / "ca.pem", None)
+    end = said["receipts"][0]["end"]
     specs = attest._check_decided(said, trust, [p.name for p in trust.network.peers])
     places = attest._line(specs, trust.network, decided=True)
     serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
@@ -417,9 +418,9 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                 attest._check_visits(visits, transcript, judge, places)
             if first <= 1:
                 with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
-                    attest._check_receipts(said, judge)
+                    attest._check_receipts(said, judge, end)
             else:
-                assert len(attest._check_receipts(said, judge)) == len(network.peers)
+                assert len(attest._check_receipts(said, judge, end)) == len(network.peers)
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):
