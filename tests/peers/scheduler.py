@@ -302,6 +302,9 @@ class Letters:
         if self.life is not None and self.life.dead:
             await asyncio.Event().wait()
 
+    async def ready(self, peer: int) -> None:
+        pass
+
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         await self._alive()
         return await self.post.call(
