@@ -48,7 +48,7 @@ class Talk:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
 
     def words(self, kind: str, **fields: Any) -> bytes:
@@ -155,12 +155,12 @@ class Talk:
     def later(self, work: Any) -> None:
         """Do something beside everything else; it ends with the service."""
         task = asyncio.create_task(work)
-        self.tasks.add(task)
+        self.tasks[task] = None
         task.add_done_callback(self.ended)
 
     def ended(self, task: asyncio.Task[Any]) -> None:
         """A task of its own has ended, one way or another."""
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if not task.cancelled():
             task.exception()
 
