@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from unwalk.core.errors import InvalidInput
-from unwalk.experiments import figure1, study, tuning
+from unwalk.experiments import paper, study, tuning
 from unwalk.experiments.cells import TASKS
 from unwalk.experiments.reproduce import (
     EXPERIMENTS,
@@ -259,7 +259,7 @@ def test_every_call_that_ran_something_says_how_long_it_took(tmp_path):
     tiny("table-delta", tmp_path)
     tiny("table-delta", tmp_path)
     tiny("table-delta", tmp_path, collect=True)
-    ((name, record),) = times(tmp_path / "parts").items()
+    ((name, record),) = times(tmp_path).items()
     assert name.startswith("timing-digits-paper-matched-")
     assert record["cells"] == ["table-delta-0.0001-0", "table-delta-1e-06-0"]
     assert 0 < record["seconds"] < 60
@@ -275,7 +275,7 @@ def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     process = subprocess.Popen(
         [sys.executable, "-m", "unwalk", *asked], stdout=subprocess.DEVNULL, start_new_session=True
     )
-    while not (known := times(tmp_path / "parts")):
+    while not (known := times(tmp_path)):
         assert process.poll() is None
         assert time.perf_counter() - began < 120
         time.sleep(0.01)
@@ -298,7 +298,7 @@ def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets(
             asked = study.Study(task, "paper-matched", tuple(mine), {})
             kinds = {run_id(asked.config(c)) for c in mine}
             assert len(kinds) == 5
-            headline = next(c for c in figure1.cells(task, 1) if c.method == method)
+            headline = next(c for c in paper.figure_cells(task, 1) if c.method == method)
             assert dict(mine[0].settings) == dict(headline.settings)
             trained = {study._key(asked.config(c), study.TRAINING) for c in mine}
             assert len(trained) == 1
