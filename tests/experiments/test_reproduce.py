@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.conftest import ROOT
 from unwalk.core.errors import InvalidInput
 from unwalk.experiments import paper, study, tuning
 from unwalk.experiments.cells import TASKS
@@ -286,6 +288,30 @@ def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     every = sum(len(cells("digits", 1)) for cells in EXPERIMENTS.values())
     assert 1 <= len(record["cells"]) <= done < every
     assert 0 < record["seconds"] < time.perf_counter() - began
+
+
+def test_committed_results_give_the_committed_page(tmp_path):
+    kept, made = ROOT / "results", tmp_path / "results"
+    shutil.copytree(kept, made, ignore=shutil.ignore_patterns("parts"))
+    (made / "reproduction.html").unlink()
+    assert reproduce("all", made, collect=True) == [
+        made / "timing.json",
+        made / "reproduction.html",
+    ]
+    for name in ("timing.json", "reproduction.html"):
+        assert (made / name).read_text() == (kept / name).read_text(), f"{name} is out of date"
+    assert not (made / "parts").exists()
+
+
+def test_times_are_kept_when_parts_are_gone(tmp_path):
+    tiny("table-delta", tmp_path)
+    before = times(tmp_path)
+    shutil.rmtree(tmp_path / "parts")
+    page = (tmp_path / "reproduction.html").read_text()
+    tiny("table-delta", tmp_path, collect=True)
+    assert times(tmp_path) == before
+    assert len(before) == 1
+    assert (tmp_path / "reproduction.html").read_text() == page
 
 
 def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets():
