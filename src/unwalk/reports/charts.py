@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -35,16 +36,14 @@ Runs = tuple[tuple[XY, ...], ...]
 """A line in pieces, broken where values are missing."""
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How a method is drawn everywhere: a colour of the style sheet and a shape."""
 
     colour: str
     shape: int
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One method's line: where it goes, where it ends, and what the paper says of its end."""
 
     title: str
@@ -58,8 +57,7 @@ class Line:
     reported: float | None = None
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """Sizes of a chart: its width, its strokes, and the room right of the plot for labels."""
 
     width: float

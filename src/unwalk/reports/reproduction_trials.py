@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
@@ -72,8 +72,7 @@ PATHS = ("float32", "bfloat16")
 MEASURES = {"clean": "Test accuracy, %", "asr_paper": "Backdoor accuracy, %"}
 
 
-@dataclass(frozen=True)
-class Set:
+class Set(NamedTuple):
     """One document's card: its table, what follows from it, and where it comes from."""
 
     table: Table
@@ -84,8 +83,7 @@ class Set:
     source: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """A section of the page; ``layout`` is the class of what holds its cards."""
 
     name: str

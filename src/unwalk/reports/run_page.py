@@ -8,8 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -35,8 +34,7 @@ QUESTIONS = {
 """The parts of a certificate in plain words."""
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """One key number: what it is, the number, and what to compare it with."""
 
     name: str
@@ -44,16 +42,14 @@ class Tile:
     beside: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Badge:
+class Badge(NamedTuple):
     """A grade as it is shown: a class of the style sheet, and its sign with its name."""
 
     kind: str
     text: str
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A card with one picture or two below each other."""
 
     title: str
@@ -85,6 +81,7 @@ def render(result: Mapping[str, Any]) -> str:
         methods=methods(view),
         methods_note=methods_note(view),
         seeds=tables.seeds_table(view) if view.spreads else None,
+        seeds_note=seeds_note(view),
         costs=costs(view),
         price=price(view),
         claims=claims(view),
@@ -231,6 +228,12 @@ def methods_note(result: Result) -> str:
             "keeps them."
         )
     return " ".join(notes)
+
+
+def seeds_note(result: Result) -> str:
+    """How to read the table of seeds."""
+    text = "Mean ± standard deviation at the end."
+    return f"{text} Everything else on this page is the first seed's." if result.runs > 1 else text
 
 
 def costs(result: Result) -> Table | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from unwalk.reports import numbers
 from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread
@@ -22,8 +23,7 @@ MEASURE_HEADS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One cell of a page's table: ``kind`` is its class, ``mark`` that of its text."""
 
     text: str
@@ -35,8 +35,7 @@ class Cell:
     code: bool = False
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The heading of a column, with its unit or a smaller line below it."""
 
     text: str
@@ -45,8 +44,7 @@ class Head:
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A row: its heading and its cells."""
 
     head: Cell
@@ -54,16 +52,14 @@ class Row:
     kind: str = ""
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """Rows that belong together, under a title of their own where they have one."""
 
     rows: Sequence[Row]
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A whole table; ``name`` is spoken, ``groups`` are headings above several columns."""
 
     name: str
