@@ -135,6 +135,6 @@ def table_cells(name: str, task: str, seeds: int | None = None) -> list[Cell]:
     cells: list[Cell] = []
     for value, pairs in table.rows.items():
         own: dict[str, Value] = {} if value == "baseline" else {table.setting: float(value)}
-        count, told = table.seeds if seeds is None else seeds, _reported(task, pairs)
-        cells += over_seeds(name, value, "rrdu", count, {**own, **table.fixed}, told)
+        count, reported = table.seeds if seeds is None else seeds, _reported(task, pairs)
+        cells += over_seeds(name, value, "rrdu", count, {**own, **table.fixed}, reported)
     return cells

@@ -121,24 +121,24 @@ class Part:
 
     @cached_property
     def _groups(self) -> dict[tuple[str, str], list[Reading]]:
-        found: dict[tuple[str, str], list[Reading]] = {}
+        groups: dict[tuple[str, str], list[Reading]] = {}
         for r in self.readings:
-            found.setdefault((r.row, r.preset), []).append(r)
-        return found
+            groups.setdefault((r.row, r.preset), []).append(r)
+        return groups
 
 
 def collect(documents: Mapping[str, Any], reported: Reported | None = None) -> list[Part]:
     """The documents by experiment and task, in the paper's order."""
-    found: dict[tuple[str, str], Part] = {}
+    parts: dict[tuple[str, str], Part] = {}
     for name, document in documents.items():
         part = _read(name, _object(name, document), reported or {})
         key = (part.experiment, part.task)
-        found[key] = _merged(found[key], part) if key in found else part
-    for part in found.values():
+        parts[key] = _merged(parts[key], part) if key in parts else part
+    for part in parts.values():
         _check_once(part)
-    order = _order(task for _, task in found)
-    keys = sorted(found, key=lambda k: (EXPERIMENTS.index(k[0]), order.index(k[1])))
-    return [found[key] for key in keys]
+    order = _order(task for _, task in parts)
+    keys = sorted(parts, key=lambda k: (EXPERIMENTS.index(k[0]), order.index(k[1])))
+    return [parts[key] for key in keys]
 
 
 def tasks(parts: Sequence[Part]) -> list[str]:
@@ -149,9 +149,9 @@ def tasks(parts: Sequence[Part]) -> list[str]:
 
 def missing(parts: Sequence[Part]) -> list[str]:
     """The documents that the paper has and that were not given."""
-    there = {p.name for p in parts}
+    present = {p.name for p in parts}
     names = [f"{e}-{t}" for e in EXPERIMENTS for t in tasks(parts)]
-    return [name for name in names if name not in there]
+    return [name for name in names if name not in present]
 
 
 def _read(name: str, source: Mapping[str, Any], reported: Reported) -> Part:
@@ -165,33 +165,33 @@ def _read(name: str, source: Mapping[str, Any], reported: Reported) -> Part:
     if not task or not isinstance(rows, list | tuple) or not rows:
         lacks = "rows" if task else "task"
         raise InvalidInput(f"the document {name} has no {lacks}; allowed: a task and its rows.")
-    told = reported.get(task, {}) if experiment == FIGURE else {}
+    ends = reported.get(task, {}) if experiment == FIGURE else {}
     read = _figure_row if experiment == FIGURE else _table_row
     hops = _number(source.get("train_hops"))
     return Part(
         experiment,
         task,
         (Source(name, *(str(source.get(k) or "") for k in ("machine", "commit", "command"))),),
-        tuple(read(f"{name}.rows[{i}]", _object(name, row), told) for i, row in enumerate(rows)),
+        tuple(read(f"{name}.rows[{i}]", _object(name, row), ends) for i, row in enumerate(rows)),
         None if hops is None else int(hops),
     )
 
 
-def _figure_row(place: str, row: Mapping[str, Any], told: Mapping[str, EndPoint]) -> Reading:
+def _figure_row(place: str, row: Mapping[str, Any], ends: Mapping[str, EndPoint]) -> Reading:
     method, hop = str(row.get("method") or ""), _number(row.get("hop"))
     if not method or hop is None:
         raise InvalidInput(f"{place} is {dict(row)!r}; allowed: a method at a hop.")
-    end = told.get(method)
+    end = ends.get(method)
     reported = {} if end is None else _known({"clean": end.clean, "asr_paper": end.asr})
     return Reading(method, *_who(row), int(hop), _fractions(place, row), reported, None)
 
 
-def _table_row(place: str, row: Mapping[str, Any], told: Mapping[str, EndPoint]) -> Reading:
+def _table_row(place: str, row: Mapping[str, Any], ends: Mapping[str, EndPoint]) -> Reading:
     if row.get("row") is None:
         raise InvalidInput(f"{place} is {dict(row)!r}; allowed: the row of a table.")
-    ends = {"clean": row.get("reported_clean"), "asr_paper": row.get("reported_asr")}
+    paper = {"clean": row.get("reported_clean"), "asr_paper": row.get("reported_asr")}
     values, sigma = _fractions(place, row), _number(row.get("sigma"))
-    return Reading(str(row["row"]), *_who(row), None, values, _known(ends), sigma)
+    return Reading(str(row["row"]), *_who(row), None, values, _known(paper), sigma)
 
 
 def _who(row: Mapping[str, Any]) -> tuple[str, int]:
@@ -199,16 +199,16 @@ def _who(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _fractions(place: str, row: Mapping[str, Any]) -> dict[str, float]:
-    found = _known({m: row.get(m) for m in MEASURES})
-    for measure, value in found.items():
+    fractions = _known({m: row.get(m) for m in MEASURES})
+    for measure, value in fractions.items():
         if not 0.0 <= value <= 1.0:
             raise InvalidInput(f"{place}.{measure} is {value!r}; allowed: a fraction in [0, 1].")
-    return {measure: 100 * value for measure, value in found.items()}
+    return {measure: 100 * value for measure, value in fractions.items()}
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, float]:
-    found = {key: _number(value) for key, value in values.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    checked = {key: _number(value) for key, value in values.items()}
+    return {key: value for key, value in checked.items() if value is not None}
 
 
 def _number(value: Any) -> float | None:
@@ -245,8 +245,8 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _order(names: Iterable[str]) -> list[str]:
-    found = list(dict.fromkeys(names))
-    return [t for t in TASKS if t in found] + [t for t in found if t not in TASKS]
+    unique = list(dict.fromkeys(names))
+    return [t for t in TASKS if t in unique] + [t for t in unique if t not in TASKS]
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def agreement(difference: float, std: float | None) -> str:
 
 def compared(part: Part) -> list[Compared]:
     """Every number of a part, summed up over seeds; for the figure where its lines end."""
-    found = []
+    comparisons = []
     for row in part.rows:
         for preset in part.presets:
             readings = part.of(row, preset)
@@ -311,8 +311,8 @@ def compared(part: Part) -> list[Compared]:
             for hop in at:
                 chosen = [r for r in readings if r.hop == hop]
                 if chosen:
-                    found += [_summed(part, chosen, m, hop == at[0]) for m in MEASURES]
-    return found
+                    comparisons += [_summed(part, chosen, m, hop == at[0]) for m in MEASURES]
+    return comparisons
 
 
 def mean_std(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -346,10 +346,10 @@ def shared_until(part: Part, preset: str) -> int | None:
 
 def prefix(part: Part, preset: str, one: str, other: str) -> int | None:
     """The last hop up to which two methods agree in every number of every common seed."""
-    mine = {(r.hop, r.seed): r.values for r in part.of(one, preset) if r.hop is not None}
-    yours = {(r.hop, r.seed): r.values for r in part.of(other, preset) if r.hop is not None}
-    common = sorted(mine.keys() & yours.keys())
-    parted = next((key[0] for key in common if mine[key] != yours[key]), math.inf)
+    first = {(r.hop, r.seed): r.values for r in part.of(one, preset) if r.hop is not None}
+    second = {(r.hop, r.seed): r.values for r in part.of(other, preset) if r.hop is not None}
+    common = sorted(first.keys() & second.keys())
+    parted = next((key[0] for key in common if first[key] != second[key]), math.inf)
     return max((hop for hop, _ in common if hop < parted), default=None)
 
 
@@ -359,8 +359,8 @@ def reproduction_rows(
     """Ours (mean, std, seeds), the paper's, difference and agreement of every number.
 
     >>> row = {"row": "5", "preset": "paper", "seed": 0, "clean": 0.9, "reported_clean": 91.0}
-    >>> found = reproduction_rows({"table-rho-mnist": {"task": "mnist", "rows": [row]}})
-    >>> [(r["measure"], r["mean"], r["difference"], r["agreement"]) for r in found][0]
+    >>> rows = reproduction_rows({"table-rho-mnist": {"task": "mnist", "rows": [row]}})
+    >>> [(r["measure"], r["mean"], r["difference"], r["agreement"]) for r in rows][0]
     ('clean', 90.0, -1.0, 'agree')
     """
     return [
@@ -374,7 +374,7 @@ def _summed(part: Part, readings: Sequence[Reading], measure: str, final: bool) 
     first = readings[0]
     values = [r.values[measure] for r in readings if measure in r.values]
     mean, std = mean_std(values)
-    told = [r.reported[measure] for r in readings if measure in r.reported]
+    reported = [r.reported[measure] for r in readings if measure in r.reported]
     sigma = next((r.sigma for r in readings if r.sigma is not None), None)
     return Compared(
         part.experiment,
@@ -386,7 +386,7 @@ def _summed(part: Part, readings: Sequence[Reading], measure: str, final: bool) 
         len(values),
         mean,
         std,
-        told[0] if told else None,
+        reported[0] if reported else None,
         sigma,
         final,
     )

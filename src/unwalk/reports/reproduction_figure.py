@@ -66,8 +66,8 @@ Dots = tuple[tuple[Dot, ...], ...]
 
 def charts_of(part: Part, preset: str, number: int = 0) -> list[Chart]:
     """A chart for every measure that has values."""
-    found = (chart(part, preset, measure, number) for measure in CHARTS)
-    return [drawn for drawn in found if drawn is not None]
+    charts = (chart(part, preset, measure, number) for measure in CHARTS)
+    return [drawn for drawn in charts if drawn is not None]
 
 
 def chart(part: Part, preset: str, measure: str, number: int = 0) -> Chart | None:
@@ -244,7 +244,7 @@ def figure_picture(
         font_family=FONT,
         font_size="13",
     )
-    return re.sub(r"var\(--([\w-]+)\)", lambda found: style.LIGHT[found[1]], str(picture)) + "\n"
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: style.LIGHT[match[1]], str(picture)) + "\n"
 
 
 def _rules(body: str) -> str:

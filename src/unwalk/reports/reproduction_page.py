@@ -147,15 +147,15 @@ def render_reproduction(
 
 def _paragraphs(notes: Mapping[str, str] | None) -> dict[str, list[str]]:
     """Every note's paragraphs."""
-    found: dict[str, list[str]] = {OVERVIEW: []}
+    notes_read: dict[str, list[str]] = {OVERVIEW: []}
     for name, text in (notes or {}).items():
         if not isinstance(text, str):
             raise InvalidInput(
                 f"the note {name!r} is a {type(text).__name__}; allowed: plain paragraphs."
             )
         paragraphs = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text))
-        found[name] = [p for p in paragraphs if p]
-    return found
+        notes_read[name] = [p for p in paragraphs if p]
+    return notes_read
 
 
 def _tally(comparisons: Iterable[Compared]) -> dict[str, int]:
@@ -168,7 +168,7 @@ def _tally(comparisons: Iterable[Compared]) -> dict[str, int]:
 
 def _tallies(comparisons: Sequence[Compared]) -> list[tuple[str, str]]:
     """Every preset with the rest of the sentence that counts its numbers."""
-    found = []
+    sentences = []
     for preset in dict.fromkeys(c.preset for c in comparisons):
         counts = _tally(c for c in comparisons if c.preset == preset)
         total = counts["agree"] + counts["near"] + counts["differ"]
@@ -180,8 +180,8 @@ def _tallies(comparisons: Sequence[Compared]) -> list[tuple[str, str]]:
             f"{'differs' if counts['differ'] == 1 else 'differ'}."
         )
         if total:
-            found.append((preset or "unnamed", text))
-    return found
+            sentences.append((preset or "unnamed", text))
+    return sentences
 
 
 def _legend_of_marks(comparisons: Sequence[Compared]) -> list[tuple[str, str, str]]:
@@ -289,7 +289,7 @@ def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]
 
 def _plots(part: Part) -> list[dict[str, Any]]:
     """The charts of one dataset, for every preset; what they share is said once."""
-    found: list[dict[str, Any]] = []
+    plots: list[dict[str, Any]] = []
     last: object = None
     for number, preset in enumerate(part.presets):
         charts = charts_of(part, preset, number)
@@ -299,16 +299,16 @@ def _plots(part: Part) -> list[dict[str, Any]]:
         if has_paper(charts[0]):
             mark = drawing.tag("svg", paper_mark(13, 6), viewBox="0 0 26 12", aria_hidden="true")
             keys.append((mark, "Paper"))
-        found.append(
+        plots.append(
             {
                 "task": task_title(part.task),
                 "preset": f", preset {preset}" if len(part.presets) > 1 else "",
                 "keys": [] if keys == last else keys,
-                "figures": [_figure(chart, brief=bool(found)) for chart in charts],
+                "figures": [_figure(chart, brief=bool(plots)) for chart in charts],
             }
         )
         last = keys
-    return found
+    return plots
 
 
 def _figure(chart: Chart, *, brief: bool) -> tuple[str, str, list[Markup]]:

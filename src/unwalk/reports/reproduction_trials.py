@@ -294,7 +294,7 @@ class Change:
 
     @property
     def reach(self) -> float | None:
-        """Half the 95 % interval of the difference; None with fewer than two seeds a path."""
+        """Half the 95 % interval of the difference; None with fewer than two seeds per path."""
         if min(len(self.before), len(self.after)) < 2:
             return None
         free = len(self.before) + len(self.after) - 2
@@ -339,7 +339,7 @@ def changes(name: str, document: Mapping[str, Any]) -> list[Change]:
 
 def precision(name: str, document: Mapping[str, Any]) -> Set:
     """Both paths over the same seeds, and their difference."""
-    found = changes(name, document)
+    changed = changes(name, document)
     task = task_title(str(document.get("task") or ""))
     heads = [Head("Method")]
     for _ in MEASURES:
@@ -347,14 +347,19 @@ def precision(name: str, document: Mapping[str, Any]) -> Set:
     rows = [
         Row(
             Cell(method_title(method)),
-            [cell for change in found if change.method == method for cell in _change_cells(change)],
+            [
+                cell
+                for change in changed
+                if change.method == method
+                for cell in _change_cells(change)
+            ],
         )
-        for method in dict.fromkeys(change.method for change in found)
+        for method in dict.fromkeys(change.method for change in changed)
     ]
     groups = [(text, 3) for text in MEASURES.values()]
-    seeds = seeds_text(len(values) for c in found for values in (c.before, c.after))
+    seeds = seeds_text(len(values) for c in changed for values in (c.before, c.after))
     table = Table(f"Precision, {task}", heads, [Body(rows)], groups)
-    return Set(table, task, f", {seeds} a path", _summary(found), source=_source(document))
+    return Set(table, task, f", {seeds} per path", _summary(changed), source=_source(document))
 
 
 def _change_cells(change: Change) -> list[Cell]:
@@ -371,11 +376,11 @@ def _change_cells(change: Change) -> list[Cell]:
     return [*cells, Cell(text, mark=f"verdict {kind}")]
 
 
-def _summary(found: Sequence[Change]) -> str:
+def _summary(changed: Sequence[Change]) -> str:
     """How many differences are no larger than what seeds do."""
-    known = [c for c in found if c.unchanged is not None]
+    known = [c for c in changed if c.unchanged is not None]
     if not known:
-        return "One seed a path: there is no spread to judge the differences by."
+        return "One seed per path: there is no spread to judge the differences by."
     kept = sum(bool(c.unchanged) for c in known)
     moved = [
         f"{method_title(c.method)}, {MEASURES[c.measure].removesuffix(', %').lower()}"
@@ -411,26 +416,26 @@ class Call:
 
 def calls(records: Documents) -> list[Call]:
     """The records that calls leave, read."""
-    found = []
+    read = []
     for name, record in sorted(records.items()):
         try:
             begun = datetime.fromisoformat(str(record["begun"])).timestamp()
             counted = float(record["seconds"]), int(record["jobs"])
             cells = tuple(map(str, record["cells"]))
-            found.append(Call(str(record["task"]), str(record["preset"]), begun, *counted, cells))
+            read.append(Call(str(record["task"]), str(record["preset"]), begun, *counted, cells))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{name} does not hold a time: {error!r}.") from error
-    return found
+    return read
 
 
-def wall(found: Sequence[Call]) -> float:
+def wall(timed: Sequence[Call]) -> float:
     """Seconds in which at least one call worked.
 
     >>> wall([Call("mnist", "", 0.0, 60.0, 1, ()), Call("mnist", "", 40.0, 50.0, 1, ())])
     90.0
     """
     total, until = 0.0, float("-inf")
-    for call in sorted(found, key=lambda c: c.begun):
+    for call in sorted(timed, key=lambda c: c.begun):
         end = call.begun + call.seconds
         total += max(0.0, end - max(call.begun, until))
         until = max(until, end)
@@ -451,16 +456,16 @@ def duration(seconds: float) -> str:
 
 def times_table(records: Documents) -> Table | None:
     """The wall time of each dataset and preset; None where none is known."""
-    found = calls(records)
-    if not found:
+    timed = calls(records)
+    if not timed:
         return None
     groups = sorted(
-        dict.fromkeys(c.group for c in found),
+        dict.fromkeys(c.group for c in timed),
         key=lambda g: (g[2], task_order(g[0]), g[1] not in FIRST, g[1]),
     )
-    rows = [_time_row([c for c in found if c.group == group]) for group in groups]
+    rows = [_time_row([c for c in timed if c.group == group]) for group in groups]
     if len(rows) > 1:
-        total = [*(Cell("") for _ in range(4)), Cell(duration(wall(found)))]
+        total = [*(Cell("") for _ in range(4)), Cell(duration(wall(timed)))]
         rows.append(Row(Cell("Together"), total, "is-main"))
     heads = ("Dataset", "Preset", "What", "Runs", "Processes", "Wall time")
     return plain_table("How long it took", heads, rows)

@@ -265,8 +265,8 @@ def _whole(value: Any) -> int | None:
 
 def _values(name: str, value: Any, keys: Sequence[str]) -> Values:
     source = _mapping(name, value)
-    found = {key: _number(source.get(key)) for key in keys}
-    return {key: number for key, number in found.items() if number is not None}
+    checked = {key: _number(source.get(key)) for key in keys}
+    return {key: number for key, number in checked.items() if number is not None}
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -251,30 +251,30 @@ def badge(grade: str) -> Badge:
 def proved(result: Result) -> str:
     """The bound of the first claim that is proved."""
     claim = next((c for c in result.claims if c.grade in PROVED), None)
-    found = "" if claim is None else bound(claim)
-    return f"It would be: {found}" if found and result.badge == "rehearsal" else found
+    text = "" if claim is None else bound(claim)
+    return f"It would be: {text}" if text and result.badge == "rehearsal" else text
 
 
 def claims(result: Result) -> list[tuple[Badge, str, str, str]]:
     """Every claim: its badge, what it means, its reason and its numbers."""
-    found = []
+    shown_claims = []
     for claim in result.claims:
         grade = shown_grade(claim.grade, result.origin)
         code = f"code: {claim.code}" if claim.code else ""
         parts = "; ".join(part for part in (bound(claim), accountant(claim), code) if part)
         reason = numbers.sentence(claim.reason)
-        found.append((badge(grade), shown(grade).meaning, reason, parts))
-    return found
+        shown_claims.append((badge(grade), shown(grade).meaning, reason, parts))
+    return shown_claims
 
 
 def certificate(source: Certificate | None) -> list[tuple[str, Sequence[str]]]:
     """The certificate in plain words: headings with what stands below them."""
     if source is None:
         return []
-    found: list[tuple[str, Sequence[str]]] = [
+    answers: list[tuple[str, Sequence[str]]] = [
         (heading, source.words[key]) for key, heading in QUESTIONS.items() if source.words.get(key)
     ]
-    return [*found, ("What it was worth", [source.worth])] if source.worth else found
+    return [*answers, ("What it was worth", [source.worth])] if source.worth else answers
 
 
 def facts(result: Result) -> list[tuple[str, str]]:
@@ -368,8 +368,8 @@ def _request(result: Result) -> str:
     marks = [forget.trigger and f"trigger: {forget.trigger}"]
     if forget.target is not None:
         marks.append(f"target class {forget.target}")
-    told = "; ".join(m for m in marks if m)
-    return f"{peer(result)} asked to forget {asked(forget)}{f' ({told})' if told else ''}."
+    details = "; ".join(m for m in marks if m)
+    return f"{peer(result)} asked to forget {asked(forget)}{f' ({details})' if details else ''}."
 
 
 def _ended(result: Result) -> str:
@@ -436,27 +436,29 @@ def tiles(result: Result) -> list[Tile]:
     """The key numbers of the main method."""
     main, cost = result.main, result.main.cost
     key = "asr" if result.backdoor else "forget"
-    found = []
+    shown_tiles = []
     for measure, name in (
         (key, "Attack success" if key == "asr" else "Forget accuracy"),
         ("clean", "Clean accuracy"),
     ):
         if measure in main.final:
-            found.append(Tile(name, numbers.percent(main.final[measure]), _others(result, measure)))
+            shown_tiles.append(
+                Tile(name, numbers.percent(main.final[measure]), _others(result, measure))
+            )
     if "hops" in cost:
         at = cost.get("visits_to_unlearner")
         who = "the forgetting peer" if result.task.unlearner is None else peer(result).lower()
         beside = () if at is None else (f"{numbers.fixed(at, 0)} of them at {who}",)
-        found.append(Tile("Hops", numbers.fixed(cost["hops"], 0), beside))
+        shown_tiles.append(Tile("Hops", numbers.fixed(cost["hops"], 0), beside))
     if "bytes" in cost:
         sent = cost.get("messages")
         beside = () if sent is None else (f"in {numbers.counted(sent, 'message')}",)
-        found.append(Tile("Data moved", numbers.human_bytes(cost["bytes"]), beside))
+        shown_tiles.append(Tile("Data moved", numbers.human_bytes(cost["bytes"]), beside))
     if "gradients" in cost:
         share = relative(result, main, "gradients")
         value = numbers.fixed(cost["gradients"], 0)
-        found.append(Tile("Gradient evaluations", value, (share,) if share else ()))
-    return found
+        shown_tiles.append(Tile("Gradient evaluations", value, (share,) if share else ()))
+    return shown_tiles
 
 
 def relative(result: Result, method: Method, key: str) -> str:
@@ -476,19 +478,19 @@ def price(result: Result) -> str:
         "seconds": "time",
     }
     shares = [(relative(result, result.main, key), name) for key, name in names.items()]
-    told = [f"{share.split(' of ')[0]} of its {name}" for share, name in shares if share]
-    if not told:
+    parts = [f"{share.split(' of ')[0]} of its {name}" for share, name in shares if share]
+    if not parts:
         return ""
     return (
         f"Measured against retraining from scratch, {result.main.label} took "
-        f"{numbers.joined(told)}."
+        f"{numbers.joined(parts)}."
     )
 
 
 def guarantee(result: Result) -> tuple[str, ...]:
     """What is guaranteed and to whom, from the certificate; else what its grade means."""
-    told = () if result.certificate is None else result.certificate.words.get("verdict", ())
-    return told or (shown(result.badge).meaning,)
+    verdicts = () if result.certificate is None else result.certificate.words.get("verdict", ())
+    return verdicts or (shown(result.badge).meaning,)
 
 
 def shown(grade: str) -> Shown:
