@@ -303,6 +303,11 @@ def test_committed_results_give_the_committed_page(tmp_path):
     assert not (made / "parts").exists()
 
 
+def test_collecting_where_nothing_is_says_so(tmp_path):
+    (page,) = tiny("all", tmp_path / "new" / "folder", collect=True)
+    assert "No result was given" in page.read_text()
+
+
 def test_times_are_kept_when_parts_are_gone(tmp_path):
     tiny("table-delta", tmp_path)
     before = times(tmp_path)

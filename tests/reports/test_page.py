@@ -17,7 +17,7 @@ import pytest
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
-from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS
+from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS, rules, style_sheet
 
 VOID = {"meta", "link", "img"}
 LENGTHS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height"}
@@ -321,6 +321,13 @@ def test_claims_say_what_they_are(usual: Json) -> None:
     assert "The walk started from a new model.ε = 0, δ = 0" in boxes[1]
     assert "accountant" not in boxes[1]
     assert "does not know" in boxes[2]
+
+
+@pytest.mark.parametrize("name", ["run", "reproduction"])
+def test_a_verdict_looks_one_way_on_a_page(name: str) -> None:
+    """Either page has a class of this name: the rules of one are not those of the other."""
+    plain = style_sheet(name).split("@media (max-width")[0] + rules(name).split("@media")[0]
+    assert len(re.findall(r"^\.verdict\{", plain, re.MULTILINE)) == 1
 
 
 def test_rendering_changes_nothing_and_repeats(any_result: Json) -> None:

@@ -79,6 +79,7 @@ def reproduce(
             finished = [part for part in (next(parts) for _ in listed[name]) if part is not None]
             if finished:
                 written += _write(out, name, one, preset, finished)
+    out.mkdir(parents=True, exist_ok=True)
     calls = times(out)
     if calls:
         write_file(out / TIMING, json.dumps(calls, indent=1) + "\n")
