@@ -81,9 +81,14 @@ def compile_much() -> None:
     """Let ``torch.compile`` make a variant per layer, and say so where it would give up."""
     from torch._dynamo import config
 
-    config.recompile_limit = 256
-    config.accumulated_recompile_limit = 1024
-    config.fail_on_recompile_limit_hit = True
+    wanted = {
+        "recompile_limit": 256,
+        "accumulated_recompile_limit": 1024,
+        "fail_on_recompile_limit_hit": True,
+    }
+    for name, value in wanted.items():
+        if hasattr(config, name):  # names of these have changed between versions
+            setattr(config, name, value)
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
@@ -132,7 +137,8 @@ class PlainSteps:
     ) -> None:
         self.x = x.to(torch.bfloat16, memory_format=torch.channels_last)
         self.y = y
-        self.model = model.to(x.device, torch.bfloat16, memory_format=torch.channels_last).train()
+        self.model = model.to(x.device, torch.bfloat16).train()
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         for norm in self.model.modules():
             if isinstance(norm, nn.BatchNorm2d):
                 norm.float()

@@ -272,6 +272,17 @@ def ablate(report: Report, names: Sequence[str]) -> None:
         torch.cuda.empty_cache()
 
 
+def _ablate(asked: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        print("this machine shows no CUDA device; nothing measured")
+        return 0
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    report = Report("fleet_ablation", asked.out, asked.minutes)
+    ablate(report, asked.names or list(FLEETS))
+    print(json.dumps(report.rows))
+    return int(any(isinstance(value, str) for value in report.rows.values()))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     here = "cuda" if torch.cuda.is_available() else "cpu"
@@ -290,10 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.device == "cuda":
         compile_much()
     if asked.ablate:
-        report = Report("fleet_ablation", asked.out, asked.minutes)
-        ablate(report, asked.names or usual)
-        print(json.dumps(report.rows))
-        return int(any(isinstance(value, str) for value in report.rows.values()))
+        return _ablate(asked)
     rows: list[Row] = []
     for chosen in asked.names or usual:
         for name, took, limit in measure(FLEETS[chosen], chosen, asked.quick):

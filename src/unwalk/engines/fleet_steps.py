@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -445,36 +445,37 @@ class Step:
             self.prepared()
 
 
-class Taken(Protocol):
-    """Batches of a visit, (steps, walks, rows, ...)."""
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """Batches of a visit, (steps, walks, rows, ...), out of tables of inputs and labels."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    lead: ClassVar[int] = 1
+    """Dimensions of the tables before those of a record."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of a record."""
+        return tuple(self.x.shape[self.lead :])
 
     def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for inputs and labels of ``size`` walks with ``width`` rows each."""
+        return (
+            self.x.new_zeros(size, width, *self.shape),
+            self.y.new_zeros(size, width, *self.y.shape[self.lead :]),
+        )
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         """Write one step's inputs and labels into ``x`` and ``y``."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class _Drawn:
+class _Drawn(Taken):
     """Batches that were taken before the first step, each walk's in its own order."""
 
-    x: torch.Tensor
-    y: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.x.shape[3:])
-
-    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            self.x.new_zeros(size, width, *self.x.shape[3:]),
-            self.y.new_zeros(size, width, *self.y.shape[3:]),
-        )
+    lead: ClassVar[int] = 3
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         x.copy_(self.x[step])
@@ -482,22 +483,10 @@ class _Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class _Listed:
-    """Batches that are gathered from a table when their step comes."""
+class _Listed(Taken):
+    """Batches that are gathered from the tables when their step comes."""
 
-    x: torch.Tensor
-    y: torch.Tensor
     rows: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.x.shape[1:])
-
-    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            self.x.new_zeros(size, width, *self.x.shape[1:]),
-            self.y.new_zeros(size, width, *self.y.shape[1:]),
-        )
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         rows = self.rows[step].view(-1)

@@ -12,11 +12,10 @@ from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.cuda import (
     CapturedSteps,
     captured_steps,
-    convolution,
-    layers,
     overlapped_updates,
 )
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
+from unwalk.engines.cuda.groups import without
 from unwalk.engines.cuda.layers import Convolution
 from unwalk.tasks.resnet import Block
 
@@ -174,10 +173,12 @@ def network():
     )
 
 
-def after_steps(precision, monkeypatch, *, ours):
-    monkeypatch.setattr(layers, "ours", convolution.ours if ours else lambda *_: False)
-    if not ours:
-        monkeypatch.setattr(convolution, "ours", lambda *_: False)
+def after_steps(precision, *, ours):
+    with without(*() if ours else ("convolutions", "weight gradients")):
+        return taken_steps(precision)
+
+
+def taken_steps(precision):
     work = Workspace(build_model(network, 0), torch.device("cuda"))
     work.model.train()
     start = work.parameters.clone()
@@ -194,7 +195,7 @@ def after_steps(precision, monkeypatch, *, ours):
 
 
 def test_steps_taken_early_are_the_same_steps(monkeypatch):
-    late, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
+    late, _, _ = after_steps("bfloat16", ours=True)
     monkeypatch.setattr(overlapped_updates, "ENOUGH", 40_000)
     made = []
 
@@ -204,16 +205,15 @@ def test_steps_taken_early_are_the_same_steps(monkeypatch):
             made.append(self)
 
     monkeypatch.setattr(captured_steps, "OverlappedUpdates", Watched)
-    soon, _, _ = after_steps("bfloat16", monkeypatch, ours=True)
+    soon, _, _ = after_steps("bfloat16", ours=True)
     assert len(made[0].pieces) > 2
     assert torch.equal(soon, late)
 
 
-def test_a_network_of_them_moves_as_one_of_torch_ones(monkeypatch):
-    exact, _, there = after_steps("float32", monkeypatch, ours=False)
-    plain, _, _ = after_steps("bfloat16", monkeypatch, ours=False)
-    monkeypatch.undo()
-    mine, links, here = after_steps("bfloat16", monkeypatch, ours=True)
+def test_a_network_of_them_moves_as_one_of_torch_ones():
+    exact, _, there = after_steps("float32", ours=False)
+    plain, _, _ = after_steps("bfloat16", ours=False)
+    mine, links, here = after_steps("bfloat16", ours=True)
     assert links == 7  # five norms behind convolutions other than the first, two of them in front
     far = float((plain - exact).norm())
     assert 0 < float((mine - exact).norm()) < 1.5 * far < 0.3 * float(exact.norm())

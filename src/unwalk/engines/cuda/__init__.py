@@ -21,18 +21,20 @@ import torch
 from torch import nn
 
 from unwalk.core.plan import Loss
-from unwalk.core.program import StepRule
 from unwalk.core.workspace import Workspace
 from unwalk.engines.cuda import fleet_layers
 from unwalk.engines.cuda.captured_steps import CapturedSteps, capture
-from unwalk.engines.cuda.fleet_layers import FusedConv2d, FusedNorm
 from unwalk.engines.cuda.fused_network import FusedEvaluation
 
 __all__ = ["CapturedSteps", "Executor", "FusedEvaluation", "executor_for"]
 
 
 class Executor:
-    """All that engines may ask of a CUDA device."""
+    """All that engines may ask of a CUDA device.
+
+    ``fleet_convolution``, ``fleet_norm`` and ``fleet_update`` say, by None or False, where a fleet
+    has to do without them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -52,34 +54,9 @@ class Executor:
         """The model in evaluation mode in bfloat16; None where it cannot be rewritten."""
         return FusedEvaluation.of(model, torch.bfloat16)
 
-    def fleet_convolution(
-        self, conv: nn.Conv2d, relu: bool, pool: nn.MaxPool2d | None
-    ) -> FusedConv2d | None:
-        """A convolution of many models with what follows it; None where there is no kernel."""
-        return fleet_layers.convolution_of(conv, relu, pool)
-
-    def fleet_norm(
-        self, norm: nn.BatchNorm2d, relu: bool, pool: nn.MaxPool2d | None
-    ) -> FusedNorm | None:
-        """A batch normalisation of many models with what follows it; None likewise."""
-        return fleet_layers.norm_of(norm, relu, pool)
-
-    def fleet_update(
-        self,
-        rule: StepRule,
-        parameters: torch.Tensor,
-        gradients: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        settings: torch.Tensor,
-        corrections: torch.Tensor,
-        active: torch.Tensor,
-        *,
-        clipped: bool,
-    ) -> bool:
-        """One optimizer step per row of ``parameters``; False where there is no kernel for it."""
-        return fleet_layers.update(
-            rule, parameters, gradients, moments, settings, corrections, active, clipped=clipped
-        )
+    fleet_convolution = staticmethod(fleet_layers.convolution_of)
+    fleet_norm = staticmethod(fleet_layers.norm_of)
+    fleet_update = staticmethod(fleet_layers.update)
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """The same step, to be called again and again; it runs a few times to be captured."""
