@@ -11,6 +11,7 @@ function and captured.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import time
@@ -42,6 +43,7 @@ class Report:
         spent = (time.monotonic() - self.began) / 60
         if spent > self.minutes:
             return self._left_out(what, f"{spent:.1f} minutes are over; give --minutes more")
+        gc.collect()  # graphs of what was measured before: to destroy one spoils a capture
         try:
             took = work()
         except Exception as error:  # one baseline that fails must not cost the other numbers
@@ -123,8 +125,12 @@ def captured(work: Callable[[], object], device: torch.device, warm: int = 3) ->
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    finally:
+        gc.enable()
     replay: Callable[[], None] = graph.replay
     return replay
 

@@ -30,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.baselines import Report, compile_much, plain_step
+from benchmarks.baselines import Report, captured, compile_much, plain_step, seconds
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
@@ -108,7 +108,7 @@ def step(model: str, bound: float | None) -> float:
     device = torch.device("cuda")
     work = Workspace(build_model(lambda: MODELS[model].build((3, 32, 32), 10), 0), device)
     work.model.train()
-    captured = CapturedSteps(work, None, precision="bfloat16", compiled=True)
+    steps = CapturedSteps(work, None, precision="bfloat16", compiled=True)
     x = torch.randn(STEPS, 1, 64, 3, 32, 32, device=device)
     y = torch.randint(10, (STEPS, 1, 64), device=device)
     rows = np.zeros((STEPS, 1, 64), dtype=np.int64)
@@ -116,13 +116,11 @@ def step(model: str, bound: float | None) -> float:
     rule = StepRule("momentum")
     op = Steps(rows, "all", rule, 1e-4, clip_per_example=bound, noise=noise)
     moments = {"momentum": torch.zeros_like(work.parameters)}
-    best = math.inf
-    for _ in range(5):  # the first of them captures
-        start = time.perf_counter()
-        captured.run(op, x, y, moments, 0, lambda: torch.randn_like(work.parameters))
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best / STEPS * 1e3
+
+    def run() -> None:
+        steps.run(op, x, y, moments, 0, lambda: torch.randn_like(work.parameters))
+
+    return seconds(run, device) / STEPS * 1e3  # the first of them captures
 
 
 def our_step(kind: str, off: Sequence[str] = ()) -> float:
@@ -176,24 +174,13 @@ def ablate(report: Report) -> None:
 
 def graphed(work: Callable[[], object], repeats: int = 20) -> float:
     """Microseconds of a piece of work that is captured so many times over."""
-    work()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    device = torch.device("cuda")
+
+    def several() -> None:
         for _ in range(repeats):
             work()
-    best = math.inf
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        graph.replay()
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best / repeats * 1e6
+
+    return seconds(captured(several, device), device) / repeats * 1e6
 
 
 def beside_cudnn(

@@ -2,16 +2,25 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.engines.cuda.test_fused_network import NETWORKS, made
+from tests.engines.cuda.test_fused_network import NETWORKS, in_fours, made, residual
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import StepRule
+from unwalk.core.program import StepRule, Steps
+from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines import fleet_steps
-from unwalk.engines.cuda import compiled, fleet_layers, fused_network, groups, layers
+from unwalk.engines.cuda import (
+    CapturedSteps,
+    compiled,
+    fleet_layers,
+    fused_network,
+    groups,
+    layers,
+)
 from unwalk.engines.fleet_steps import Kind, Team
 
 IN_TRITON = ("batch normalisation", "group normalisation", "first layer", "head")
@@ -19,8 +28,11 @@ IN_TRITON = ("batch normalisation", "group normalisation", "first layer", "head"
 
 
 @pytest.fixture(autouse=True)
-def as_with_triton(monkeypatch):
+def as_with_triton(monkeypatch, request):
     """As where Triton is; functions are taken as they are, since compiling them takes long."""
+    if "device" in request.keywords:
+        yield
+        return
     for module in (fused_network, fleet_layers):
         monkeypatch.setattr(module, "available", lambda: True)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -163,3 +175,35 @@ def test_switches_are_put_back_and_unknown_ones_refused():
     assert all(groups.uses(group) for group in groups.GROUPS)
     with pytest.raises(InvalidInput, match="heads"), groups.without("heads"):
         pass
+
+
+def after_steps(off, *, norm=nn.BatchNorm2d, bound=None):
+    """How a small residual network on a CUDA device has moved after captured steps."""
+    work = Workspace(build_model(lambda: residual(norm), 0), torch.device("cuda"))
+    work.model.train()
+    start = work.parameters.clone()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 1, 8, 3, 8, 8, generator=generator).cuda()
+    y = torch.randint(10, (3, 1, 8), generator=generator).cuda()
+    rows = np.zeros((3, 1, 8), dtype=np.int64)
+    op = Steps(rows, "all", StepRule("momentum"), 0.05, clip_per_example=bound)
+    moments = {"momentum": torch.zeros_like(work.parameters)}
+    with groups.without(*off):
+        steps = CapturedSteps(work, None, precision="float32", compiled=True)
+        steps.run(op, x, y, moments, 0, lambda: torch.zeros_like(work.parameters))
+    return work.parameters - start
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("group", [g for g in groups.GROUPS if not g.startswith("fleet ")])
+def test_captured_steps_without_a_group_are_the_same_steps(group, monkeypatch):
+    from torch._dynamo import config
+
+    if hasattr(config, "recompile_limit"):
+        monkeypatch.setattr(config, "recompile_limit", 64)
+    norm = in_fours if group in ("group normalisation", "clipping") else nn.BatchNorm2d
+    bound = 0.3 if group == "clipping" else None
+    every = after_steps((), norm=norm, bound=bound)
+    fewer = after_steps((group,), norm=norm, bound=bound)
+    assert float(every.norm()) > 0
+    assert float((every - fewer).norm()) < 5e-3 * float(every.norm())

@@ -441,7 +441,10 @@ def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Callab
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             step()
     replay: Callable[[], None] = graph.replay
     return replay
