@@ -10,6 +10,7 @@ a few sizes, with rows that take no part.  Records of all visited peers stand in
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -446,7 +447,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class Taken(ABC):
     """Batches of a visit, (steps, walks, rows, ...), out of tables of inputs and labels."""
 
     x: torch.Tensor
@@ -466,9 +467,9 @@ class Taken:
             self.y.new_zeros(size, width, *self.y.shape[self.lead :]),
         )
 
+    @abstractmethod
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         """Write one step's inputs and labels into ``x`` and ``y``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
