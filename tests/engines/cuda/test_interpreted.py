@@ -49,7 +49,7 @@ def test_layers_of_a_fleet(monkeypatch):
     monkeypatch.setattr(fleet_layers, "PROGRAMS", 4)
     assert fleet_layers.takes_rows(5, 16, 16, (3, 3), fleet_layers.Spec((2, 2), 1, 0))
     assert fleet_layers.takes_lines(5, 16, 16, (3, 3), fleet_layers.Spec((2, 2), 1, 1))
-    model, *given = fleet.setting(tiny, (1, 6, 6), models=2)
+    model, *given = fleet.setting(tiny, (1, 6, 6), models=1)
     mine, reference = fleet.both(monkeypatch, model)
     got, fresh = mine(*given)
     want, wanted = reference(*fleet.doubled(given))
