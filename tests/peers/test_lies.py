@@ -434,7 +434,8 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
 
         async def counted(message: bytes, field: str) -> dict[int, Any]:
             asked.append(field)
-            return await ask_all(message, field)
+            found: dict[int, Any] = await ask_all(message, field)
+            return found
 
         victim.council.ask_all = counted
         message = victim.service.talk.words("where", chain="").replace(

@@ -374,6 +374,8 @@ def test_lies_about_a_walk_change_nothing(tmp_path):
         assert furthest(here) < 2999, "the lies were told while the token walked"
         killed_and_back(here, *HONEST)
         here.until(here.finished, timeout=240.0)
+    reasons = [line["reason"] for p in HONEST for line in logged(folder, p, "refused")]
+    assert any(reason.startswith("visit 2999 does not follow") for reason in reasons)
     check_end(folder, made, range(PEERS))
     assert named(folder) == {LIAR}
 

@@ -50,7 +50,7 @@ class Talk:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
         self.brought: dict[str, int] = {}
 
@@ -158,12 +158,12 @@ class Talk:
     def later(self, work: Any) -> None:
         """Do something beside everything else; it ends with the service."""
         task = asyncio.create_task(work)
-        self.tasks.add(task)
+        self.tasks[task] = None
         task.add_done_callback(self.ended)
 
     def ended(self, task: asyncio.Task[Any]) -> None:
         """A task of its own has ended, one way or another."""
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if not task.cancelled():
             task.exception()
 
