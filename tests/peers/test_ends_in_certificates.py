@@ -224,8 +224,13 @@ def test_what_stays_of_an_end_tells_nothing_without_its_salt(told):
 
 
 def test_the_first_visits_of_a_walk_are_known_by_the_digest_of_the_others():
-    visits = [{"visit": n} for n in range(5)]
+    plain = {"run": "a", "generation": [0, 1], "signature": "b", "certificate": "c"}
+    visits = [{**plain, "visit": {"hop": n}} for n in range(5)]
     whole = visits_digest(visits)
+    renewed = [{**visit, "certificate": "c\n"} for visit in visits]
+    assert visits_digest(renewed) == whole, "the log's chain does not hold it either"
+    for name, other in (("run", "b"), ("generation", [1, 1]), ("signature", "c"), ("visit", {})):
+        assert visits_digest([*visits[:3], {**visits[3], name: other}, visits[4]]) != whole
     for count in range(6):
         assert visits_digest(visits[:count], visits_digest(visits[count:])) == whole
     assert visits_digest(visits[::-1]) != whole
@@ -251,7 +256,8 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             if record["kind"] == "agenda-visits":
                 asked.append(sender)
                 return codec.dump({"visits": wrong[record["after"] :]})
-            return real(sender, data)
+            answer: bytes = real(sender, data)
+            return answer
 
         real, liar.council.answer = liar.council.answer, answer
         with chapters.store.transaction() as db:
@@ -267,7 +273,7 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
 def test_a_request_is_not_done_while_its_certificate_does_not_verify(tmp_path, monkeypatch):
     """Its visits are damaged on the disk: the request and the journal say so, until it is well."""
     issue: Callable[..., Any] = attest.issue
-    damaged = []
+    damaged: list[Any] = []
 
     def damaging(bundle: Bundle, name: str, *args: Any) -> Any:
         found = issue(bundle, name, *args)

@@ -25,6 +25,7 @@ HIDDEN = b"unwalk-end-1:"
 VISIT = b"unwalk-visits-1:"
 NO_VISITS = hashlib.sha256(VISIT).hexdigest()
 """The digest of no visits at all."""
+CHAINED = ("run", "generation", "visit", "signature")
 SALTED = "unwalk-salt"
 PIECE = 1 << 20
 
@@ -82,10 +83,12 @@ def void_closing(value: Value) -> Closing:
 def visits_digest(visits: Sequence[dict[str, Any]], rest: str = NO_VISITS) -> str:
     """The digest of visits in order; ``rest`` is that of those which follow them.
 
-    So it can be seen of the first visits of a walk that they are that, without all others.
+    So it can be seen of the first visits of a walk that they are that, without all others.  What
+    is in it stands in the log's chain: a certificate, of which a peer may have two, does not.
     """
     for visit in reversed(visits):
-        rest = hashlib.sha256(VISIT + (rest + canonical(visit)).encode()).hexdigest()
+        said = canonical({name: visit[name] for name in CHAINED})
+        rest = hashlib.sha256(VISIT + (rest + said).encode()).hexdigest()
     return rest
 
 
