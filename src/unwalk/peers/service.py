@@ -167,8 +167,6 @@ class Service:
             arrival=arrival,
         )
         self.state, self.open_move = state, open_move
-        if state.ends != before.ends:
-            self.ends.look()
         if arrival is not None and arrival.peer == self.me:
             self.arrivals.append(arrival)
         if not self.collecting:
@@ -176,6 +174,8 @@ class Service:
             asyncio.get_running_loop().call_later(TIDY, self._collect)
         self.news = monotonic()
         self.changed.set()
+        if state.ends != before.ends:
+            self.ends.look()
         self._count(before, state)
 
     def _collect(self) -> None:

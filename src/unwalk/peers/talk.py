@@ -49,10 +49,9 @@ class Talk:
     """Messages of one service."""
 
     def __init__(self, service: Service) -> None:
-        self.service = service
+        self.service, self.brought = service, dict[str, int]()
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
-        self.brought: dict[str, int] = {}
 
     def words(self, kind: str, **fields: Any) -> bytes:
         """A message as it travels."""
