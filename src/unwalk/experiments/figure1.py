@@ -7,7 +7,7 @@ end points that section 6.2 gives in words.
 from __future__ import annotations
 
 from unwalk.experiments.cells import Cell, Reported, over_seeds
-from unwalk.runs.config import Value
+from unwalk.settings.fields import Value
 
 SEEDS = 5
 

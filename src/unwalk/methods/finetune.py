@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unwalk import walks
+from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
 from unwalk.methods.local_work import Descent
+from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.record import Decided, MethodRecord
+from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
@@ -21,3 +26,24 @@ class Finetune:
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    return Phase(
+        name="unlearn",
+        method=Finetune(unlearn_descent(config)),
+        route=walks.Uniform(),
+        hops=config.unlearn.hops,
+        keep=config.unlearn.keep,
+        reset_optimizer=config.unlearn.reset_optimizer,
+        carries_forgotten=True,
+    )
+
+
+RECORD = MethodRecord(
+    name="finetune",
+    label="fine-tuning",
+    description="go on training without the forgotten records",
+    grade="none",
+    phase=_phase,
+)
