@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.runs.small import BLOBS, small_run
 from unwalk.core.errors import InvalidInput
 from unwalk.methods import defaults
-from unwalk.runs import config as settings
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import run
 from unwalk.settings.config import apply, flatten, parse_set, read_toml, table, to_toml
@@ -40,7 +39,9 @@ def value_of(kind: Any) -> st.SearchStrategy[Any]:
     return VALUES[kind]
 
 
-FLAT = st.fixed_dictionaries({}, optional={k: value_of(v) for k, v in settings._types().items()})
+FLAT = st.fixed_dictionaries(
+    {}, optional={key: value_of(row.kind) for key, row in table(defaults()).items()}
+)
 
 
 @given(changes=FLAT)

@@ -14,7 +14,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import ROUNDING
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import unlearn_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
@@ -33,10 +33,9 @@ from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class BallSeal:
+class BallSeal(Descending):
     """``steps`` times: projection on ``ball`` and noise of std ``std``; then ``descent``."""
 
-    descent: Descent
     ball: Ball
     std: float
     steps: int
@@ -45,10 +44,6 @@ class BallSeal:
     def __post_init__(self) -> None:
         check_number("std", self.std, above=0.0)
         check_count("steps", self.steps, low=1)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         after = self.descent.program(visit, "retained")

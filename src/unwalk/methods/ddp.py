@@ -23,18 +23,16 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
-from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.private import (
     READINGS,
-    after_request,
     data_of,
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_training,
+    private_plan,
 )
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
@@ -103,7 +101,7 @@ def feasible_ball(size: float, means: str, centre: str = "origin") -> Ball:
 
 
 @dataclass(frozen=True)
-class DDP:
+class DDP(Descending):
     """Noise and projection at every step of every peer.
 
     ``descent`` brings clip L, noise sigma and the feasible ball; ``data`` is ``retained``
@@ -112,7 +110,6 @@ class DDP:
     under which a visit of many steps leaves anything of the model.
     """
 
-    descent: Descent
     data: str = "retained"
     noise_on: str = "gradient"
     name: str = field(default="ddp", init=False)
@@ -126,10 +123,6 @@ class DDP:
                 f"state is 'fresh' with optimizer {rule.optimizer!r}; allowed for ddp, which "
                 "projects after every step: carried or local, or the plain optimizer."
             )
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         ball = self.descent.feasible
@@ -190,22 +183,12 @@ def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibra
 def _method(config: Config, decided: Decided) -> DDP:
     ddp = config.of(DDPSettings)
     ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means, ddp.centre)
-    base = private_descent(config, ddp.reading, ddp.optimizer, ddp.work)
+    base = private_descent(config, ddp)
     descent = replace(base, clip=ddp.clip, noise=decided.sigma, feasible=ball)
     return DDP(descent, data_of(ddp.reading), ddp.noise_on)
 
 
-def _phase(config: Config, decided: Decided) -> Phase:
-    ddp, method = config.of(DDPSettings), _method(config, decided)
-    plain = ddp.optimizer == "plain"
-    return after_request(config, ddp.reading, method, walks.UniformPeer(), plain=plain)
-
-
-def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
-    method, reading = _method(config, decided), config.of(DDPSettings).reading
-    return private_training(config, reading, method, walks.UniformPeer())
-
-
+_phase, _training = private_plan(DDPSettings, _method, walks.UniformPeer())
 RECORD = MethodRecord(
     name="ddp",
     label="DDP",

@@ -21,19 +21,17 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
-from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.local_work import Descending, LocalWork
 from unwalk.methods.private import (
     READINGS,
-    after_request,
     data_of,
     local_work,
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_training,
+    private_plan,
 )
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
@@ -65,14 +63,13 @@ class DPSGDSettings:
 
 
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGD(Descending):
     """Per-example clipping and noise of std ``multiplier`` C on every step's sum.
 
     ``descent`` brings C as ``clip_per_example``; ``data`` is ``retained`` (continued) or ``all``
     (from the start).
     """
 
-    descent: Descent
     multiplier: float
     data: str = "retained"
     name: str = field(default="dpsgd", init=False)
@@ -82,10 +79,6 @@ class DPSGD:
         check_number("multiplier", self.multiplier, low=0.0)
         if self.descent.clip_per_example is None:
             raise InvalidInput("clip_per_example is None; allowed for dpsgd: a number above 0.")
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, self.data)
@@ -123,7 +116,7 @@ def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calib
     if dpsgd.noise_multiplier is not None:
         return Calibrated(dpsgd.noise_multiplier, reading=dpsgd.reading)
     rows = records.rows(data_of(dpsgd.reading)).size or records.size
-    rate, per_visit = sampling(local_work(config, dpsgd.reading, dpsgd.work), int(rows))
+    rate, per_visit = sampling(local_work(config, dpsgd), int(rows))
     steps = per_visit * math.ceil(noisy_hops(config, dpsgd.reading) / peers)
     scale = sampled_multiplier(target.epsilon, target.delta, rate, steps)
     formula = (
@@ -136,21 +129,11 @@ def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calib
 
 def _method(config: Config, decided: Decided) -> DPSGD:
     dpsgd = config.of(DPSGDSettings)
-    base = private_descent(config, dpsgd.reading, dpsgd.optimizer, dpsgd.work)
+    base = private_descent(config, dpsgd)
     return DPSGD(replace(base, clip_per_example=dpsgd.clip), decided.sigma, data_of(dpsgd.reading))
 
 
-def _phase(config: Config, decided: Decided) -> Phase:
-    dpsgd, method = config.of(DPSGDSettings), _method(config, decided)
-    plain = dpsgd.optimizer == "plain"
-    return after_request(config, dpsgd.reading, method, walks.Uniform(), plain=plain)
-
-
-def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
-    method, reading = _method(config, decided), config.of(DPSGDSettings).reading
-    return private_training(config, reading, method, walks.Uniform())
-
-
+_phase, _training = private_plan(DPSGDSettings, _method, walks.Uniform())
 RECORD = MethodRecord(
     name="dpsgd",
     label="DP-SGD",

@@ -7,22 +7,17 @@ from dataclasses import dataclass, field
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class Finetune:
+class Finetune(Descending):
     """Every peer descends on its retained records; nothing is noised, nothing is proved."""
 
-    descent: Descent
     name: str = field(default="finetune", init=False)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")

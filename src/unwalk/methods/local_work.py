@@ -287,3 +287,15 @@ class Descent:
     def travels(self) -> tuple[str, ...]:
         """Moment vectors that travel in the token."""
         return self.rule.slots if self.rule.state == "carried" else ()
+
+
+@dataclass(frozen=True)
+class Descending:
+    """A method whose visits descend, by one ``descent`` whose moments may travel in the token."""
+
+    descent: Descent
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """Moment vectors that travel in the token."""
+        return self.descent.travels

@@ -10,20 +10,15 @@ from dataclasses import dataclass, field, replace
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Ball, Program, StepRule, Visit
-from unwalk.methods.local_work import Descent, LocalWork, Schedule
+from unwalk.methods.local_work import Descending, Descent, LocalWork, Schedule
 from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class NetworkSGD:
+class NetworkSGD(Descending):
     """Every peer descends on all of its records when the token arrives."""
 
-    descent: Descent
     name: str = field(default="network-sgd", init=False)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "all")

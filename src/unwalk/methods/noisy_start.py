@@ -18,7 +18,7 @@ from unwalk.core.program import AddNoise, Ball, Program, Project, Visit
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_number
 from unwalk.methods.ledgered import FINEST, LEAST_STD, ROUNDING, probe, reach_of, slot_steps
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import train_descent
 from unwalk.methods.record import ANY_WITHOUT_U, Decided, MethodRecord, Request, ThreatModel
 from unwalk.privacy.claims import of_walk
@@ -41,14 +41,13 @@ class NoisyStartSettings:
 
 
 @dataclass(frozen=True)
-class NoisyStart:
+class NoisyStart(Descending):
     """Descent on all records, then noise of std ``std`` on the parameters, at every visit.
 
     After the noise the model is projected on a public ball of radius ``reach`` round the origin,
     which it hardly ever leaves: it bounds the rounding of the next visit's steps.
     """
 
-    descent: Descent
     std: float
     reach: float | None = None
     name: str = field(default="noisy-start", init=False)
@@ -57,10 +56,6 @@ class NoisyStart:
         check_number("std", self.std, low=0.0)
         if self.reach is not None:
             check_number("reach", self.reach, above=0.0)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         after: Program = () if self.reach is None else (Project((Ball("origin", self.reach),)),)

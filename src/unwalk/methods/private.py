@@ -6,15 +6,28 @@ forgetting does nothing: U = A(D).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from unwalk.core.plan import Method, Phase, Route
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.methods.network_sgd import train_descent, unlearn_descent
-from unwalk.methods.record import Calibrated
-from unwalk.settings.config import Config
+from unwalk.methods.record import Calibrated, Decided
+from unwalk.settings.config import Config, MethodSettings
 
 READINGS = ("continued", "from-start")
+
+
+class PrivateSettings(MethodSettings, Protocol):
+    """Settings that both baselines have."""
+
+    @property
+    def reading(self) -> str: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def work(self) -> str | None: ...
 
 
 def noisy_hops(config: Config, reading: str) -> int:
@@ -27,46 +40,50 @@ def data_of(reading: str) -> str:
     return "all" if reading == "from-start" else "retained"
 
 
-def local_work(config: Config, reading: str, given: str | None) -> LocalWork:
-    """A visit's work: as ``given``, else the walk's own."""
-    train = config.train
-    kind = given or (None if reading == "from-start" else config.unlearn.work) or train.work
+def local_work(config: Config, own: PrivateSettings) -> LocalWork:
+    """A visit's work: as the settings say, else the walk's own."""
+    train, walk = config.train, None if own.reading == "from-start" else config.unlearn.work
+    kind = own.work or walk or train.work
     return LocalWork(kind, train.batch, train.epochs, train.minibatches)
 
 
-def private_descent(config: Config, reading: str, optimizer: str, work: str | None) -> Descent:
+def private_descent(config: Config, own: PrivateSettings) -> Descent:
     """A visit of a private baseline, before clipping and noise."""
-    base = train_descent(config) if reading == "from-start" else unlearn_descent(config)
+    base = train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
     rule = base.rule
-    if optimizer == "plain":
+    if own.optimizer == "plain":
         rule = replace(rule, optimizer="sgd", weight_decay=0.0)
-    return replace(base, rule=rule, work=local_work(config, reading, work), clip=None)
+    return replace(base, rule=rule, work=local_work(config, own), clip=None)
 
 
-def private_training(
-    config: Config, reading: str, method: Method, route: Route
-) -> tuple[Phase, ...]:
-    """Training with noise from hop 1, where the reading asks for it."""
-    if reading != "from-start":
-        return ()
-    train = config.train
-    return (Phase(name="train", method=method, route=route, hops=train.hops, keep=train.keep),)
+def private_plan(
+    kind: type[PrivateSettings], method: Callable[[Config, Decided], Method], route: Route
+) -> tuple[Callable[[Config, Decided], Phase], Callable[[Config, Decided], tuple[Phase, ...]]]:
+    """``phase`` and ``training`` of a baseline's record, by its settings, method and route."""
 
+    def phase(config: Config, decided: Decided) -> Phase:
+        """The walk after a request: on the retained records; none where U = A(D)."""
+        own, unlearn = config.of(kind), config.unlearn
+        continued = own.reading == "continued"
+        return Phase(
+            name="unlearn",
+            method=method(config, decided),
+            route=route,
+            hops=unlearn.hops if continued else 0,
+            keep=unlearn.keep,
+            reset_optimizer=unlearn.reset_optimizer or own.optimizer == "plain",
+            carries_forgotten=continued,
+        )
 
-def after_request(
-    config: Config, reading: str, method: Method, route: Route, *, plain: bool
-) -> Phase:
-    """The walk after a request: on the retained records; none where U = A(D)."""
-    unlearn, continued = config.unlearn, reading == "continued"
-    return Phase(
-        name="unlearn",
-        method=method,
-        route=route,
-        hops=unlearn.hops if continued else 0,
-        keep=unlearn.keep,
-        reset_optimizer=unlearn.reset_optimizer or plain,
-        carries_forgotten=continued,
-    )
+    def training(config: Config, decided: Decided) -> tuple[Phase, ...]:
+        """Training with noise from hop 1, where the reading asks for it."""
+        if config.of(kind).reading != "from-start":
+            return ()
+        hops, keep = config.train.hops, config.train.keep
+        made = method(config, decided)
+        return (Phase(name="train", method=made, route=route, hops=hops, keep=keep),)
+
+    return phase, training
 
 
 def nominal_reason(calibrated: Calibrated, origin: str) -> str:

@@ -14,7 +14,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Program, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps, std_for
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
@@ -24,10 +24,9 @@ from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(Descending):
     """Descent on retained records; noise of std ``std`` after the last of ``hops`` visits."""
 
-    descent: Descent
     std: float
     hops: int
     name: str = field(default="release", init=False)
@@ -35,10 +34,6 @@ class Release:
     def __post_init__(self) -> None:
         check_number("std", self.std, low=0.0)
         check_count("hops", self.hops, low=1)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, "retained")

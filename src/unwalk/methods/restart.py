@@ -16,7 +16,7 @@ from unwalk import walks
 from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Forget, Program, Visit
 from unwalk.core.validation import check_count
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.methods.retrain import FRESH, WITHOUT_FORGOTTEN
@@ -41,22 +41,17 @@ def wiping(visit: Visit, program: Program) -> Program:
 
 
 @dataclass(frozen=True)
-class Restart:
+class Restart(Descending):
     """Network-SGD on the retained records, from a start without the forgotten ones.
 
     ``local_steps`` visits' worth of work at u come first, in the first hop.
     """
 
-    descent: Descent
     local_steps: int = 0
     name: str = field(default="restart", init=False)
 
     def __post_init__(self) -> None:
         check_count("local_steps", self.local_steps)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         times = 1 + self.local_steps if visit.phase_hop == 1 else 1

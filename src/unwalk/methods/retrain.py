@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
@@ -28,15 +28,10 @@ WITHOUT_FORGOTTEN = "training from the initial model on all records but the forg
 
 
 @dataclass(frozen=True)
-class Retrain:
+class Retrain(Descending):
     """Network-SGD on the retained records, from the initial model."""
 
-    descent: Descent
     name: str = field(default="retrain", init=False)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")

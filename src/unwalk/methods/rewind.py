@@ -29,7 +29,7 @@ from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Program, Records, Rows, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending, Descent
 from unwalk.methods.network_sgd import train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
@@ -61,13 +61,12 @@ class RewindSettings:
 
 
 @dataclass(frozen=True)
-class Rewind:
+class Rewind(Descending):
     """Training's walk from hop ``start_hop`` on, without the forgotten records.
 
     ``coins`` are training's own; ``first-use`` needs them to repeat the visit it begins with.
     """
 
-    descent: Descent
     start_hop: int
     way: str = "first-contact"
     coins: Coins | None = field(default=None, repr=False)
@@ -75,10 +74,6 @@ class Rewind:
 
     def __post_init__(self) -> None:
         check_choice("way", self.way, WAYS)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         program, rule = self._again(visit), self.descent.rule

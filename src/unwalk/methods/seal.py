@@ -33,7 +33,7 @@ from unwalk.methods.ledgered import (
     std_for,
     visit_to_u,
 )
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
 from unwalk.methods.network_sgd import unlearn_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
@@ -77,7 +77,7 @@ class SealSettings:
 
 
 @dataclass(frozen=True)
-class LedgerSeal:
+class LedgerSeal(Descending):
     """Local descent, noise of std ``std``, then ``descent`` on retained records.
 
     ``local_epochs`` passes over u's slots come before the noise.  After it the model is projected
@@ -86,7 +86,6 @@ class LedgerSeal:
     visits with noise of std ``later_std`` on the parameters.
     """
 
-    descent: Descent
     std: float
     local_epochs: int = 0
     later: Correction | None = None
@@ -100,10 +99,6 @@ class LedgerSeal:
         check_count("local_epochs", self.local_epochs)
         if self.reach is not None:
             check_number("reach", self.reach, above=0.0)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         after = self.descent.program(visit, "retained")
