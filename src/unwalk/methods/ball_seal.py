@@ -15,7 +15,7 @@ from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import ROUNDING
 from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_IT_SEALED,
@@ -55,15 +55,9 @@ class BallSeal(Descending):
 
 def _phase(config: Config, decided: Decided) -> Phase:
     ball = Ball("initial", config.of(SealSettings).radius)
-    return Phase(
-        name="unlearn",
-        method=BallSeal(unlearn_descent(config), ball, decided.std, decided.steps),
-        route=walks.FirstTo(config.forget.peer, walks.Uniform()),
-        hops=config.unlearn.hops,
-        keep=config.unlearn.keep,
-        reset_optimizer=True,
-        carries_forgotten=True,
-    )
+    method = BallSeal(unlearn_descent(config), ball, decided.std, decided.steps)
+    route = walks.FirstTo(config.forget.peer, walks.Uniform())
+    return unlearn_phase(config, method, route, reset_optimizer=True)
 
 
 def _decide(request: Request) -> Decided:

@@ -8,7 +8,7 @@ from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
 from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config
 
@@ -24,15 +24,8 @@ class Finetune(Descending):
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
-    return Phase(
-        name="unlearn",
-        method=Finetune(unlearn_descent(config)),
-        route=walks.Uniform(),
-        hops=config.unlearn.hops,
-        keep=config.unlearn.keep,
-        reset_optimizer=config.unlearn.reset_optimizer,
-        carries_forgotten=True,
-    )
+    method, reset = Finetune(unlearn_descent(config)), config.unlearn.reset_optimizer
+    return unlearn_phase(config, method, walks.Uniform(), reset_optimizer=reset)
 
 
 RECORD = MethodRecord(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from unwalk import walks
-from unwalk.core.plan import Phase
+from unwalk.core.plan import Method, Phase, Route
 from unwalk.core.program import Ball, Program, StepRule, Visit
 from unwalk.methods.local_work import Descending, Descent, LocalWork, Schedule
 from unwalk.settings.config import Config
@@ -80,4 +80,25 @@ def train_phase(config: Config) -> Phase:
         route=walks.Uniform(),
         hops=config.train.hops,
         keep=config.train.keep,
+    )
+
+
+def unlearn_phase(
+    config: Config,
+    method: Method,
+    route: Route,
+    *,
+    start: str = "token",
+    reset_optimizer: bool = False,
+) -> Phase:
+    """The walk that forgets, as ``unlearn`` says; from training's token, or from ``initial``."""
+    return Phase(
+        name="unlearn",
+        method=method,
+        route=route,
+        hops=config.unlearn.hops,
+        keep=config.unlearn.keep,
+        reset_optimizer=reset_optimizer,
+        carries_forgotten=start == "token",
+        start=start,
     )

@@ -17,7 +17,7 @@ from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Forget, Program, Visit
 from unwalk.core.validation import check_count
 from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.methods.retrain import FRESH, WITHOUT_FORGOTTEN
 from unwalk.privacy.exact import fresh_claim
@@ -64,14 +64,8 @@ def _phase(config: Config, decided: Decided) -> Phase:
     local_steps = config.of(RestartSettings).local_steps
     if local_steps:
         route = walks.FirstTo(config.forget.peer, route)
-    return Phase(
-        name="unlearn",
-        method=Restart(unlearn_descent(config), local_steps),
-        route=route,
-        hops=config.unlearn.hops,
-        keep=config.unlearn.keep,
-        start="initial",
-    )
+    method = Restart(unlearn_descent(config), local_steps)
+    return unlearn_phase(config, method, route, start="initial")
 
 
 RECORD = MethodRecord(

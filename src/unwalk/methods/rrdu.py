@@ -28,7 +28,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import feasible, unlearn_descent
+from unwalk.methods.network_sgd import feasible, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_sigma
@@ -182,15 +182,9 @@ def _phase(config: Config, decided: Decided) -> Phase:
         clip=unlearn.clip,
         trust=tuple(balls if theta is None else [theta, *balls]),
     )
-    return Phase(
-        name="unlearn",
-        method=RRDU(descent, correction),
-        route=walks.Restart(config.forget.peer, decided.p, unlearn.max_visits),
-        hops=unlearn.hops,
-        keep=unlearn.keep,
-        reset_optimizer=unlearn.reset_optimizer,
-        carries_forgotten=True,
-    )
+    route = walks.Restart(config.forget.peer, decided.p, unlearn.max_visits)
+    method = RRDU(descent, correction)
+    return unlearn_phase(config, method, route, reset_optimizer=unlearn.reset_optimizer)
 
 
 def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:

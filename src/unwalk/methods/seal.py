@@ -34,7 +34,7 @@ from unwalk.methods.ledgered import (
     visit_to_u,
 )
 from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_IT_SEALED,
@@ -152,14 +152,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
         decided.later_std,
         decided.reach,
     )
-    return Phase(
-        name="unlearn",
-        method=method,
-        route=walks.FirstTo(u, onward),
-        hops=config.unlearn.hops,
-        keep=config.unlearn.keep,
-        carries_forgotten=True,
-    )
+    return unlearn_phase(config, method, walks.FirstTo(u, onward))
 
 
 def _decide(request: Request) -> Decided:
