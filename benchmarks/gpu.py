@@ -36,8 +36,8 @@ from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.cuda.groups import without
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.config import Value
 from unwalk.runs.run import Runner
+from unwalk.settings.fields import Value
 from unwalk.tasks.models import MODELS
 
 WALK_LIMITS = {"mnist": 1.5, "cifar10": 10.0}

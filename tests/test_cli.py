@@ -20,8 +20,10 @@ from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
 from unwalk.core.refusals import REFUSALS
+from unwalk.methods import defaults
 from unwalk.runs import partial_of
-from unwalk.runs.config import Config, Value, flatten
+from unwalk.settings.config import flatten
+from unwalk.settings.fields import Value
 
 SMALL = options(BLOBS)
 SMALL_DIGITS = options(DIGITS)
@@ -280,7 +282,7 @@ def test_methods_and_tasks_are_listed(call):
 
 def test_settings_are_listed_as_a_run_would_take_them(call):
     listed = {s["setting"]: s["default"] for s in call("settings", "--json").json}
-    assert listed.keys() == flatten(Config()).keys()
+    assert listed.keys() == flatten(defaults()).keys()
     assert (listed["unlearn.direction"], listed["unlearn.hops"]) == ("forget", 200)
     paper = call("settings", "--preset", "paper", "--task", "blobs", "--json").json
     assert {s["setting"]: s["default"] for s in paper}["train.optimizer"] == "adam"

@@ -8,9 +8,10 @@ from pathlib import Path
 from unwalk.core.errors import InvalidInput
 from unwalk.runs import compare as comparing
 from unwalk.runs.assemble import resolve
-from unwalk.runs.config import Config, Value
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
+from unwalk.settings.config import Config
+from unwalk.settings.fields import Value
 from unwalk.tasks import ShardedTask
 
 SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")

@@ -13,9 +13,10 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from unwalk.certificates import claims as certificate_claims
-from unwalk.certificates import conditions, exact
+from unwalk.certificates import conditions
 from unwalk.core.errors import Refused
-from unwalk.privacy import accountants, claims, iteration, ledger, stability
+from unwalk.methods import METHODS
+from unwalk.privacy import accountants, claims, exact, iteration, ledger, stability
 
 MODULES: tuple[ModuleType, ...] = (
     accountants,
@@ -138,7 +139,8 @@ def _find(code: CodeType, function: str) -> CodeType:
 
 def _functions(module: ModuleType, function: str) -> Iterator[FunctionType]:
     if "<locals>" in function:
-        for proof in certificate_claims.PROOFS.values():
+        for record in METHODS.values():
+            proof = record.proof
             if isinstance(proof, FunctionType) and proof.__qualname__ == function:
                 yield proof
         return

@@ -16,9 +16,9 @@ from unwalk.core.data import within
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.rounding import onto_ball
 from unwalk.core.transcript import Transcript
-from unwalk.runs.assemble import run_id, settings_digest
-from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
+from unwalk.settings.config import run_id, settings_digest
+from unwalk.settings.fields import Value
 
 RUN: dict[str, Value] = {"method": "restart", "train.hops": 3, "unlearn.hops": 2}
 

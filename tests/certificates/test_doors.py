@@ -25,11 +25,11 @@ from tests.certificates.test_conditions import (
     transcript,
 )
 from unwalk.certificates import claims_of
-from unwalk.certificates.exact import FEWER
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt
 from unwalk.core.refusals import REFUSALS
 from unwalk.core.transcript import HEADER_RANGES, HOP_RANGES, Hop, Transcript
+from unwalk.privacy.exact import FEWER
 
 ANEW = ev.Start("unlearn", "initial", False, ())
 LOCAL = replace(RETAINED, optimizer="momentum", momentum=0.9, state="local")

@@ -25,15 +25,14 @@ from unwalk.core.program import StepRule, Steps
 from unwalk.engines.execute import apply_rule
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.linear import BareLinear
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import NetworkSGD, train_descent, unlearn_descent
 from unwalk.methods.release import Release
 from unwalk.methods.retrain import Retrain
 from unwalk.privacy.gaussian import gaussian_epsilon, gaussian_mu
 from unwalk.privacy.ledger import LinearHead, SlotSteps
 from unwalk.privacy.stability import Facts, ledger_before
 from unwalk.runs.assemble import assemble
-from unwalk.runs.config import Config
-from unwalk.runs.entries import train_descent, unlearn_descent
+from unwalk.settings.config import Config
 
 FLAT: dict[str, Any] = {
     "preset": "certified",

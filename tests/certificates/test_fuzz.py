@@ -51,7 +51,7 @@ UNSEEN: dict[str, str] = {
     "privacy.claims.check_local_state: local-state": TWICE + "conditions.check_wipes",
     "certificates.conditions.check_wipes: local-state": TWICE + "claims.check_local_state",
     "privacy.claims.check_start: start-contradicted": TWICE + "conditions.check_start_said",
-    "certificates.exact._check_repeatable: other-work": "needs a peer with moments from before the "
+    "privacy.exact._check_repeatable: other-work": "needs a peer with moments from before the "
     "return that is visited again, which the maker seldom makes",
     "privacy.claims.check_no_buffers: travelling-state": TWICE + "conditions.check_travelling",
     "privacy.claims.check_ball: bad-event": TWICE + "the ranges of events",
@@ -105,19 +105,19 @@ UNSEEN: dict[str, str] = {
     "certificates.conditions.check_single_draw: redrawn": LOG,
     "certificates.conditions.check_single_draw: redrawn 2": LOG,
     "certificates.conditions.check_code: outside-state": LOG,
-    "certificates.exact.fresh_claim: not-initial": TWICE + "accountants._visits",
-    "certificates.exact.sisa_claim: shards": LOG,
-    "certificates.exact._went_back: not-a-rewind": LOG,
-    "certificates.exact._went_back: not-a-rewind 3": ALIEN,
-    "certificates.exact._check_earlier: not-a-rewind": TWICE
+    "privacy.exact.fresh_claim: not-initial": TWICE + "accountants._visits",
+    "privacy.exact.sisa_claim: shards": LOG,
+    "privacy.exact._went_back: not-a-rewind": LOG,
+    "privacy.exact._went_back: not-a-rewind 3": ALIEN,
+    "privacy.exact._check_earlier: not-a-rewind": TWICE
     + "_check_may_be_unused (no batches are drawn at random here)",
-    "certificates.exact._check_earlier: not-a-rewind 2": LOG,
-    "certificates.exact._check_may_be_unused: not-a-rewind": LOG,
-    "certificates.exact._check_absence: not-a-rewind": LOG,
-    "certificates.exact._check_absence: not-a-rewind 2": LOG,
-    "certificates.exact._check_absence: not-a-rewind 3": LOG,
-    "certificates.exact._check_absence: not-a-rewind 4": LOG,
-    "certificates.exact.sums_claim: not-sums 4": "whole numbers are taken away all the same: the "
+    "privacy.exact._check_earlier: not-a-rewind 2": LOG,
+    "privacy.exact._check_may_be_unused: not-a-rewind": LOG,
+    "privacy.exact._check_absence: not-a-rewind": LOG,
+    "privacy.exact._check_absence: not-a-rewind 2": LOG,
+    "privacy.exact._check_absence: not-a-rewind 3": LOG,
+    "privacy.exact._check_absence: not-a-rewind 4": LOG,
+    "privacy.exact.sums_claim: not-sums 4": "whole numbers are taken away all the same: the "
     "model is of no use then, and free of the records",
 }
 """Why some checks cannot be seen by programs that the executor runs and logs truthfully."""
@@ -137,10 +137,10 @@ SHOWN: dict[str, int] = {
     "privacy.stability.Facts.steps: ascent": 1002334,
     "privacy.stability._public_ball: centre": 1010871,
     "certificates.conditions.check_digests: digest": 1000489,
-    "certificates.exact._went_back: not-a-rewind 2": 1076722,
-    "certificates.exact._check_members: shards": 1011133,
-    "certificates.exact._check_untouched: touched": 1000103,
-    "certificates.exact.sums_claim: touched": 1001263,
+    "privacy.exact._went_back: not-a-rewind 2": 1076722,
+    "privacy.exact._check_members: shards": 1011133,
+    "privacy.exact._check_untouched: touched": 1000103,
+    "privacy.exact.sums_claim: touched": 1001263,
 }
 """Programs on which the accountants would be wrong without a check."""
 

@@ -13,10 +13,10 @@ import unwalk
 from tests.certificates.test_conditions import BROKEN, the_claim
 from unwalk.core.errors import Refused
 from unwalk.core.refusals import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
+from unwalk.methods import METHODS, defaults
 from unwalk.privacy.claims import FACT_CODES
-from unwalk.runs.catalogue import METHODS
-from unwalk.runs.config import Config, flatten
-from unwalk.runs.presets import PRESETS
+from unwalk.settings.config import flatten
+from unwalk.settings.presets import PRESETS
 from unwalk.tasks import TASKS
 
 ROOT = Path(unwalk.__file__).parent
@@ -98,7 +98,7 @@ def test_both_sentences_are_plain_and_can_be_followed(code):
 
 def follow(known: Refusal) -> None:
     """Each setting, method, preset and task that is named there is one."""
-    settings = flatten(Config())
+    settings = flatten(defaults())
     for key, value in re.findall(r"\b([a-z_]+\.[a-z_]+)(?:=([\w-]+))?", known.instead):
         assert key in settings, key
         default = settings[key]

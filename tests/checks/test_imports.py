@@ -12,7 +12,15 @@ from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    "room", ["unwalk", "unwalk.privacy", "unwalk.walks", "unwalk.certificates"]
+    "room",
+    [
+        "unwalk",
+        "unwalk.privacy",
+        "unwalk.walks",
+        "unwalk.settings.config",
+        "unwalk.methods",
+        "unwalk.certificates",
+    ],
 )
 def test_import_leaves_torch_out(room):
     program = f"import sys, {room}; print('torch' in sys.modules)"

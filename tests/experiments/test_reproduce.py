@@ -24,8 +24,10 @@ from unwalk.experiments.reproduce import (
     times,
     tried,
 )
-from unwalk.runs.assemble import resolve, run_id
-from unwalk.runs.config import Config, Value, apply
+from unwalk.methods import defaults
+from unwalk.runs.assemble import resolve
+from unwalk.settings.config import apply, run_id
+from unwalk.settings.fields import Value
 
 TINY: dict[str, Value] = {
     "train.hops": 3,
@@ -156,7 +158,7 @@ def test_parts_say_where_they_come_from(tmp_path):
         assert part["settings"]
         asked = {"task": "digits", "preset": "paper-matched", "compare": [], **TINY}
         assert resolve({**asked, **part["settings"]}) == apply(
-            Config(), part["configuration"], where="the part"
+            defaults(), part["configuration"], where="the part"
         )
 
 

@@ -17,14 +17,13 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GradientSteps, Projection
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Project, StepRule, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Project, Records, StepRule, Steps, Visit
 from unwalk.core.workspace import build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.ddp import DDP, feasible_ball
+from unwalk.methods import defaults
+from unwalk.methods.ddp import DDP, DDPSettings, ddp_noise, feasible_ball
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.privacy.nominal import nominal_ddp_sigma
-from unwalk.runs.baselines import ddp_noise
-from unwalk.runs.config import Config, DDPConfig
 
 ETA, CLIP, SIGMA, RADIUS = 0.1, 0.7, 1.5, 0.9
 TASK = TinyTask(peers=4, forgotten={0: 3})
@@ -182,8 +181,13 @@ def test_projected_steps_of_the_tokens_optimizer_keep_its_moments():
     assert ends[0].optimizer_steps == ends[1].optimizer_steps
 
 
+def forgetting(count):
+    return Records(count, np.arange(count))
+
+
 def sigma(peers=10, forgotten=1000, **ddp_settings):
-    return ddp_noise(replace(Config(), ddp=DDPConfig(**ddp_settings)), peers, forgotten)
+    config = defaults().having(DDPSettings(**ddp_settings))
+    return ddp_noise(config, peers, 0.1, forgetting(forgotten))
 
 
 def test_three_noise_scales_have_their_golden_values():
@@ -211,11 +215,12 @@ def test_noise_scales_are_the_papers_formulas(epsilon, delta, bound, peers):
 
 
 def test_the_reading_decides_how_many_hops_are_noised():
-    config = Config()
+    config = defaults()
     config = replace(config, train=replace(config.train, hops=400))
-    later = replace(config, ddp=DDPConfig(sigma_rule="lemma"))
-    first = replace(config, ddp=DDPConfig(sigma_rule="lemma", reading="from-start"))
-    assert ddp_noise(first, 10, 5).scale == pytest.approx(2 * ddp_noise(later, 10, 5).scale)
+    later = config.having(DDPSettings(sigma_rule="lemma"))
+    first = config.having(DDPSettings(sigma_rule="lemma", reading="from-start"))
+    scales = [ddp_noise(one, 10, 0.1, forgetting(5)).scale for one in (first, later)]
+    assert scales[0] == pytest.approx(2 * scales[1])
 
 
 def test_noise_on_the_weights_comes_once_a_visit_and_is_projected_once():

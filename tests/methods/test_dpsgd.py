@@ -18,11 +18,10 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import Records, StepRule, Steps, Visit
 from unwalk.core.workspace import build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.dpsgd import DPSGD, sampling
+from unwalk.methods import defaults
+from unwalk.methods.dpsgd import DPSGD, DPSGDSettings, dpsgd_noise, sampling
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.privacy.subsampled import sampled_epsilon, sampled_multiplier
-from unwalk.runs.baselines import dpsgd_noise
-from unwalk.runs.config import Config, DPSGDConfig
 
 ETA, CLIP, Z = 0.1, 0.4, 1.3
 TASK = TinyTask(peers=4, forgotten={0: 3})
@@ -140,15 +139,15 @@ def test_sampling_of_nobodys_records_is_nothing():
 def test_the_multiplier_is_calibrated_for_the_steps_of_the_records_peer():
     """T_u = 100 hops, 10 peers: 10 visits of 93 steps; q = 64/6000."""
     records = Records(6000, np.arange(1000))
-    config = replace(Config(), dpsgd=DPSGDConfig(reading="from-start"))
-    found = dpsgd_noise(config, 10, records)
+    config = defaults().having(DPSGDSettings(reading="from-start"))
+    found = dpsgd_noise(config, 10, 0.1, records)
     assert found.scale == sampled_multiplier(1.0, 1e-5, 64 / 6000, 930)
     assert sampled_epsilon(1e-5, found.scale, 64 / 6000, 930) == pytest.approx(1.0, abs=1e-6)
-    later = dpsgd_noise(Config(), 10, records)
+    later = dpsgd_noise(defaults(), 10, 0.1, records)
     assert later.scale == sampled_multiplier(1.0, 1e-5, 64 / 5000, 780)
-    gone = dpsgd_noise(Config(), 10, Records(6000, np.arange(6000)))
+    gone = dpsgd_noise(defaults(), 10, 0.1, Records(6000, np.arange(6000)))
     assert gone.scale == found.scale
-    assert dpsgd_noise(replace(config, dpsgd=DPSGDConfig(noise_multiplier=2.0)), 10, records) == (
+    assert dpsgd_noise(config.having(DPSGDSettings(noise_multiplier=2.0)), 10, 0.1, records) == (
         replace(later, scale=2.0, accountant="none", formula="")
     )
 

@@ -19,12 +19,11 @@ from unwalk.core.program import Forget, Records, StepRule, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.local_work import Descent, LocalWork, slice_of
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.restart import Restart
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rewind import Rewind, first_use
-from unwalk.methods.sisa import slice_of
 from unwalk.tasks import Deletion, build_task
 
 EVERYTHING, RETAINED = np.array([0, 1, 2]), np.array([0, 1])

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.runs.assemble import resolve
-from unwalk.runs.config import Config, Value
 from unwalk.runs.run import RunResult, run
+from unwalk.settings.config import Config
+from unwalk.settings.fields import Value
 
 BLOBS: dict[str, Value] = {
     "task": "blobs",

@@ -15,10 +15,10 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GaussianNoise, GradientSteps, Projection, Start, Wipe
 from unwalk.core.program import Ball
 from unwalk.core.transcript import Transcript
-from unwalk.methods.ddp import DDP
+from unwalk.methods.ddp import DDP, SIGMA_RULES
 from unwalk.methods.dpsgd import DPSGD
+from unwalk.methods.private import READINGS
 from unwalk.runs.assemble import assemble
-from unwalk.runs.baselines import READINGS, SIGMA_RULES
 
 PRIVATE = ("ddp", "dpsgd")
 

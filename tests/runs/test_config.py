@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 
 from tests.runs.small import BLOBS, small_run
 from unwalk.core.errors import InvalidInput
-from unwalk.runs import config as settings
+from unwalk.methods import defaults
 from unwalk.runs.assemble import resolve
-from unwalk.runs.config import (
-    Config,
-    Value,
-    apply,
-    describe,
-    flatten,
-    parse_set,
-    read_toml,
-    to_toml,
-)
 from unwalk.runs.run import run
+from unwalk.settings.config import apply, flatten, parse_set, read_toml, table, to_toml
+from unwalk.settings.fields import Value
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -47,33 +39,35 @@ def value_of(kind: Any) -> st.SearchStrategy[Any]:
     return VALUES[kind]
 
 
-FLAT = st.fixed_dictionaries({}, optional={k: value_of(v) for k, v in settings._types().items()})
+FLAT = st.fixed_dictionaries(
+    {}, optional={key: value_of(row.kind) for key, row in table(defaults()).items()}
+)
 
 
 @given(changes=FLAT)
 def test_toml_reads_back_to_the_same_settings(changes, tmp_path_factory):
-    config = apply(Config(), changes, where="here")
+    config = apply(defaults(), changes, where="here")
     path = tmp_path_factory.getbasetemp() / "round-trip.toml"
     path.write_text(to_toml(config), encoding="utf-8")
-    assert apply(Config(), read_toml(path), where="the file") == config
+    assert apply(defaults(), read_toml(path), where="the file") == config
     assert {k: flatten(config)[k] for k in changes} == changes
 
 
 @given(changes=FLAT)
 def test_flat_settings_are_the_whole_configuration(changes):
-    config = apply(Config(), changes, where="here")
-    assert apply(Config(), flatten(config), where="here") == config
+    config = apply(defaults(), changes, where="here")
+    assert apply(defaults(), flatten(config), where="here") == config
 
 
 def test_every_setting_is_described():
-    described = list(describe())
-    assert {key: default for key, default, _ in described} == flatten(Config())
-    assert all(meaning for _, _, meaning in described)
+    rows = table(defaults())
+    assert {key: row.value for key, row in rows.items()} == flatten(defaults())
+    assert all(row.help for row in rows.values())
 
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Config().train.hops = 3  # type: ignore[misc]
+        defaults().train.hops = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,7 @@ def test_settings_cannot_be_changed_afterwards():
     ],
 )
 def test_set_reads_text_as_the_type_of_the_setting(text, key, value):
-    found = flatten(apply(Config(), parse_set([text]), where="--set"))[key]
+    found = flatten(apply(defaults(), parse_set([text]), where="--set"))[key]
     assert found == value
     assert type(found) is type(value)
 
@@ -131,7 +125,7 @@ def test_set_needs_an_equals_sign():
 )
 def test_a_wrong_type_is_named(key, value, allowed):
     with pytest.raises(InvalidInput) as refused:
-        apply(Config(), {key: value}, where="run.toml")
+        apply(defaults(), {key: value}, where="run.toml")
     assert str(refused.value) == f"run.toml sets {key} to {value!r}; allowed: {allowed}."
 
 
@@ -178,7 +172,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, content, words):
 
 def test_defaults_give_way_to_the_preset_the_file_and_the_command_line():
     key = "train.learning_rate"
-    assert flatten(Config())[key] == 0.05
+    assert flatten(defaults())[key] == 0.05
     assert flatten(resolve({"preset": "paper"}))[key] == 0.005
     assert flatten(resolve({"preset": "paper"}, {key: 0.03}))[key] == 0.03
     assert flatten(resolve({"preset": "paper", key: 0.02}, {key: 0.03}))[key] == 0.02

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runs.small import small_run
 from unwalk.runs.assemble import resolve
-from unwalk.runs.facts import public_facts
+from unwalk.runs.facts import ModelFacts, public_facts
 from unwalk.tasks import Deletion, OwnData, build_task
 from unwalk.tasks.own import from_arrays
 
@@ -55,7 +55,8 @@ def test_named_classes_are_exact(table, said):
 
 
 def facts(task, **settings):
-    return public_facts(resolve({"method": "restart", **settings}), task, "restart", 0.5)
+    config = resolve({"method": "restart", **settings})
+    return public_facts(config, task, ModelFacts.of(task, config.seed), "restart", 0.5)
 
 
 X, Y = np.eye(20), np.arange(20) % 2

@@ -21,9 +21,9 @@ from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
-from unwalk.runs.config import Value
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
+from unwalk.settings.fields import Value
 
 FLAT: dict[str, Any] = {
     "preset": "certified",

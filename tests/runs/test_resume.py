@@ -20,10 +20,11 @@ from unwalk.core.errors import Corrupt, Diverged, InvalidInput
 from unwalk.core.transcript import Transcript
 from unwalk.runs import partial_of
 from unwalk.runs.compare import compare
-from unwalk.runs.config import Config, Value
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 from unwalk.runs.store import Folder
+from unwalk.settings.config import Config
+from unwalk.settings.fields import Value
 
 BITS = ("model.safetensors", "transcript.jsonl", "config.toml")
 LONG: dict[str, Value] = {**BLOBS, "train.hops": 120, "unlearn.hops": 120, "evaluate.every": 40}

@@ -20,8 +20,9 @@ from tests.runs.small import BLOBS, DIGITS, small, small_run
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.transcript import Transcript
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.config import Value, read_toml
 from unwalk.runs.run import RunResult, run
+from unwalk.settings.config import read_toml
+from unwalk.settings.fields import Value
 from unwalk.walks import GRAPHS
 
 FILES = {

@@ -1,79 +1,16 @@
-"""Which accountant speaks for which method, and what is said when none can."""
+"""Every claim on a run: the numbers of formulas, what its method's proof gives, and refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from unwalk.certificates.conditions import LABELS, check_conditions
-from unwalk.certificates.exact import fresh_claim, rewind_claim, sisa_claim, sums_claim
-from unwalk.certificates.formulas import formula_problem
 from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.privacy.accountants import UN_NOISED, ball_seal_claim, sealed_claim
-from unwalk.privacy.claims import SCALINGS, Claim, unlearner_of
-from unwalk.privacy.stability import ledger_claim, noisy_start_claim, release_claim
-
-Proof = Callable[[Transcript, list[Hop], float], Claim]
-
-
-def _events(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
-    """Any method without an accountant of its own: whatever its events allow."""
-    if not hops:
-        raise _unbounded(transcript)
-    return sealed_claim(transcript, hops[0].phase, delta)
-
-
-def _phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
-    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
-        if not hops:
-            raise Refused("the phase that forgets has no hop.", "no-start")
-        return accountant(transcript, hops[0].phase, delta)
-
-    return proof
-
-
-def _whole(accountant: Callable[[Transcript, float], Claim]) -> Proof:
-    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
-        return accountant(transcript, delta)
-
-    return proof
-
-
-PROOFS: dict[str, Proof] = {
-    "retrain": fresh_claim,
-    "restart": fresh_claim,
-    "rewind": rewind_claim,
-    "sisa": sisa_claim,
-    "sums": sums_claim,
-    "seal": _phase(ledger_claim),
-    "ball-seal": _phase(ball_seal_claim),
-    "release": _whole(release_claim),
-    "noisy-start": _whole(noisy_start_claim),
-}
-
-
-def _unbounded(transcript: Transcript) -> Refused:
-    """Why nothing is claimed of a walk that ended with training."""
-    u, per_example = unlearner_of(transcript), False
-    for hop, event in transcript.events():
-        if isinstance(event, ev.GradientSteps):
-            if hop.receiver == u and event.noise == 0.0:
-                place = f"hop {hop.hop}, {event.kind} at peer {u}"
-                return Refused(f"{place}: {UN_NOISED}.", "un-noised")
-            per_example = per_example or event.clip_per_example is not None
-    if per_example:
-        return Refused(
-            "no accountant bounded this walk: its batches are not Poisson samples, and its number "
-            "of visits was not capped.",
-            "no-accountant",
-        )
-    return Refused(
-        "no accountant bounded this walk: the paper's formulas leave constants open and need a "
-        "convex, smooth loss.",
-        "no-accountant",
-    )
+from unwalk.methods import METHODS
+from unwalk.privacy.accountants import events_claim
+from unwalk.privacy.claims import SCALINGS, Claim
 
 
 def phase_that_forgets(transcript: Transcript) -> list[Hop]:
@@ -99,7 +36,7 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
     method, delta = str(header.get("method")), header.get("delta", 1e-5)
     hops = phase_that_forgets(transcript)
     found = [_nominal(transcript, hops, entry) for entry in header.get("nominal", [])]
-    proof = PROOFS.get(method, _events)
+    proof = METHODS[method].proof if method in METHODS else events_claim
     try:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
@@ -173,7 +110,15 @@ def _given(transcript: Transcript) -> list[str]:
 
 def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
     """A formula's number for the run, made anew from what was announced and what happened."""
-    problem = formula_problem(transcript, hops, announced)
+    formulas = {
+        record.formula.name: record.formula
+        for record in METHODS.values()
+        if record.formula is not None
+    }
+    formula = formulas.get(str(announced.get("formula")))
+    problem = f"formula {announced.get('formula')!r} is not known"
+    if formula is not None:
+        problem = formula.problem(transcript, hops, announced)
     if problem:
         return refused(f"a formula's number was announced, but {problem}.", "formula")
     return {

@@ -13,6 +13,7 @@ from typing import Any
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
+from unwalk.methods import METHODS
 from unwalk.privacy.claims import MOMENTS, SCALINGS, refuse, start_of, unlearner_of
 
 ORIGINS = ("secret", "simulation")
@@ -21,8 +22,6 @@ LABELS = {
     "declared": "which classes there are was declared, not read off the data",
 }
 """Where the classes may come from, and what that takes for granted."""
-GOING_BACK = ("rewind", "sisa")
-"""Methods that may go back to an arrival that the forgetting peer kept."""
 _TELLING = ("secret", "salt", "noiseseed", "noisekey", "seedofnoise", "seedofthenoise")
 """Parts of names under which nothing may stand in a log, without signs and capitals."""
 
@@ -113,8 +112,14 @@ def check_starts(transcript: Transcript) -> None:
             refuse(
                 "start-contradicted", hop, start, f"there was no {start.start!r} before the walk"
             )
-        if start.start == "arrival" and transcript.header.get("method") not in GOING_BACK:
+        if start.start == "arrival" and not _goes_back(transcript.header.get("method")):
             refuse("old-token", hop, start, "this method does not go back to an old token")
+
+
+def _goes_back(method: Any) -> bool:
+    """Whether a method may go back to an arrival that the forgetting peer kept."""
+    record = METHODS.get(str(method))
+    return record is not None and record.way_back is not None
 
 
 def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:

@@ -17,10 +17,12 @@ from typing import Any
 from unwalk.certificates.claims import claims_of, phase_that_forgets
 from unwalk.certificates.conditions import draws_of
 from unwalk.certificates.deeds import deeds_of
-from unwalk.certificates.threats import certifier, threat_model
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.grades import PROVED
 from unwalk.core.transcript import Hop, Transcript, canonical, is_format
+from unwalk.methods import METHODS
+from unwalk.methods.record import NOBODY
 
 FORMAT = 2
 """1 rested on noise that was not rounded; do such a run again."""
@@ -91,6 +93,8 @@ def certificate_of(
     header, hops = transcript.header, phase_that_forgets(transcript)
     claims = claims_of(transcript)
     origin = _origin(transcript)
+    proved = any(claim["grade"] in PROVED for claim in claims)
+    method = METHODS.get(str(header.get("method"))) if proved else None
     return {
         "certificate": FORMAT,
         "unwalk": header.get("unwalk"),
@@ -98,8 +102,8 @@ def certificate_of(
         "task": header.get("task"),
         "method": header.get("method"),
         "claims": claims,
-        "threat_model": threat_model(str(header.get("method")), claims),
-        "certifier": certifier(str(header.get("method")), claims),
+        "threat_model": (NOBODY if method is None else method.threat).to_json(),
+        "certifier": None if method is None else method.certifier,
         "public": {
             "unlearner": header.get("unlearner"),
             "forgotten": header.get("forget"),

@@ -7,11 +7,11 @@ from unwalk.cli.terminal import JsonOption, PresetOption, TaskOption, changes_of
 
 def methods(json_: JsonOption = False) -> None:
     """List the unlearning methods."""
-    from unwalk.runs.catalogue import METHODS
+    from unwalk.methods import METHODS
 
     rows = [
-        {"method": name, "guarantee": entry.grade, "description": entry.description}
-        for name, entry in METHODS.items()
+        {"method": name, "guarantee": record.grade, "description": record.description}
+        for name, record in METHODS.items()
     ]
     listing(rows, json_)
 
@@ -30,10 +30,11 @@ def settings(
 ) -> None:
     """List every setting, with its value where nothing else is said."""
     from unwalk.runs.assemble import resolve
-    from unwalk.runs.config import describe, flatten
+    from unwalk.settings.config import table
 
-    defaults = flatten(resolve(changes_of(None, task=task, preset=preset)))
+    config = resolve(changes_of(None, task=task, preset=preset))
     rows = [
-        {"setting": k, "default": defaults[k], "meaning": meaning} for k, _, meaning in describe()
+        {"setting": key, "default": row.value, "meaning": row.help}
+        for key, row in table(config).items()
     ]
     listing(rows, json_)

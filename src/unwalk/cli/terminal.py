@@ -21,7 +21,7 @@ from unwalk.core.refusals import explained
 from unwalk.runs import partial_of
 
 if TYPE_CHECKING:
-    from unwalk.runs.config import Config
+    from unwalk.settings.config import Config
 
 out_console = Console()
 err_console = Console(stderr=True)
@@ -51,7 +51,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
     """Options that were given, then ``--set`` pairs, as flat settings."""
-    from unwalk.runs.config import parse_set
+    from unwalk.settings.config import parse_set
 
     keys = {"model": "model.name"}
     given = {keys.get(k, k): v for k, v in options.items() if v is not None}
@@ -66,7 +66,7 @@ def command_line() -> str:
 def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
     """The configuration of a file and what was changed on the command line."""
     from unwalk.runs.assemble import resolve
-    from unwalk.runs.config import read_toml
+    from unwalk.settings.config import read_toml
 
     if file is None:
         return resolve(changes)

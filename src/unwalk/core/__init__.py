@@ -1,6 +1,6 @@
 """What every other room stands on: tokens, programs, events, transcripts, plans, seeds.
 
-This package imports nothing on its own, so that rooms without torch (``unwalk.privacy``,
-``unwalk.walks``) can use its torch-free modules.  Torch lives in ``token``, ``data``,
-``workspace``, ``rounding`` and ``noise`` only.
+This package imports nothing on its own, so that rooms without torch (``unwalk.methods``,
+``unwalk.privacy``, ``unwalk.walks``) can use its torch-free modules.  Torch lives in ``token``,
+``data``, ``workspace``, ``rounding``, ``noise``, ``calls`` and ``outside`` only.
 """

@@ -124,7 +124,9 @@ _KINDS: dict[str, type[Event]] = {
     cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums)
 }
 DATA = ("all", "retained", "forgotten", "mixed")
-BATCHING = ("epochs", "averaged", "full", "iid", "slots", "other")
+WORK = ("epochs", "averaged", "full", "iid", "slots")
+"""How a visit goes over its rows (:class:`unwalk.methods.local_work.LocalWork`)."""
+BATCHING = (*WORK, "other")
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")
 STARTS = ("initial", "token", "arrival")

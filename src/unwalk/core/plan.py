@@ -1,32 +1,40 @@
 """A plan says everything about a walk before it starts; an engine carries it out.
 
 ``Task``, ``Graph``, ``Route`` and ``Method`` are protocols: rooms further right implement them
-(``Graph``, ``Move`` and ``Route`` live in :mod:`unwalk.core.walking`, which needs no torch).
-Settings that change *what* is computed stand in the plan and its methods; settings that may only
-change how fast it is computed stand in :class:`Performance`.
+(``Graph``, ``Move`` and ``Route`` live in :mod:`unwalk.core.walking`).  Settings that change *what*
+is computed stand in the plan and its methods; settings that may only change how fast it is computed
+stand in :class:`Performance`.
+
+Torch is imported for type checking only, so that methods can make plans without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import nn
-
-from unwalk.core.data import Shard
-from unwalk.core.noise import NoiseSource
 from unwalk.core.program import Program, Records, Visit
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.core.walking import Graph as Graph
 from unwalk.core.walking import Move as Move
 from unwalk.core.walking import Route as Route
-from unwalk.core.workspace import Workspace
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from unwalk.core.data import Shard
+    from unwalk.core.noise import NoiseSource
+    from unwalk.core.token import Token
+    from unwalk.core.workspace import Workspace
+
+Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+KEEPS = ("last", "average", "random")
+"""Which iterate of a phase can be its result."""
+ENGINES = ("auto", "inprocess", "fleet")
+"""Names of engines; ``auto`` chooses for each plan."""
 
 
 class Method(Protocol):

@@ -15,13 +15,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from unwalk.core.events import WIPES
+from unwalk.core.events import WIPES, GradientSteps
 from unwalk.core.validation import check_choice
 
 Rows = npt.NDArray[np.int64]
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
 OPTIMIZER_STATES = ("carried", "local", "fresh")
+SCHEDULES = ("constant", "sqrt", "inverse")
+"""Step sizes over the hops (:class:`unwalk.methods.local_work.Schedule`)."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,30 @@ class Steps:
         if self.counted is not None:
             return self.counted
         return int((self.batches >= 0).sum()) if self.weights is not None else self.batches.size
+
+    def event(self, origin: str, grid: float | None = None) -> GradientSteps:
+        """What these steps will have done, with noise of this origin, rounded to ``grid``."""
+        steps, minibatches, batch = self.batches.shape
+        return GradientSteps(
+            steps=steps,
+            minibatches=minibatches,
+            batch=batch,
+            data=self.data,
+            touched=self.touched,
+            direction=self.direction,
+            scale=self.scale,
+            clip=self.clip,
+            clip_per_example=self.clip_per_example,
+            noise=self.noise,
+            origin=origin if self.noise else None,
+            optimizer=self.rule.optimizer,
+            step_size=self.step_size,
+            momentum=self.rule.momentum if self.rule.optimizer == "momentum" else 0.0,
+            weight_decay=self.rule.weight_decay,
+            state=self.rule.state if self.rule.slots else "none",
+            grid=grid,
+            batching=self.batching,
+        )
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from unwalk.core.workspace import build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 
-ENGINES = ("auto", "inprocess", "fleet")
 LARGEST = 500_000
 """Parameters up to which ``auto`` takes a fleet: a bound by judgement, not by measurement."""
 
@@ -23,10 +22,11 @@ Carriers = list[tuple[InProcess | Fleet, Sequence[int]]]
 
 
 def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
-    """Engines for plans by one of :data:`ENGINES`; a fleet has plans of one architecture.
+    """Engines for plans by a name of :data:`unwalk.core.plan.ENGINES`.
 
-    ``auto`` takes fleets on a CUDA device, for small models of which there are several.  On a CPU
-    every walk keeps its core busy by itself, and batched convolutions are slower.
+    A fleet has plans of one architecture.  ``auto`` takes fleets on a CUDA device, for small models
+    of which there are several.  On a CPU every walk keeps its core busy by itself, and batched
+    convolutions are slower.
     """
     if choice == "inprocess" or (choice == "auto" and len(plans) < 2):
         return [(InProcess(), range(len(plans)))]

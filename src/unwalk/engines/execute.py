@@ -140,29 +140,9 @@ def check_finite(bench: Bench) -> None:
         )
 
 
-def steps_event(op: Steps, origin: str, dtype: torch.dtype = torch.float32) -> ev.GradientSteps:
-    """What these steps will have done."""
-    steps, minibatches, batch = op.batches.shape
-    return ev.GradientSteps(
-        steps=steps,
-        minibatches=minibatches,
-        batch=batch,
-        data=op.data,
-        touched=op.touched,
-        direction=op.direction,
-        scale=op.scale,
-        clip=op.clip,
-        clip_per_example=op.clip_per_example,
-        noise=op.noise,
-        origin=origin if op.noise else None,
-        optimizer=op.rule.optimizer,
-        step_size=op.step_size,
-        momentum=op.rule.momentum if op.rule.optimizer == "momentum" else 0.0,
-        weight_decay=op.rule.weight_decay,
-        state=op.rule.state if op.rule.slots else "none",
-        grid=grid_for(op.noise, dtype) if op.rounded and op.noise else None,
-        batching=op.batching,
-    )
+def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:
+    """What these steps will have done to parameters of a type, whose grid noise is rounded to."""
+    return op.event(origin, grid_for(op.noise, dtype) if op.rounded and op.noise else None)
 
 
 def _steps(op: Steps, bench: Bench) -> None:

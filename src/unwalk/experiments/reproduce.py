@@ -16,12 +16,14 @@ from unwalk.core.validation import check_choice
 from unwalk.experiments import paper, precision, tuning
 from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
+from unwalk.methods import defaults
 from unwalk.reports.reproduction_figure import figure_picture
 from unwalk.reports.reproduction_page import render_reproduction
 from unwalk.reports.terminal import reproduction_table
-from unwalk.runs.config import Config, Value, apply
 from unwalk.runs.store import write_file
 from unwalk.runs.watch import Tell, silent
+from unwalk.settings.config import apply
+from unwalk.settings.fields import Value
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": paper.figure_cells,
@@ -193,7 +195,7 @@ def _end(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tuned(part: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for each setting that was tried; ``used`` is the preset's own."""
-    method, config = part["method"], apply(Config(), part["configuration"], where="a part")
+    method, config = part["method"], apply(defaults(), part["configuration"], where="a part")
     named = {"method": method, "setting": tuning.words(method, config)}
     return [{**named, "used": part["row"] == f"{method} {tuning.USED}", **_last(part)}]
 

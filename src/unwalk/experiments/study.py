@@ -25,11 +25,13 @@ import torch
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.experiments.cells import Cell
-from unwalk.runs.assemble import assemble, resolve, run_id
-from unwalk.runs.config import Config, Value, flatten
+from unwalk.methods import defaults
+from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner
 from unwalk.runs.store import write_file
 from unwalk.runs.watch import Tell, Walked, carry, silent
+from unwalk.settings.config import Config, flatten, run_id
+from unwalk.settings.fields import Value
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
@@ -294,14 +296,14 @@ def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str,
         "series": [asdict(r) for r in walked.readings],
         "final": walked.readings[-1].values(),
         "seconds": round(sum(walked.seconds), 3),
-        "sigma": runner.assembled.sigma,
+        "sigma": runner.assembled.calibrated("rrdu").scale,
         "train_hops": runner.config.train.hops,
     }
 
 
 def changed(config: Config) -> dict[str, Value]:
-    """Every setting that is not the default's: ``apply(Config(), ...)`` gives the whole again."""
-    usual = flatten(Config())
+    """Every setting that is not the default's: ``apply(defaults(), ...)`` gives the whole again."""
+    usual = flatten(defaults())
     return {key: value for key, value in flatten(config).items() if value != usual[key]}
 
 

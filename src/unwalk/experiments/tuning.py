@@ -11,7 +11,10 @@ from __future__ import annotations
 from unwalk.core.validation import check_choice
 from unwalk.experiments.cells import Cell, over_seeds
 from unwalk.experiments.paper import model
-from unwalk.runs.config import Config, Value
+from unwalk.methods.ddp import DDPSettings
+from unwalk.methods.dpsgd import DPSGDSettings
+from unwalk.settings.config import Config
+from unwalk.settings.fields import Value
 
 SEEDS = 1
 
@@ -61,7 +64,7 @@ def cells(task: str, seeds: int = SEEDS) -> list[Cell]:
 
 def words(method: str, config: Config) -> str:
     """A method's setting in words: its step size and what else the grid changes."""
-    unlearn, train, ddp = config.unlearn, config.train, config.ddp
+    unlearn, train, ddp = config.unlearn, config.train, config.of(DDPSettings)
     step = train.learning_rate if unlearn.learning_rate is None else unlearn.learning_rate
     decay = train.weight_decay if unlearn.weight_decay is None else unlearn.weight_decay
     ball = "no ball" if ddp.radius is None else f"ball of {ddp.radius:g}"
@@ -69,7 +72,7 @@ def words(method: str, config: Config) -> str:
     own = {
         "rrdu": f"L {_numeral(unlearn.clip)}",
         "finetune": f"weight decay {decay:g}",
-        "dpsgd": f"C {config.dpsgd.clip:g}",
+        "dpsgd": f"C {config.of(DPSGDSettings).clip:g}",
         "ddp": f"{ball}, noise {often}",
     }
     return f"step size {step:g}, {own[method]}"

@@ -1,1 +1,58 @@
-"""Methods: what one visit does to the token.  One file a method, no tensors in any of them."""
+"""Methods: one file per method, with all that is known of it in its ``RECORD``; no torch.
+
+In come settings, public facts and what training recorded; out come phases of a walk, whose visits
+are programs without tensors, and the proof that reads the transcript afterwards.
+
+:data:`METHODS` lists the records; the order is that of listings and of sections in TOML, so that a
+new method goes to the end.  To add one: a file with a ``RECORD`` here, its place in the list below,
+and its test.  Start reading at ``record.MethodRecord``, then ``restart.py``, the shortest method
+with settings of its own.
+
+Shared by several methods: ``local_work`` (batches, step sizes), ``network_sgd`` (training, and the
+visits that settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, release, noisy_start).
+"""
+
+from __future__ import annotations
+
+from unwalk.methods import (
+    ball_seal,
+    ddp,
+    dpsgd,
+    finetune,
+    noisy_start,
+    release,
+    restart,
+    retrain,
+    rewind,
+    rrdu,
+    seal,
+    sisa,
+    sums,
+)
+from unwalk.methods.record import MethodRecord
+from unwalk.settings.config import Config
+
+METHODS: dict[str, MethodRecord] = {
+    method.RECORD.name: method.RECORD
+    for method in (
+        rrdu,
+        finetune,
+        ddp,
+        dpsgd,
+        retrain,
+        seal,
+        ball_seal,
+        release,
+        rewind,
+        restart,
+        sisa,
+        sums,
+        noisy_start,
+    )
+}
+
+
+def defaults() -> Config:
+    """The default of every setting, those of the methods included."""
+    sections = [r.settings for r in METHODS.values() if r.settings is not None]
+    return Config(own=tuple(section() for section in dict.fromkeys(sections)))

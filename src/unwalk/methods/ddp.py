@@ -18,15 +18,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
+from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Steps, Visit
+from unwalk.core.events import WORK
+from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
+from unwalk.methods.private import (
+    READINGS,
+    data_of,
+    noisy_hops,
+    nominal_reason,
+    private_descent,
+    private_plan,
+)
+from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.privacy import formulas
+from unwalk.privacy.nominal import nominal_ddp_sigma
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
 
 RADIUS_MEANS = ("diameter", "radius")
 NOISE_ON = ("gradient", "weights")
 CENTRES = ("origin", "initial", "start")
+SIGMA_RULES = {"alg2": "algorithm", "table2": "table", "lemma": "lemma"}
+_FORMULAS = {
+    "alg2": "Algorithm 2 (sigma^2 = 8 L^2 ln(1.25/delta)/epsilon^2), made for a single step",
+    "table2": "Table 2 (sigma = (m L/epsilon) sqrt(T ln(1/delta) ln N/N)), unit constant, factor m",
+    "lemma": "the view lemma (D_alpha <= C alpha L^2 (T/N) ln N/(sigma^2 N)), its constant C "
+    "not known",
+}
+
+
+@dataclass(frozen=True)
+class DDPSettings:
+    """DDP, network-private SGD.  Epsilon, delta and hops are those of the unlearning walk."""
+
+    key: ClassVar[str] = "ddp"
+    clip: float = setting(1.0, "bound L on the norm of every step's gradient", above=0.0)
+    radius: float | None = setting(10.0, "size R of the feasible ball; empty: none", above=0.0)
+    centre: str = setting(
+        "origin", "its centre: origin, initial or start (of the phase)", choices=CENTRES
+    )
+    radius_means: str = setting(
+        "diameter", "R is the ball's diameter (section 6) or radius (App. D)", choices=RADIUS_MEANS
+    )
+    sigma_rule: str = setting(
+        "alg2", "noise on every gradient: alg2, table2 (times m) or lemma", choices=SIGMA_RULES
+    )
+    constant: float = setting(1.0, "constant factor of the sigma rule (C of the lemma)", above=0.0)
+    sigma: float | None = setting(None, "noise on every gradient; overrides the rule", low=0.0)
+    reading: str = setting(
+        "continued",
+        "continued from the trained model, or from-start: noisy training, U = A(D)",
+        choices=READINGS,
+    )
+    optimizer: str = setting(
+        "plain", "plain SGD as in Algorithm 2, or the token's (same)", choices=("plain", "same")
+    )
+    work: str | None = setting(
+        None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK
+    )
+    noise_on: str = setting(
+        "gradient", "noise on every gradient, or once a visit on the weights", choices=NOISE_ON
+    )
 
 
 def feasible_ball(size: float, means: str, centre: str = "origin") -> Ball:
@@ -44,7 +101,7 @@ def feasible_ball(size: float, means: str, centre: str = "origin") -> Ball:
 
 
 @dataclass(frozen=True)
-class DDP:
+class DDP(Descending):
     """Noise and projection at every step of every peer.
 
     ``descent`` brings clip L, noise sigma and the feasible ball; ``data`` is ``retained``
@@ -53,7 +110,6 @@ class DDP:
     under which a visit of many steps leaves anything of the model.
     """
 
-    descent: Descent
     data: str = "retained"
     noise_on: str = "gradient"
     name: str = field(default="ddp", init=False)
@@ -67,10 +123,6 @@ class DDP:
                 f"state is 'fresh' with optimizer {rule.optimizer!r}; allowed for ddp, which "
                 "projects after every step: carried or local, or the plain optimizer."
             )
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         ball = self.descent.feasible
@@ -101,3 +153,51 @@ def _step_by_step(program: Program) -> Iterator[Op]:
                 weights = None if op.weights is None else op.weights[one]
                 yield replace(op, batches=op.batches[one], weights=weights)
                 yield from projections
+
+
+def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
+    """DDP's noise std on every gradient, by ``ddp.sigma_rule`` or as given."""
+    ddp, target = config.of(DDPSettings), config.unlearn
+    if ddp.sigma is not None:
+        return Calibrated(ddp.sigma, reading=ddp.reading)
+    scale = nominal_ddp_sigma(
+        SIGMA_RULES[ddp.sigma_rule],
+        target.epsilon,
+        target.delta,
+        ddp.clip,
+        hops=noisy_hops(config, ddp.reading),
+        peers=peers,
+        forgotten=max(int(records.forgotten.size), 1),
+        constant=ddp.constant,
+    )
+    formula = f"the noise scale is {_FORMULAS[ddp.sigma_rule]}"
+    numbers = {
+        "rule": SIGMA_RULES[ddp.sigma_rule],
+        "clip": ddp.clip,
+        "hops": noisy_hops(config, ddp.reading),
+        "constant": ddp.constant,
+    }
+    return Calibrated(scale, "paper", formula, ddp.reading, numbers)
+
+
+def _method(config: Config, decided: Decided) -> DDP:
+    ddp = config.of(DDPSettings)
+    ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means, ddp.centre)
+    base = private_descent(config, ddp)
+    descent = replace(base, clip=ddp.clip, noise=decided.sigma, feasible=ball)
+    return DDP(descent, data_of(ddp.reading), ddp.noise_on)
+
+
+_phase, _training = private_plan(DDPSettings, _method, walks.UniformPeer())
+RECORD = MethodRecord(
+    name="ddp",
+    label="DDP",
+    description="network-private SGD: noise and projection at every step of every peer",
+    grade="nominal",
+    phase=_phase,
+    training=_training,
+    settings=DDPSettings,
+    calibrate=ddp_noise,
+    formula=formulas.DDP,
+    reason=nominal_reason,
+)

@@ -14,23 +14,62 @@ start* on all records with nothing to do for a deletion.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
+from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Program, Steps, Visit
+from unwalk.core.events import WORK
+from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.local_work import Descending, LocalWork
+from unwalk.methods.private import (
+    READINGS,
+    data_of,
+    local_work,
+    noisy_hops,
+    nominal_reason,
+    private_descent,
+    private_plan,
+)
+from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.privacy import formulas
+from unwalk.privacy.subsampled import sampled_multiplier
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
 
 
 @dataclass(frozen=True)
-class DPSGD:
+class DPSGDSettings:
+    """DP-SGD.  Epsilon, delta and hops are those of the unlearning walk."""
+
+    key: ClassVar[str] = "dpsgd"
+    clip: float = setting(5.0, "bound C on the norm of every record's gradient", above=0.0)
+    noise_multiplier: float | None = setting(
+        None, "noise on the sum over C; empty: calibrated", low=0.0
+    )
+    reading: str = setting(
+        "continued",
+        "continued from the trained model, or from-start: noisy training, U = A(D)",
+        choices=READINGS,
+    )
+    optimizer: str = setting(
+        "same", "the token's optimizer (same) or plain SGD", choices=("plain", "same")
+    )
+    work: str | None = setting(
+        None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK
+    )
+
+
+@dataclass(frozen=True)
+class DPSGD(Descending):
     """Per-example clipping and noise of std ``multiplier`` C on every step's sum.
 
     ``descent`` brings C as ``clip_per_example``; ``data`` is ``retained`` (continued) or ``all``
     (from the start).
     """
 
-    descent: Descent
     multiplier: float
     data: str = "retained"
     name: str = field(default="dpsgd", init=False)
@@ -40,10 +79,6 @@ class DPSGD:
         check_number("multiplier", self.multiplier, low=0.0)
         if self.descent.clip_per_example is None:
             raise InvalidInput("clip_per_example is None; allowed for dpsgd: a number above 0.")
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, self.data)
@@ -69,3 +104,46 @@ def sampling(work: LocalWork, records: int) -> tuple[float, int]:
     if work.kind == "averaged":
         return min(1.0, work.minibatches * size / records), 1
     return size / records, work.epochs * (records // size)
+
+
+def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
+    """DP-SGD's noise multiplier for one of ``records`` of a peer, or as given.
+
+    The peer is taken to be visited ceil(T/N) times, and every batch to hold each of its records
+    with probability q = B/n.
+    """
+    dpsgd, target = config.of(DPSGDSettings), config.unlearn
+    if dpsgd.noise_multiplier is not None:
+        return Calibrated(dpsgd.noise_multiplier, reading=dpsgd.reading)
+    rows = records.rows(data_of(dpsgd.reading)).size or records.size
+    rate, per_visit = sampling(local_work(config, dpsgd), int(rows))
+    steps = per_visit * math.ceil(noisy_hops(config, dpsgd.reading) / peers)
+    scale = sampled_multiplier(target.epsilon, target.delta, rate, steps)
+    formula = (
+        "the noise multiplier is that of the sampled Gaussian mechanism by RDP, for one record "
+        f"(not {records.forgotten.size} at once), {steps} steps and Poisson sampling at rate "
+        f"{rate:.4g}, which shuffled batches are not"
+    )
+    return Calibrated(scale, "rdp", formula, dpsgd.reading, {"rate": rate, "steps": steps})
+
+
+def _method(config: Config, decided: Decided) -> DPSGD:
+    dpsgd = config.of(DPSGDSettings)
+    base = private_descent(config, dpsgd)
+    return DPSGD(replace(base, clip_per_example=dpsgd.clip), decided.sigma, data_of(dpsgd.reading))
+
+
+_phase, _training = private_plan(DPSGDSettings, _method, walks.Uniform())
+RECORD = MethodRecord(
+    name="dpsgd",
+    label="DP-SGD",
+    description="every record's gradient clipped, noise on every step; models without BatchNorm",
+    grade="nominal",
+    phase=_phase,
+    training=_training,
+    settings=DPSGDSettings,
+    calibrate=dpsgd_noise,
+    per_example=True,
+    formula=formulas.DPSGD,
+    reason=nominal_reason,
+)

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unwalk import walks
+from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.record import Decided, MethodRecord
+from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class Finetune:
+class Finetune(Descending):
     """Every peer descends on its retained records; nothing is noised, nothing is proved."""
 
-    descent: Descent
     name: str = field(default="finetune", init=False)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    method, reset = Finetune(unlearn_descent(config)), config.unlearn.reset_optimizer
+    return unlearn_phase(config, method, walks.Uniform(), reset_optimizer=reset)
+
+
+RECORD = MethodRecord(
+    name="finetune",
+    label="fine-tuning",
+    description="go on training without the forgotten records",
+    grade="none",
+    phase=_phase,
+)

@@ -9,12 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Ball, Program, Project, Rows, StepRule, Steps, Visit
+from unwalk.core.events import WORK
+from unwalk.core.program import SCHEDULES, Ball, Program, Project, Rows, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_count, check_number
-from unwalk.methods.sisa import entered
-
-WORK = ("epochs", "averaged", "full", "iid", "slots")
-SCHEDULES = ("constant", "sqrt", "inverse")
 
 
 @dataclass(frozen=True)
@@ -207,6 +204,29 @@ class Schedule:
         return min(1.0 / self.smoothness, decayed)
 
 
+def slice_of(rows: Rows, slices: int) -> Rows:
+    """The slice of each row, from 0.
+
+    >>> slice_of(np.arange(8), 2).tolist()
+    [0, 1, 1, 1, 0, 0, 0, 0]
+    """
+    check_count("slices", slices, low=1)
+    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return ((mixed >> np.uint64(40)) % np.uint64(slices)).astype(np.int64)
+
+
+def entered(rows: Rows, slices: int, hop: int, hops: int) -> Rows:
+    """The rows that take part at the 1-based hop ``hop`` of a walk of ``hops`` hops.
+
+    >>> [entered(np.arange(8), 2, hop, 10).size for hop in (1, 5, 6, 10, 12)]
+    [5, 5, 8, 8, 8]
+    """
+    if slices == 1:
+        return rows
+    open_ = min((hop - 1) * slices // max(hops, 1), slices - 1)
+    return rows[slice_of(rows, slices) <= open_]
+
+
 @dataclass(frozen=True)
 class Descent:
     """Projected descent on a peer's rows, noiseless by default: the visit of Network-SGD.
@@ -267,3 +287,15 @@ class Descent:
     def travels(self) -> tuple[str, ...]:
         """Moment vectors that travel in the token."""
         return self.rule.slots if self.rule.state == "carried" else ()
+
+
+@dataclass(frozen=True)
+class Descending:
+    """A method whose visits descend, by one ``descent`` whose moments may travel in the token."""
+
+    descent: Descent
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """Moment vectors that travel in the token."""
+        return self.descent.travels

@@ -7,22 +7,47 @@ during training.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
+from unwalk import walks
+from unwalk.core.errors import Refused
+from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Visit
+from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_number
-from unwalk.methods.local_work import Descent
+from unwalk.methods.ledgered import FINEST, LEAST_STD, ROUNDING, probe, reach_of, slot_steps
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.record import ANY_WITHOUT_U, Decided, MethodRecord, Request, ThreatModel
+from unwalk.privacy.claims import of_walk
+from unwalk.privacy.gaussian import gaussian_mu
+from unwalk.privacy.ledger import Ledger
+from unwalk.privacy.stability import Facts, noisy_start_claim
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
 
 
 @dataclass(frozen=True)
-class NoisyStart:
+class NoisyStartSettings:
+    """Noise at every training visit."""
+
+    key: ClassVar[str] = "noisy_start"
+    visits: int | None = setting(
+        None, "visits to a peer that the noise is made for; empty: usual", low=1
+    )
+    std: float | None = setting(None, "noise on the parameters a visit; empty: calibrated", low=0.0)
+
+
+@dataclass(frozen=True)
+class NoisyStart(Descending):
     """Descent on all records, then noise of std ``std`` on the parameters, at every visit.
 
     After the noise the model is projected on a public ball of radius ``reach`` round the origin,
     which it hardly ever leaves: it bounds the rounding of the next visit's steps.
     """
 
-    descent: Descent
     std: float
     reach: float | None = None
     name: str = field(default="noisy-start", init=False)
@@ -32,10 +57,73 @@ class NoisyStart:
         if self.reach is not None:
             check_number("reach", self.reach, above=0.0)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
-
     def visit(self, visit: Visit) -> Program:
         after: Program = () if self.reach is None else (Project((Ball("origin", self.reach),)),)
         return (*self.descent.program(visit, "all"), AddNoise(self.std), *after)
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    method = NoisyStart(train_descent(config), decided.std, decided.reach)
+    return Phase("unlearn", method, walks.Uniform(), 0)
+
+
+def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
+    method = NoisyStart(train_descent(config), decided.std, decided.reach)
+    return (Phase("train", method, walks.Uniform(), config.train.hops),)
+
+
+def _decide(request: Request) -> Decided:
+    """Noise of a visit for what a visit can push the worlds apart, its rounding included.
+
+    Rounding depends on the ball that keeps the model short, which depends on the noise, weakly:
+    a few rounds settle both.
+    """
+    config = request.config
+    given, descent = config.of(NoisyStartSettings), train_descent(config)
+    if given.std is None:
+        probe(request)
+    try:
+        facts = Facts.of(Transcript(dict(request.header)))
+    except Refused:
+        if given.std is None:
+            raise
+        return Decided(std=given.std)
+    usual = config.train.hops / request.task.peers
+    visits = given.visits or math.ceil(usual + 2.0 * math.sqrt(usual))
+    works = {
+        replace(
+            slot_steps(facts, descent, descent.work.epochs, hop),
+            forgotten=max(facts.forgotten, 1),
+        )
+        for hop in range(1, config.train.hops + 1)
+    }
+    push = max(work.push(facts.loss) for work in works) * facts.slots * descent.work.epochs
+    walked = facts.head.initial_norm + config.train.hops * push
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) / math.sqrt(visits)
+    std = given.std or 0.0
+    reach = reach_of(walked, facts.head, std, config.train.hops)
+    for _ in range(3 if given.std is None else 0):
+        start = Ledger(0.0, 2.0 * reach)
+        apart = max(start.steps(work, facts.head).distance for work in works)
+        std = max(apart / mu * ROUNDING, walked * FINEST, LEAST_STD)
+        reach = reach_of(walked, facts.head, std, config.train.hops)
+    return Decided(std=std, reach=reach)
+
+
+RECORD = MethodRecord(
+    name="noisy-start",
+    label="noise from the start",
+    description="noise at every training visit, so that forgetting costs nothing",
+    grade="certified",
+    phase=_phase,
+    training=_training,
+    settings=NoisyStartSettings,
+    decide=_decide,
+    proof=of_walk(noisy_start_claim),
+    threat=ThreatModel(
+        "everyone who sees hops, of training too, and whoever has the model",
+        ANY_WITHOUT_U,
+        training_time_view=True,
+    ),
+    certifier="the same noisy training without the forgotten records",
+)

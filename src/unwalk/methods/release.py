@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unwalk import walks
+from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Program, Visit
 from unwalk.core.validation import check_count, check_number
-from unwalk.methods.local_work import Descent
+from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps, std_for
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
+from unwalk.privacy.claims import of_walk
+from unwalk.privacy.stability import release_claim
+from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class Release:
+class Release(Descending):
     """Descent on retained records; noise of std ``std`` after the last of ``hops`` visits."""
 
-    descent: Descent
     std: float
     hops: int
     name: str = field(default="release", init=False)
@@ -28,12 +35,49 @@ class Release:
         check_number("std", self.std, low=0.0)
         check_count("hops", self.hops, low=1)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
-
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, "retained")
         if visit.phase_hop == self.hops:
             program = (*program, AddNoise(self.std))
         return wiping(visit, program)
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    hops = config.unlearn.hops
+    return Phase(
+        name="unlearn",
+        method=Release(unlearn_descent(config), decided.std, hops),
+        route=walks.Uniform(),
+        hops=hops,
+        carries_forgotten=True,
+    )
+
+
+def _decide(request: Request) -> Decided:
+    """Noise for what the ledger bounds after the whole walk."""
+    config = request.config
+    if request.trained is None:
+        check_slots(config, "the walk of a release")
+        probe(request)
+        return Decided(std=1.0)
+    ledger, facts = ledger_after(request, request.trained)
+    descent = unlearn_descent(config)
+    for hop in range(1, config.unlearn.hops + 1):
+        ledger = ledger.steps(slot_steps(facts, descent, descent.work.epochs, hop), facts.head)
+    return Decided(std=std_for(ledger, config))
+
+
+RECORD = MethodRecord(
+    name="release",
+    label="release noise",
+    description="a walk without the forgotten records, noise once at the end; outsiders only",
+    grade="certified",
+    phase=_phase,
+    decide=_decide,
+    proof=of_walk(release_claim),
+    threat=ThreatModel(
+        "outsiders, who see the released model and nothing before it", "none: peers saw more"
+    ),
+    certifier="the same walk and noise, from the model trained without the forgotten records",
+    beside_restart=True,
+)

@@ -10,10 +10,29 @@ at its first visit of the new walk.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from unwalk import walks
+from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Forget, Program, Visit
 from unwalk.core.validation import check_count
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.record import Decided, MethodRecord
+from unwalk.methods.retrain import FRESH, WITHOUT_FORGOTTEN
+from unwalk.privacy.exact import fresh_claim
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
+
+
+@dataclass(frozen=True)
+class RestartSettings:
+    """Begin again without the forgotten records."""
+
+    key: ClassVar[str] = "restart"
+    local_steps: int = setting(
+        0, "visits' worth of work at the forgetting peer before the walk", low=0
+    )
 
 
 def wiping(visit: Visit, program: Program) -> Program:
@@ -22,24 +41,42 @@ def wiping(visit: Visit, program: Program) -> Program:
 
 
 @dataclass(frozen=True)
-class Restart:
+class Restart(Descending):
     """Network-SGD on the retained records, from a start without the forgotten ones.
 
     ``local_steps`` visits' worth of work at u come first, in the first hop.
     """
 
-    descent: Descent
     local_steps: int = 0
     name: str = field(default="restart", init=False)
 
     def __post_init__(self) -> None:
         check_count("local_steps", self.local_steps)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
-
     def visit(self, visit: Visit) -> Program:
         times = 1 + self.local_steps if visit.phase_hop == 1 else 1
         work = [op for _ in range(times) for op in self.descent.program(visit, "retained")]
         return wiping(visit, tuple(work))
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    route: Route = walks.Uniform()
+    local_steps = config.of(RestartSettings).local_steps
+    if local_steps:
+        route = walks.FirstTo(config.forget.peer, route)
+    method = Restart(unlearn_descent(config), local_steps)
+    return unlearn_phase(config, method, route, start="initial")
+
+
+RECORD = MethodRecord(
+    name="restart",
+    label="restart",
+    description="begin again from the initial model, without the forgotten records",
+    grade="exact",
+    phase=_phase,
+    settings=RestartSettings,
+    proof=fresh_claim,
+    threat=FRESH,
+    certifier=WITHOUT_FORGOTTEN,
+    line="none",
+)

@@ -8,20 +8,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from unwalk import walks
+from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.record import (
+    ANY_WITHOUT_U,
+    SEES_THE_MODEL,
+    Decided,
+    MethodRecord,
+    ThreatModel,
+)
+from unwalk.privacy.exact import fresh_claim
+from unwalk.settings.config import Config
+
+FRESH = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U, adaptive_requests=True)
+WITHOUT_FORGOTTEN = "training from the initial model on all records but the forgotten ones"
 
 
 @dataclass(frozen=True)
-class Retrain:
+class Retrain(Descending):
     """Network-SGD on the retained records, from the initial model."""
 
-    descent: Descent
     name: str = field(default="retrain", init=False)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    return Phase(
+        name="retrain",
+        method=Retrain(train_descent(config)),
+        route=walks.Uniform(),
+        hops=config.train.hops + config.unlearn.hops,
+        keep=config.train.keep,
+    )
+
+
+RECORD = MethodRecord(
+    name="retrain",
+    label="retraining",
+    description="a new model that never meets the forgotten records: the oracle",
+    grade="exact",
+    phase=_phase,
+    from_scratch=True,
+    proof=fresh_claim,
+    threat=FRESH,
+    certifier=WITHOUT_FORGOTTEN,
+)

@@ -19,32 +19,54 @@ transcript records; with local optimizer state no such event exists, and no clai
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
+from unwalk import walks
+from unwalk.core.errors import Refused
+from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Program, Records, Rows, Visit
+from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice
-from unwalk.methods.local_work import Descent
+from unwalk.methods.local_work import Descending, Descent
+from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.record import (
+    ANY_WITHOUT_U,
+    SEES_THE_MODEL,
+    Coins,
+    Decided,
+    MethodRecord,
+    Request,
+    ThreatModel,
+)
 from unwalk.methods.restart import wiping
+from unwalk.privacy.exact import rewind_claim
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
 
 WAYS = ("first-contact", "first-use")
-
-
-class Coins(Protocol):
-    """The public generator of a training hop."""
-
-    def __call__(self, hop: int) -> np.random.Generator: ...
+GOING_BACK = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U)
+WITH_FRESH_COINS = "training on all records but the forgotten ones, with fresh coins"
 
 
 @dataclass(frozen=True)
-class Rewind:
+class RewindSettings:
+    """Back to before the forgotten records were used."""
+
+    key: ClassVar[str] = "rewind"
+    way: str = setting(
+        "first-contact", "to the first-contact or to the first-use of a record", choices=WAYS
+    )
+
+
+@dataclass(frozen=True)
+class Rewind(Descending):
     """Training's walk from hop ``start_hop`` on, without the forgotten records.
 
     ``coins`` are training's own; ``first-use`` needs them to repeat the visit it begins with.
     """
 
-    descent: Descent
     start_hop: int
     way: str = "first-contact"
     coins: Coins | None = field(default=None, repr=False)
@@ -52,10 +74,6 @@ class Rewind:
 
     def __post_init__(self) -> None:
         check_choice("way", self.way, WAYS)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         program, rule = self._again(visit), self.descent.rule
@@ -87,3 +105,82 @@ def first_use(descent: Descent, records: Records, visits: list[int], coins: Coin
         if everything.size and descent.work.uses(everything, retained, coins(hop)):
             return hop
     return None
+
+
+def going_back(decided: Decided, way: str, descent: Descent, u: int, onward: Route) -> Phase:
+    """The walk from the arrival that was decided on, by u first and then ``onward``."""
+    start = decided.start_hop
+    return Phase(
+        name="unlearn",
+        method=Rewind(descent, start or 1, way, decided.coins),
+        route=walks.FirstTo(u, onward),
+        hops=decided.hops,
+        start="arrival",
+        start_hop=None if start is None else decided.earlier + start,
+    )
+
+
+def back_to(request: Request, way: str) -> Decided:
+    """The arrival to go back to in the common training walk, and the hops that are left of it."""
+    config, trained = request.config, request.trained
+    if trained is None:
+        return Decided(hops=config.train.hops)
+    u, seeds = config.forget.peer, PublicSeeds(config.seed)
+
+    def coins(hop: int) -> np.random.Generator:
+        return seeds.numpy("train", "batches", hop)
+
+    visits = [hop.hop for hop in trained.hops if hop.receiver == u]
+    start = visits[0] if visits else None
+    if way == "first-use":
+        start = first_use(train_descent(config), request.records, visits, coins)
+    if start is None:
+        return Decided()
+    return Decided(start_hop=start, hops=len(trained.hops) - start + 1, coins=coins)
+
+
+def check_last_kept(config: Config, method: str) -> None:
+    """Refuse training whose result is not its last model."""
+    if config.train.keep != "last":
+        raise Refused(f"{method} needs train.keep = last; it is {config.train.keep!r}.", "iterate")
+
+
+def facts_of_way(config: Config, records: Records, way: str) -> dict[str, Any]:
+    """What the proof of a walk that went back needs in the header."""
+    emptied = records.retained.size == 0
+    return {"slices": config.train.slices, "rewind": way, "emptied": emptied}
+
+
+def _way(config: Config) -> str:
+    return config.of(RewindSettings).way
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    descent, u = train_descent(config), config.forget.peer
+    return going_back(decided, _way(config), descent, u, walks.Uniform())
+
+
+def _decide(request: Request) -> Decided:
+    check_last_kept(request.config, "rewind")
+    return back_to(request, _way(request.config))
+
+
+def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:
+    return facts_of_way(config, records, _way(config))
+
+
+RECORD = MethodRecord(
+    name="rewind",
+    label="rewind",
+    description="back to before the forgotten records were used, and on from there",
+    grade="exact",
+    phase=_phase,
+    settings=RewindSettings,
+    decide=_decide,
+    way_back=_way,
+    proof=rewind_claim,
+    threat=GOING_BACK,
+    certifier=WITH_FRESH_COINS,
+    facts=_facts,
+    line="position",
+)

@@ -18,17 +18,22 @@ Nothing here is a guarantee: the starting model carries the forgotten records un
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from unwalk.core.program import AddNoise, Ball, Program, Project, StepRule, Steps, Visit
+from unwalk import walks
+from unwalk.core.plan import Phase
+from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.local_work import Descent, LocalWork
-
-DIRECTIONS = ("retain", "forget", "corrected")
-ALIASES = {"exact": "retain", "lightweight": "forget"}
-NOISE_ON = ("weights", "gradient")
+from unwalk.methods.network_sgd import feasible, unlearn_descent, unlearn_phase
+from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.privacy import formulas
+from unwalk.privacy.nominal import nominal_sigma
+from unwalk.settings.config import Config
+from unwalk.settings.sections import ALIASES, DIRECTIONS, NOISE_ON, VISITS
 
 
 def direction_named(name: str) -> str:
@@ -157,3 +162,64 @@ class RRDU:
         if self.correction.trust:
             program += (Project(self.correction.trust),)
         return program
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    unlearn, descent = config.unlearn, unlearn_descent(config)
+    rule = descent.rule
+    if unlearn.visit_optimizer == "plain":
+        rule = replace(rule, optimizer="sgd", weight_decay=0.0)
+    balls = (
+        [] if unlearn.trust_radius is None else [Ball(unlearn.trust_centre, unlearn.trust_radius)]
+    )
+    theta = feasible(config)
+    correction = Correction(
+        direction=direction_named(unlearn.direction),
+        work=replace(descent.work, kind=VISITS[unlearn.visit], epochs=1, minibatches=1),
+        rule=rule,
+        sigma=decided.sigma,
+        noise_on=unlearn.noise_on,
+        clip=unlearn.clip,
+        trust=tuple(balls if theta is None else [theta, *balls]),
+    )
+    route = walks.Restart(config.forget.peer, decided.p, unlearn.max_visits)
+    method = RRDU(descent, correction)
+    return unlearn_phase(config, method, route, reset_optimizer=unlearn.reset_optimizer)
+
+
+def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
+    """Noise scale at u: given, none, or the paper's Corollary 5.2 with unit constant."""
+    unlearn = config.unlearn
+    if unlearn.sigma is not None:
+        return Calibrated(unlearn.sigma)
+    if unlearn.calibration == "none" or p == 0.0:
+        return Calibrated(0.0)
+    clip = unlearn.clip if unlearn.clip is not None else 1.0
+    return Calibrated(
+        nominal_sigma(unlearn.epsilon, unlearn.delta, clip, unlearn.hops, p, peers),
+        "paper",
+        "the paper's Corollary 5.2 with unit constant",
+        numbers={"clip": clip, "hops": unlearn.hops, "p": p},
+    )
+
+
+def _reason(calibrated: Calibrated, origin: str) -> str:
+    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
+    return f"{calibrated.formula}, for which no proof covers this run; the noise came from {known}."
+
+
+def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:
+    return {"p": p}
+
+
+RECORD = MethodRecord(
+    name="rrdu",
+    label="RR-DU",
+    description="randomized restarts at the forgetting peer: correction, noise, projection",
+    grade="nominal",
+    phase=_phase,
+    calibrate=_noise,
+    facts=_facts,
+    formula=formulas.COROLLARY,
+    reason=_reason,
+)

@@ -3,32 +3,81 @@ r"""Seal: noise at the forgetting peer u before anything leaves it, then walk on
 The token goes to u first.  u adds Gaussian noise that hides how far the forgotten records can have
 moved the model; whatever comes later and does not touch them is post-processing.
 
-*Ledger seal.*  The distance :math:`\Delta` between training with and without the forgotten records
+The distance :math:`\Delta` between training with and without the forgotten records
 is bounded by the stability ledger (:mod:`unwalk.privacy.ledger`), and :math:`s = \Delta/r`.
 Before the noise u may take descent steps on its retained records, unobserved: each brings
 :math:`\Delta` down by its contraction, at the price of drift, which the walk repairs.  Later
 visits to u descend on retained records (EXACT) or ascend on forgotten ones (LIGHTWEIGHT), back
 into a ball round the model that came, whose radius is what the steps could move in exact
 arithmetic, and with noise of their own for that radius.
-
-*Ball seal* (the reference).  k times: a step, projection on a ball round a D_f-free centre, noise.
-It holds for any network, but what survives of the old model is at most :math:`r^2/8` nats:
-restarting at the centre is exact and never carries materially less.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
-from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Visit
+from unwalk import walks
+from unwalk.core.errors import Refused
+from unwalk.core.plan import Phase, Route
+from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Records, Visit
 from unwalk.core.validation import check_count, check_number
-from unwalk.methods.local_work import Descent
+from unwalk.methods.ledgered import (
+    ROUNDING,
+    check_slots,
+    ledger_after,
+    probe,
+    reach_of,
+    slot_steps,
+    std_for,
+    visit_to_u,
+)
+from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.record import (
+    ANY_WITHOUT_U,
+    SEES_IT_SEALED,
+    Decided,
+    MethodRecord,
+    Request,
+    ThreatModel,
+)
 from unwalk.methods.restart import wiping
 from unwalk.methods.rrdu import Correction
+from unwalk.privacy.claims import of_phase
+from unwalk.privacy.gaussian import gaussian_mu
+from unwalk.privacy.stability import ledger_claim
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
+
+SEALED_WITHOUT = (
+    "the same seal, with the same number of records, visit times and settings, on the "
+    "model trained without the forgotten records"
+)
 
 
 @dataclass(frozen=True)
-class LedgerSeal:
+class SealSettings:
+    """Noise at the forgetting peer before anything leaves it.  Target: unlearn.epsilon, delta."""
+
+    key: ClassVar[str] = "seal"
+    local_epochs: int = setting(0, "passes over what u retains before the noise, unobserved", low=0)
+    std: float | None = setting(
+        None, "noise on the parameters; empty: what the ledger needs", low=0.0
+    )
+    visits: int = setting(
+        0, "LIGHTWEIGHT visits afterwards at most; 0: u descends on what it keeps", low=0
+    )
+    share: float = setting(
+        0.5, "share of the budget for the seal, where visits come after it", above=0.0, below=1.0
+    )
+    radius: float = setting(1.0, "ball-seal: radius of the ball round the initial model", above=0.0)
+    ratio: float = setting(2.0, "ball-seal: its diameter in units of the noise", above=0.0)
+
+
+@dataclass(frozen=True)
+class LedgerSeal(Descending):
     """Local descent, noise of std ``std``, then ``descent`` on retained records.
 
     ``local_epochs`` passes over u's slots come before the noise.  After it the model is projected
@@ -37,7 +86,6 @@ class LedgerSeal:
     visits with noise of std ``later_std`` on the parameters.
     """
 
-    descent: Descent
     std: float
     local_epochs: int = 0
     later: Correction | None = None
@@ -51,10 +99,6 @@ class LedgerSeal:
         check_count("local_epochs", self.local_epochs)
         if self.reach is not None:
             check_number("reach", self.reach, above=0.0)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
     def visit(self, visit: Visit) -> Program:
         after = self.descent.program(visit, "retained")
@@ -83,27 +127,92 @@ class LedgerSeal:
         return (steps, Project((Ball("arrival", radius),)), noise)
 
 
-@dataclass(frozen=True)
-class BallSeal:
-    """``steps`` times: projection on ``ball`` and noise of std ``std``; then ``descent``."""
+def _later_correction(config: Config) -> Correction | None:
+    """The LIGHTWEIGHT visits after a seal, if there are to be any."""
+    if config.of(SealSettings).visits == 0:
+        return None
+    descent = unlearn_descent(config)
+    rule = replace(descent.rule, optimizer="sgd", weight_decay=0.0)
+    work = replace(descent.work, kind="epochs", epochs=1)
+    clip = 1.0 if config.unlearn.clip is None else config.unlearn.clip
+    return Correction("forget", work, rule, clip=clip)
 
-    descent: Descent
-    ball: Ball
-    std: float
-    steps: int
-    name: str = field(default="ball-seal", init=False)
 
-    def __post_init__(self) -> None:
-        check_number("std", self.std, above=0.0)
-        check_count("steps", self.steps, low=1)
+def _phase(config: Config, decided: Decided) -> Phase:
+    seal, u = config.of(SealSettings), config.forget.peer
+    later = _later_correction(config)
+    onward: Route = walks.Uniform()
+    if later is not None:
+        onward = walks.Restart(u, decided.p, seal.visits)
+    method = LedgerSeal(
+        unlearn_descent(config),
+        decided.std,
+        seal.local_epochs,
+        later,
+        decided.later_std,
+        decided.reach,
+    )
+    return unlearn_phase(config, method, walks.FirstTo(u, onward))
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        return self.descent.travels
 
-    def visit(self, visit: Visit) -> Program:
-        after = self.descent.program(visit, "retained")
-        if visit.phase_hop > 1:
-            return wiping(visit, after)
-        sealing: Program = (Project((self.ball,)), AddNoise(self.std)) * self.steps
-        return wiping(visit, (Forget("optimizer"), *sealing, *after))
+def _decide(request: Request) -> Decided:
+    """Noise for what the ledger bounds.
+
+    With a noise std that was given nothing is refused here: the certificate will say it.
+    """
+    config, seal = request.config, request.config.of(SealSettings)
+    if request.trained is None:
+        if seal.std is None:
+            if seal.local_epochs:
+                check_slots(config, "seal.local_epochs")
+            probe(request)
+        return Decided(std=1.0 if seal.std is None else seal.std, later_std=_later(request)[1])
+    share, later_std = _later(request)
+    try:
+        ledger, facts = ledger_after(request, request.trained)
+        if seal.local_epochs:
+            work = slot_steps(facts, unlearn_descent(config), seal.local_epochs, 1)
+            ledger = ledger.steps(work, facts.head)
+    except Refused:
+        if seal.std is None:
+            raise
+        return Decided(std=seal.std, later_std=later_std)
+    std = std_for(ledger, config, share) if seal.std is None else seal.std
+    reach = reach_of(ledger.norm, facts.head, std, 1)
+    return Decided(std=std, later_std=later_std, reach=reach)
+
+
+def _later(request: Request) -> tuple[float, float]:
+    """The seal's share of the budget, and the noise of each LIGHTWEIGHT visit after it."""
+    config, seal = request.config, request.config.of(SealSettings)
+    correction = _later_correction(config)
+    if correction is None:
+        return 1.0, 0.0
+    steps = correction.steps(visit_to_u(request), correction.rule.learning_rate)
+    moved = correction.sensitivity(steps) or 0.0
+    left = (1.0 - seal.share) / seal.visits
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(left)
+    return seal.share, moved / mu * ROUNDING
+
+
+def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:
+    return {"p": p} if config.of(SealSettings).visits else {}
+
+
+RECORD = MethodRecord(
+    name="seal",
+    label="ledger seal",
+    description=(
+        "noise at the forgetting peer that hides what the ledger bounds, then a walk without it"
+    ),
+    grade="certified",
+    phase=_phase,
+    settings=SealSettings,
+    decide=_decide,
+    proof=of_phase(ledger_claim),
+    threat=ThreatModel(SEES_IT_SEALED, ANY_WITHOUT_U),
+    certifier=SEALED_WITHOUT,
+    facts=_facts,
+    beside_restart=True,
+    line="all",
+)

@@ -16,11 +16,31 @@ forgotten.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
+from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Rows
+from unwalk.core.plan import Phase
+from unwalk.core.program import Records
+from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count
+from unwalk.methods.local_work import Descent
+from unwalk.methods.network_sgd import NetworkSGD, train_descent
+from unwalk.methods.record import Decided, MethodRecord, Request
+from unwalk.methods.rewind import (
+    GOING_BACK,
+    WITH_FRESH_COINS,
+    back_to,
+    check_last_kept,
+    facts_of_way,
+    first_use,
+    going_back,
+)
+from unwalk.privacy.exact import sisa_claim
+from unwalk.settings.config import Config
 
 
 def shard_of(peer: int, shards: int) -> int:
@@ -58,24 +78,118 @@ def hops_of(shard: int, shards: int, hops: int) -> int:
     return hops // shards + (shard < hops % shards)
 
 
-def slice_of(rows: Rows, slices: int) -> Rows:
-    """The slice of each row, from 0.
+def _name(shard: int) -> str:
+    """The phase in which a shard's peers train their constituent.
 
-    >>> slice_of(np.arange(8), 2).tolist()
-    [0, 1, 1, 1, 0, 0, 0, 0]
+    >>> _name(0)
+    'train-1'
     """
-    check_count("slices", slices, low=1)
-    mixed = rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return ((mixed >> np.uint64(40)) % np.uint64(slices)).astype(np.int64)
+    return f"train-{shard + 1}"
 
 
-def entered(rows: Rows, slices: int, hop: int, hops: int) -> Rows:
-    """The rows that take part at the 1-based hop ``hop`` of a walk of ``hops`` hops.
+def _descent(config: Config, shard: int) -> Descent:
+    """A training visit of one shard's walk: its slices open along that walk."""
+    hops = hops_of(shard, config.train.shards, config.train.hops)
+    return replace(train_descent(config), horizon=hops)
 
-    >>> [entered(np.arange(8), 2, hop, 10).size for hop in (1, 5, 6, 10, 12)]
-    [5, 5, 8, 8, 8]
-    """
-    if slices == 1:
-        return rows
-    open_ = min((hop - 1) * slices // max(hops, 1), slices - 1)
-    return rows[slice_of(rows, slices) <= open_]
+
+def _walk(config: Config, shard: int, peers: int) -> Phase:
+    """The walk in which a shard's peers train their constituent, from the initial model."""
+    shards, hops = config.train.shards, config.train.hops
+    return Phase(
+        name=_name(shard),
+        method=NetworkSGD(_descent(config, shard)),
+        route=walks.Among(members(shard, shards, peers)),
+        hops=hops_of(shard, shards, hops),
+        start="initial",
+    )
+
+
+def _touched(config: Config) -> int | None:
+    """The shard of the peer that has to forget; None where there is one model."""
+    shards = config.train.shards
+    return shard_of(config.forget.peer, shards) if shards > 1 else None
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    shard, u = _touched(config), config.forget.peer
+    if shard is None:
+        return going_back(decided, "first-use", train_descent(config), u, walks.Uniform())
+    route = _walk(config, shard, decided.peers).route
+    return going_back(decided, "first-use", _descent(config, shard), u, route)
+
+
+def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
+    """One walk per shard, each from the initial model; none of its own where there is one shard."""
+    shards = config.train.shards
+    if shards == 1:
+        return ()
+    return tuple(_walk(config, shard, decided.peers) for shard in range(shards))
+
+
+def _decide(request: Request) -> Decided:
+    config = request.config
+    check_last_kept(config, "sisa")
+    if config.train.slices == config.train.shards == 1:
+        raise InvalidInput(
+            "sisa needs train.shards or train.slices; both are 1, allowed: 2 or more of one of "
+            "them."
+        )
+    shard = _touched(config)
+    return back_to(request, "first-use") if shard is None else _back_in_shard(request, shard)
+
+
+def _back_in_shard(request: Request, shard: int) -> Decided:
+    """Where the walk of u's shard first used a forgotten record: its route and batches are public,
+    so that nothing has to be trained to know."""
+    config, task = request.config, request.task
+    if task.loss is not None:
+        raise InvalidInput(
+            "sisa with shards answers by mean probabilities; the task has its own loss."
+        )
+    u, seeds, shards = config.forget.peer, PublicSeeds(config.seed), config.train.shards
+    walk, name = _walk(config, shard, task.peers), _name(shard)
+    route, at, visits = walks.Among(members(shard, shards, task.peers)), walks.NOBODY, []
+    for hop in range(1, walk.hops + 1):
+        at = route.receiver(at, seeds.numpy(name, "route", hop))
+        if at == u:
+            visits.append(hop)
+
+    def coins(hop: int) -> np.random.Generator:
+        return seeds.numpy(name, "batches", hop)
+
+    start = first_use(_descent(config, shard), request.records, visits, coins)
+    if start is None:
+        return Decided()
+    earlier = sum(hops_of(s, shards, config.train.hops) for s in range(shard))
+    return Decided(start_hop=start, earlier=earlier, hops=walk.hops - start + 1, coins=coins)
+
+
+def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:
+    shards = config.train.shards
+    facts = facts_of_way(config, records, "first-use")
+    return {**facts, "shards": shards} if shards > 1 else facts
+
+
+def _way(config: Config) -> str:
+    return "first-use"
+
+
+RECORD = MethodRecord(
+    name="sisa",
+    label="shards and slices",
+    description=(
+        "groups of peers train models of their own, records enter in slices; only the model that "
+        "met the forgotten ones goes back to before it did"
+    ),
+    grade="exact",
+    phase=_phase,
+    training=_training,
+    decide=_decide,
+    way_back=_way,
+    shard=_touched,
+    proof=sisa_claim,
+    threat=GOING_BACK,
+    certifier=WITH_FRESH_COINS,
+    facts=_facts,
+)

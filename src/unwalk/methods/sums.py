@@ -12,9 +12,24 @@ the forgotten records.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from unwalk import walks
+from unwalk.core.plan import Phase
 from unwalk.core.program import Program, ReplaceSums, Visit
 from unwalk.core.validation import check_choice, check_number
+from unwalk.methods.record import Decided, MethodRecord, ThreatModel
+from unwalk.privacy.exact import sums_claim
+from unwalk.settings.config import Config
+from unwalk.settings.fields import setting
+
+
+@dataclass(frozen=True)
+class SumsSettings:
+    """The ridge head on fixed features."""
+
+    key: ClassVar[str] = "sums"
+    strength: float = setting(1.0, "ridge parameter", above=0.0)
 
 
 @dataclass(frozen=True)
@@ -32,3 +47,41 @@ class Sums:
 
     def visit(self, visit: Visit) -> Program:
         return (ReplaceSums(self.data, self.strength),)
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    return Phase(
+        name="unlearn",
+        method=Sums(config.of(SumsSettings).strength),
+        route=walks.Fixed((config.forget.peer,)),
+        hops=1,
+        carries_forgotten=True,
+    )
+
+
+def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
+    phase = Phase(
+        name="train",
+        method=Sums(config.of(SumsSettings).strength, "all"),
+        route=walks.Fixed(range(decided.peers)),
+        hops=decided.peers,
+    )
+    return (phase,)
+
+
+RECORD = MethodRecord(
+    name="sums",
+    label="sums",
+    description="a ridge head on fixed features: the forgetting peer replaces its sums, in one hop",
+    grade="exact",
+    phase=_phase,
+    training=_training,
+    settings=SumsSettings,
+    proof=sums_claim,
+    threat=ThreatModel(
+        "whoever has the released model, and peers that did not keep an old token",
+        "none that holds a token from before the request",
+        adaptive_requests=True,
+    ),
+    certifier="the ridge head of all records but the forgotten ones",
+)

@@ -20,13 +20,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from unwalk import methods
 from unwalk.core.errors import Corrupt
 from unwalk.core.transcript import canonical
 from unwalk.peers import codec
 
 MOST_REQUESTS = 256
 """Requests in one chapter, at most: more wait for the next."""
-METHODS = {"rewind": "exact", "restart": "exact", "seal": "certified"}
+METHODS = {record.name: record.grade for record in methods.METHODS.values() if record.line}
 """How a chapter can forget, and the grade that each way can reach."""
 
 
@@ -75,7 +76,13 @@ class Spec:
     @property
     def length(self) -> int:
         """Visits on the line that leads to the model, once this chapter is over."""
-        return self.hops + {"rewind": self.position, "restart": 0, "seal": self.before}[self.method]
+        return self.hops + self.kept
+
+    @property
+    def kept(self) -> int:
+        """Visits of the line so far that the chapter goes on from."""
+        kept = methods.METHODS[self.method].line
+        return {"position": self.position, "none": 0, "all": self.before}[kept]
 
     def to_json(self) -> dict[str, Any]:
         said = {**asdict(self), "requests": list(self.requests), "left": list(self.left)}

@@ -14,19 +14,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from unwalk import methods
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Plan
 from unwalk.core.transcript import Hop, Transcript
+from unwalk.methods.ledgered import probe
+from unwalk.methods.network_sgd import train_phase
+from unwalk.methods.record import Decided, Request
+from unwalk.methods.restart import RestartSettings
+from unwalk.methods.rewind import RewindSettings
+from unwalk.methods.seal import SealSettings
 from unwalk.peers.agenda import METHODS, Spec, line
 from unwalk.peers.network import Network
 from unwalk.peers.work import assembled_of, carried_out
-from unwalk.runs import catalogue
 from unwalk.runs.assemble import Assembled
-from unwalk.runs.config import Config
-from unwalk.runs.entries import Decided, Noise, train_phase
 from unwalk.runs.facts import public_facts
-from unwalk.runs.requests import decide, probe
+from unwalk.settings.config import Config
 from unwalk.walks import FirstTo, Uniform
 
 Visits = Mapping[int, Sequence[dict[str, Any]]]
@@ -69,15 +73,11 @@ class Book:
         if method == "rewind":
             self._rewindable()
         if grade == "certified":
-            if config.seal.visits:
-                raise Refused(
-                    f"seal.visits is {config.seal.visits}; peers seal with 0.", "peer-visits"
-                )
+            if visits := config.of(SealSettings).visits:
+                raise Refused(f"seal.visits is {visits}; peers seal with 0.", "peer-visits")
             budget = (config.unlearn.epsilon, config.unlearn.delta)
             probed = Spec(1, peer, "seal", grade, *budget, ("",), records, 1, 0, 1, peer)
-            probe(
-                self.assembled.task, self._header(probed), train_phase(self._config(probed)), peer
-            )
+            probe(self._request(probed))
 
     def _rewindable(self) -> None:
         train = self.assembled.config.train
@@ -112,25 +112,25 @@ class Book:
         unlearn = config.unlearn
         if spec.epsilon is not None and spec.delta is not None:
             unlearn = replace(unlearn, epsilon=spec.epsilon, delta=spec.delta)
-        return replace(
-            config,
-            forget=replace(config.forget, peer=spec.peer),
-            unlearn=unlearn,
-            rewind=replace(config.rewind, way="first-contact"),
-            restart=replace(config.restart, local_steps=0),
-        )
+        settled = config.having(RewindSettings("first-contact"), RestartSettings(local_steps=0))
+        return replace(settled, forget=replace(config.forget, peer=spec.peer), unlearn=unlearn)
+
+    def _request(self, spec: Spec, walked: Transcript | None = None) -> Request:
+        assembled = self.assembled
+        header, buffers = self._header(spec), assembled.model.buffers
+        return Request(self._config(spec), assembled.task, header, buffers, walked)
 
     def _header(self, spec: Spec) -> dict[str, Any]:
         config, task = self._config(spec), self.assembled.task
-        facts = public_facts(config, task, spec.method, 1.0 / task.peers)
+        facts = public_facts(config, task, self.assembled.model, spec.method, 1.0 / task.peers)
         found = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
         found["withdrawals"] = True
         return {**found, "vanished": True} if spec.vanished else found
 
     def _phase(self, spec: Spec, decided: Decided) -> Phase:
         peers = len(self.network.peers)
-        noise = Noise(1.0 / peers, 0.0, peers, decided)
-        phase = catalogue.METHODS[spec.method].phase(self._config(spec), noise)
+        decided = replace(decided, p=1.0 / peers, peers=peers)
+        phase = methods.METHODS[spec.method].phase(self._config(spec), decided)
         if spec.vanished and spec.method == "rewind":
             phase = replace(phase, route=FirstTo(spec.holder, Uniform()))
         return replace(phase, name=spec.phase, hops=spec.hops)
@@ -160,17 +160,17 @@ class Book:
         u has to bring what was ``walked`` before, from which its noise is calculated.
         """
         config, public = self._config(spec), self._header(spec)
+        del public["unlearner"]
         decided = Decided()
         if spec.method == "rewind":
             decided = Decided(start_hop=spec.position + 1, hops=spec.hops)
         elif spec.method == "seal":
             decided = Decided(std=1.0)  # nobody but u ever uses it
             if walked is not None:
-                decided = decide("seal", config, self.assembled.task, public, walked)
+                decided = methods.METHODS["seal"].decide(self._request(spec, walked))
         phases = (*self._before(spec, earlier), self._phase(spec, decided))
-        plan = replace(self.assembled, config=config).plan(*phases, method=spec.method)
-        del public["unlearner"]
-        plan = replace(plan, unlearner=spec.peer, public=public)
+        assembled = replace(self.assembled, config=config)
+        plan = assembled.plan(*phases, method=spec.method, public=public)
         return carried_out(plan, self.network, run, self.secret)
 
     def quiet(self, spec: Spec, run: str, earlier: Sequence[Spec]) -> Plan:
@@ -245,8 +245,7 @@ def started(number: int, specs: Sequence[Spec]) -> int:
     """After how many visits of the line a chapter began."""
     if number == 0:
         return 0
-    spec = specs[number - 1]
-    return {"rewind": spec.position, "restart": 0, "seal": spec.before}[spec.method]
+    return specs[number - 1].kept
 
 
 __all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "started", "walked"]

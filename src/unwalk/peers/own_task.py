@@ -16,7 +16,7 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import Records as Rows
 from unwalk.peers.records import Records
 from unwalk.peers.store import Fault, no_fault
-from unwalk.runs.config import Config
+from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 from unwalk.tasks.declared import NAME, Declared, declare, declared_task
 

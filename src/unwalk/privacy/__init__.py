@@ -20,6 +20,8 @@ worth               whether a seal is worth its noise beside a restart
 calibrate           one door: accountant and target in, sigma, epsilon or steps out
 accountants,        accountants over recorded events: they check what they need and refuse the
 stability, claims   rest by name
+exact               proofs of exactness, read from events
+formulas            formulas' numbers in a header, computed anew and compared with the events
 =================== =========================================================================
 """
 

@@ -1,7 +1,8 @@
 r"""Accountants over events: what the visits to u add up to.
 
 :func:`sealed_claim` composes what happened, :func:`public_coin_claim` averages over the route's
-coin, :func:`ball_seal_claim` reads a k-step ball seal.  The stability side (ledger, release level,
+coin, :func:`ball_seal_claim` reads a k-step ball seal, :func:`events_claim` speaks for methods
+without an accountant of their own.  The stability side (ledger, release level,
 noise from the start, network DP) is in :mod:`unwalk.privacy.stability`.
 """
 
@@ -416,4 +417,33 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
         (*PUBLIC, *noise_origins(hops)),
         f"ball seal, {steps} steps at ratio {ratio:.6g}, later mu {mu:.6g}; at most {nats:.3g} "
         "nats of the old model survive: a restart at the centre is exact and carries no less",
+    )
+
+
+def events_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+    """The proof of a method without an accountant of its own: whatever its events allow."""
+    if not hops:
+        raise _unbounded(transcript)
+    return sealed_claim(transcript, hops[0].phase, delta)
+
+
+def _unbounded(transcript: Transcript) -> Refused:
+    """Why nothing is claimed of a walk that ended with training."""
+    u, per_example = unlearner_of(transcript), False
+    for hop, event in transcript.events():
+        if isinstance(event, ev.GradientSteps):
+            if hop.receiver == u and event.noise == 0.0:
+                place = f"hop {hop.hop}, {event.kind} at peer {u}"
+                return Refused(f"{place}: {UN_NOISED}.", "un-noised")
+            per_example = per_example or event.clip_per_example is not None
+    if per_example:
+        return Refused(
+            "no accountant bounded this walk: its batches are not Poisson samples, and its number "
+            "of visits was not capped.",
+            "no-accountant",
+        )
+    return Refused(
+        "no accountant bounded this walk: the paper's formulas leave constants open and need a "
+        "convex, smooth loss.",
+        "no-accountant",
     )

@@ -7,7 +7,7 @@ configuration.  What they cannot bound they refuse, and the refusal names hop an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -47,6 +47,30 @@ class Claim:
         'exact'
         """
         return asdict(self)
+
+
+Proof = Callable[[Transcript, list[Hop], float], Claim]
+"""What is proved of a run, from its transcript, the hops of the phase that forgets, and delta."""
+
+
+def of_phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
+    """The proof by an accountant that reads the phase that forgets."""
+
+    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+        if not hops:
+            raise Refused("the phase that forgets has no hop.", "no-start")
+        return accountant(transcript, hops[0].phase, delta)
+
+    return proof
+
+
+def of_walk(accountant: Callable[[Transcript, float], Claim]) -> Proof:
+    """The proof by an accountant that reads the whole walk."""
+
+    def proof(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+        return accountant(transcript, delta)
+
+    return proof
 
 
 def refuse(code: str, hop: Hop, event: ev.Event, why: str) -> NoReturn:

@@ -8,23 +8,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import unwalk
 from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Task
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.workspace import build_model
-from unwalk.engines.linear import bare_linear
-from unwalk.runs.baselines import Calibrated, nominal_reason
-from unwalk.runs.config import Config
-from unwalk.runs.entries import GOING_BACK, train_descent, way_back
+from unwalk.engines.linear import BareLinear, bare_linear
+from unwalk.methods import METHODS
+from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.record import Calibrated, MethodRecord
+from unwalk.methods.seal import SealSettings
+from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
 
-def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> dict[str, Any]:
-    """The header's facts that are the same for every walk of a run."""
+@dataclass(frozen=True, eq=False)
+class ModelFacts:
+    """What is public of the initial model, which is built once to find out.
+
+    ``head`` is the linear layer that it is, or what else it is; ``initial_norm`` the length of
+    that layer's parameters.
+    """
+
+    parameters: int
+    precision: str
+    buffers: tuple[str, ...]
+    head: BareLinear | str
+    initial_norm: float
+
+    @staticmethod
+    def of(task: Task, seed: int) -> ModelFacts:
+        """The facts of the model that a run with this seed begins with."""
+        model = build_model(task.model, PublicSeeds(seed).integer("model"))
+        parameters, head, norm = list(model.parameters()), bare_linear(model), 0.0
+        if not isinstance(head, str):
+            start = [p.detach().to(torch.float64).reshape(-1) for p in parameters]
+            norm = length(torch.cat(start).tolist())
+        return ModelFacts(
+            parameters=sum(p.numel() for p in parameters),
+            precision=str(parameters[0].dtype).removeprefix("torch."),
+            buffers=tuple(sorted(dict(model.named_buffers()))),
+            head=head,
+            initial_norm=norm,
+        )
+
+
+def public_facts(
+    config: Config, task: ShardedTask, model: ModelFacts, method: str, p: float
+) -> dict[str, Any]:
+    """The facts that a header states of a run by one method."""
     facts: dict[str, Any] = {
         "unwalk": unwalk.__version__,
         "method": method,
@@ -34,19 +71,14 @@ def public_facts(config: Config, task: ShardedTask, method: str, p: float) -> di
         "attempt": config.noise.attempt,
         **_of_the_data(config, task),
         "iterate": config.train.keep,
-        "precision": _precision(config, task),
+        "precision": _precision(config, model),
         **_batching(config),
-        **_loss(config, task),
+        **_loss(task, model),
     }
-    if method in GOING_BACK or config.train.slices > 1:
+    if config.train.slices > 1:
         facts["slices"] = config.train.slices
-    if method in GOING_BACK:
-        facts["rewind"] = way_back(config, method)
-        facts["emptied"] = task.records(config.forget.peer).retained.size == 0
-    if method == "sisa" and config.train.shards > 1:
-        facts["shards"] = config.train.shards
-    if method == "rrdu" or (method == "seal" and config.seal.visits):
-        facts["p"] = p
+    if method in METHODS:
+        facts |= METHODS[method].facts(config, task.records(config.forget.peer), p)
     return facts
 
 
@@ -56,10 +88,10 @@ def announced(config: Config, task: ShardedTask) -> int:
     cap = config.forget.cap
     if cap is None:
         return size
-    if config.seal.visits:
+    if visits := config.of(SealSettings).visits:
         raise InvalidInput(
             "forget.cap hides how many records are forgotten, but visits after a seal "
-            f"(seal.visits is {config.seal.visits}) tell; allowed: one of them."
+            f"(seal.visits is {visits}) tell; allowed: one of them."
         )
     if cap < size:
         raise InvalidInput(f"forget.cap is {cap}; allowed: {size} or more, the records to forget.")
@@ -84,11 +116,11 @@ def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
     return facts if found is None else {**facts, "outside_state": found}
 
 
-def _precision(config: Config, task: ShardedTask) -> str:
+def _precision(config: Config, model: ModelFacts) -> str:
     """What gradients are computed in; ``performance.precision`` acts on CUDA devices only."""
     if config.device != "cpu" and config.performance.precision != "float32":
         return config.performance.precision
-    return str(next(build_model(task.model, 0).parameters()).dtype).removeprefix("torch.")
+    return model.precision
 
 
 def _batching(config: Config) -> dict[str, Any]:
@@ -103,20 +135,18 @@ def _batching(config: Config) -> dict[str, Any]:
     }
 
 
-def _loss(config: Config, task: ShardedTask) -> dict[str, Any]:
+def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     """The loss, where it is softmax regression, with what its rounding depends on."""
     if task.loss is not None:
         return {"loss": "the task's own"}
-    model = build_model(task.model, PublicSeeds(config.seed).integer("model"))
-    head = bare_linear(model)
+    head = model.head
     if isinstance(head, str):
         return {"loss": f"of a model with {head}"}
-    start = [p.detach().to(torch.float64).reshape(-1) for p in model.parameters()]
     facts = {
         "loss": "softmax",
         "inputs": head.inputs + head.bias,
         "outputs": head.outputs,
-        "initial_norm": length(torch.cat(start).tolist()),
+        "initial_norm": model.initial_norm,
     }
     norm = task.source.feature_norm
     if norm is None or task.source.augment is not None:
@@ -136,28 +166,42 @@ def length(vector: Sequence[float]) -> float:
 
 
 def nominal_facts(
-    config: Config, method: str, found: Calibrated, p: float, origin: str
+    config: Config, record: MethodRecord, calibrated: Calibrated, origin: str
 ) -> list[dict[str, Any]]:
     """The paper's numbers, announced with the formula they come from; none without noise."""
-    target = config.unlearn
-    numbers = {"epsilon": target.epsilon, "delta": target.delta}
-    if method == "rrdu" and found.scale > 0.0 and target.sigma is None:
-        known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
-        reason = (
-            "the paper's Corollary 5.2 with unit constant, for which no proof covers this run; "
-            f"the noise came from {known}."
-        )
-        said = {
-            "formula": "corollary-5.2",
-            "accountant": "paper",
-            "sigma": found.scale,
-            "clip": target.clip if target.clip is not None else 1.0,
-            "hops": target.hops,
-            "p": p,
-            "reason": reason,
-        }
-        return [{**numbers, **said}]
-    if found.formula and found.scale > 0.0:
-        said = {**found.numbers, "formula": method, "accountant": found.accountant}
-        return [{**numbers, **said, "sigma": found.scale, "reason": nominal_reason(found)}]
-    return []
+    if record.formula is None or not calibrated.formula or calibrated.scale == 0.0:
+        return []
+    entry = {
+        "epsilon": config.unlearn.epsilon,
+        "delta": config.unlearn.delta,
+        **calibrated.numbers,
+        "formula": record.formula.name,
+        "accountant": calibrated.accountant,
+        "sigma": calibrated.scale,
+        "reason": record.reason(calibrated, origin),
+    }
+    return [entry]
+
+
+def capacity(task: ShardedTask) -> int:
+    """The most records that a peer holds, by what is published of the task.
+
+    B, by which every gradient sum of ``slots`` is divided, comes from it: a count of the records
+    at hand would change with those to be forgotten.  So it is a constant of the task and its
+    settings where records are dealt evenly or have natural peers, and asked for elsewhere.
+    """
+    published, dealing = task.source.published, task.holdings.dealing
+    if published is not None and dealing == "iid":
+        return -(-sum(published) // task.peers)
+    if published is not None and dealing == "natural":
+        return max(published)
+    why = (
+        "nothing is published of how many records it has"
+        if published is None
+        else f"with partition {dealing!r} a peer's share depends on the records"
+    )
+    raise InvalidInput(
+        f"train.work is 'slots' and train.capacity is not set; of task {task.name!r} {why}, and a "
+        "capacity that is counted on the data would tell of the records to be forgotten; allowed: "
+        "the most records that any peer may hold, chosen without looking at those to be forgotten."
+    )

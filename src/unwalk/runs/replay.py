@@ -20,11 +20,11 @@ from unwalk.core.transcript import Transcript
 from unwalk.core.workspace import Workspace
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import Assembled, assemble, resolve
-from unwalk.runs.config import read_toml
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner
 from unwalk.runs.store import CONFIG
 from unwalk.runs.watch import carry
+from unwalk.settings.config import read_toml
 from unwalk.tasks import ShardedTask
 
 

@@ -18,20 +18,18 @@ from unwalk.certificates.words import in_words
 from unwalk.core.errors import Diverged, InvalidInput, Refused
 from unwalk.core.plan import Engine, Plan
 from unwalk.core.transcript import Transcript
-from unwalk.core.workspace import build_model
 from unwalk.engines.inprocess import InProcess
+from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
-from unwalk.runs.catalogue import METHODS
-from unwalk.runs.config import Config, flatten
 from unwalk.runs.data_digest import data_digest
 from unwalk.runs.ensemble import Constituents
-from unwalk.runs.entries import touched_shard
 from unwalk.runs.metrics import Meter, Reading
 from unwalk.runs.store import Folder, WalkFile, write_file
 from unwalk.runs.watch import Begun, Tell, Walked, Watch, carry, silent
 from unwalk.runs.worth import worth
+from unwalk.settings.config import Config, flatten
 from unwalk.tasks import ShardedTask
 
 
@@ -180,9 +178,9 @@ class Runner:
         return Begun(watch, progress)
 
     def _constituents(self, name: str, plan: Plan) -> Constituents | None:
-        if name == "sisa" and self.config.train.shards > 1:
-            return Constituents(plan, touched_shard(self.config))
-        return None
+        record = METHODS.get(name)
+        shard = None if record is None or record.shard is None else record.shard(self.config)
+        return None if shard is None else Constituents(plan, shard)
 
     def answers(self, walk: Walked) -> list[dict[str, float | int]]:
         samples, device = self.assembled.task.samples, torch.device(self.config.device)
@@ -215,7 +213,6 @@ def _result(
 ) -> dict[str, Any]:
     config, task, graph = assembled.config, assembled.task, assembled.graph
     main = walks[config.method]
-    model = build_model(task.model, 0)
     document = certificate_of(main.outcome.transcript, model_of(main.saved()))
     if key := config.certificate.key:
         document = sign(document, load_key(Path(key)))
@@ -235,7 +232,7 @@ def _result(
             "name": task.name,
             "classes": task.classes,
             "model": task.model_name,
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": assembled.model.parameters,
             "peers": task.peers,
             "records": task.training_records,
             "unlearner": config.forget.peer,
@@ -265,14 +262,14 @@ def _result(
 def _method_result(
     assembled: Assembled, walk: Walked, oracle: Reading | None, *, main: bool
 ) -> dict[str, Any]:
-    config, entry = assembled.config, METHODS[walk.name]
+    config, record = assembled.config, METHODS[walk.name]
     phase = walk.outcome.plan.phases[-1]
     first = walk.outcome.plan.hops - phase.hops
     spent: dict[str, Any] = metrics.cost(walk.outcome.transcript, [phase.name], config.forget.peer)
     spent["seconds"] = round(sum(walk.seconds[first:]), 3)
     result = {
         "name": walk.name,
-        "label": entry.label,
+        "label": record.label,
         "preset": config.preset,
         "main": main,
         "series": [asdict(r) for r in walk.readings],

@@ -10,8 +10,8 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_private_file
-from unwalk.runs.config import Config
 from unwalk.runs.releases import Draws, RunRegister, marks_of
+from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
 

@@ -30,10 +30,12 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Kept, Local, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
+from unwalk.methods import defaults
 from unwalk.runs import partial_of
-from unwalk.runs.config import Config, Value, apply, flatten, read_toml, to_toml
 from unwalk.runs.data_digest import differences
 from unwalk.runs.metrics import Reading
+from unwalk.settings.config import Config, apply, flatten, read_toml, to_toml
+from unwalk.settings.fields import Value
 
 CONFIG = "config.toml"
 DATA = "data.json"
@@ -89,7 +91,7 @@ class Folder:
         path = self.partial / CONFIG
         if not path.exists():
             return
-        before = flatten(apply(Config(), read_toml(path), where=str(path)))
+        before = flatten(apply(defaults(), read_toml(path), where=str(path)))
         for key, now in flatten(config).items():
             if before[key] != now:
                 raise InvalidInput(

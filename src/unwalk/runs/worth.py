@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from unwalk.methods import METHODS
 from unwalk.privacy.worth import noise_loss, restart_loss
 from unwalk.reports.numbers import counted
 from unwalk.runs.metrics import CLEAN_MARGIN, Reading
 
 NO_CHEAPER = "no cheaper than a restart"
-NOISY = ("seal", "release")
 
 
 def hops_until(readings: list[Reading], goal: float) -> int | None:
@@ -30,7 +30,7 @@ def worth(
     does.  The second compares hops, where a restart or retraining ran beside it.
     """
     parameters = document["parameters"]
-    if method not in NOISY or not parameters["noise_std"]:
+    if not METHODS[method].beside_restart or not parameters["noise_std"]:
         return ""
     std, norm = max(parameters["noise_std"]), parameters.get("feature_norm")
     told = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from unwalk.core import events as ev
@@ -15,15 +16,16 @@ from unwalk.privacy.subsampled import sampled_multiplier
 Said = dict[str, Any]
 
 
-def formula_problem(transcript: Transcript, hops: list[Hop], said: Said) -> str:
-    """What contradicts a number that the header announced, or nothing.
+@dataclass(frozen=True)
+class Formula:
+    """A formula by the name under which headers announce its numbers.
 
-    ``hops`` are those of the phase that forgets; noise of a private baseline may stand in any.
+    ``problem`` says what contradicts such a number, or nothing; it is given the transcript, the
+    hops of the phase that forgets, and what was announced.
     """
-    find = _PROBLEMS.get(str(said.get("formula")))
-    if find is None:
-        return f"formula {said.get('formula')!r} is not known"
-    return find(transcript, hops, said)
+
+    name: str
+    problem: Callable[[Transcript, list[Hop], Said], str]
 
 
 def _corollary(transcript: Transcript, hops: list[Hop], said: Said) -> str:
@@ -71,11 +73,9 @@ def _dpsgd(transcript: Transcript, hops: list[Hop], said: Said) -> str:
     return ""
 
 
-_PROBLEMS: dict[str, Callable[[Transcript, list[Hop], Said], str]] = {
-    "corollary-5.2": _corollary,
-    "ddp": _ddp,
-    "dpsgd": _dpsgd,
-}
+COROLLARY = Formula("corollary-5.2", _corollary)
+DDP = Formula("ddp", _ddp)
+DPSGD = Formula("dpsgd", _dpsgd)
 
 
 def _other_scale(hops: list[Hop], sigma: float) -> str:

@@ -15,7 +15,7 @@ on the model, so they are given per task.
 from __future__ import annotations
 
 from unwalk.core.validation import check_choice
-from unwalk.runs.config import Value
+from unwalk.settings.fields import Value
 
 Settings = dict[str, Value]
 

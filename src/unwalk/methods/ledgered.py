@@ -1,0 +1,90 @@
+"""Noise that hides what the stability ledger bounds: what seal, release and noisy_start share.
+
+Everything is computed from the public facts and events of training and from the request's size: the
+same in a world without the forgotten records.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from unwalk.core import events as ev
+from unwalk.core.errors import Refused
+from unwalk.core.program import Project, Steps, Visit
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.methods.local_work import Descent
+from unwalk.methods.network_sgd import train_phase, unlearn_descent
+from unwalk.methods.record import Request
+from unwalk.privacy.gaussian import gaussian_mu
+from unwalk.privacy.ledger import Ledger, LinearHead, SlotSteps
+from unwalk.privacy.stability import Facts, ledger_before
+from unwalk.settings.config import Config
+
+ROUNDING = 1.0 + 1e-12
+"""Noise is made larger by this, so that no rounding of the accountant's takes it below."""
+LEAST_STD, FINEST = 2.0**-900, 2.0**-44
+"""Less noise than this, or than so small a part of the model's length, is not carried by a grid."""
+
+
+def visit_to_u(request: Request) -> Visit:
+    """A visit to the forgetting peer, before the walk is known."""
+    u, rng = request.config.forget.peer, np.random.default_rng(0)
+    return Visit(1, 1, u, True, 0, request.records, rng)
+
+
+def probe(request: Request) -> None:
+    """Ask the ledger about a training visit before training, so that a refusal comes at once."""
+    phase = train_phase(request.config)
+    travels = (*request.buffers, *phase.method.travels)
+    events: list[ev.Event] = [ev.Start(phase.name, "initial", False, travels)]
+    for op in phase.method.visit(visit_to_u(request)):
+        if isinstance(op, Steps):
+            events.append(op.event("simulation"))
+        elif isinstance(op, Project):
+            events.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
+    probed = Transcript(dict(request.header))
+    probed.add(Hop(1, phase.name, 1, -1, request.config.forget.peer, (), 0, tuple(events)))
+    ledger_before(probed, 2)
+
+
+def check_slots(config: Config, steps: str) -> None:
+    """Refuse ``steps`` before the noise, after training, that the ledger could not follow."""
+    kind = unlearn_descent(config).work.kind
+    if kind != "slots":
+        raise Refused(
+            f"unlearn.work is {kind!r}, and the steps of {steps} come before the noise: the "
+            "ledger follows keyed slots.",
+            "batching",
+        )
+
+
+def ledger_after(request: Request, trained: Transcript) -> tuple[Ledger, Facts]:
+    """The ledger after training, as the accountant will find it."""
+    walked = Transcript({**trained.header, **request.header}, list(trained.hops))
+    return ledger_before(walked, len(trained.hops) + 1), Facts.of(walked)
+
+
+def slot_steps(facts: Facts, descent: Descent, epochs: int, hop: int) -> SlotSteps:
+    """A visit's passes over retained records at a hop of the phase, as the ledger counts them."""
+    return SlotSteps(
+        epochs=epochs,
+        slots=facts.slots,
+        step_size=descent.schedule.at(hop, descent.rule.learning_rate),
+        nominal_batch=facts.nominal_batch,
+        slot_cap=facts.slot_cap,
+        weight_decay=descent.rule.weight_decay,
+    )
+
+
+def std_for(ledger: Ledger, config: Config, share: float = 1.0) -> float:
+    """Noise for the ledger's distance; never less than a grid carries beside the model."""
+    mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(share)
+    return max(ledger.distance / mu * ROUNDING, ledger.norm * FINEST, LEAST_STD)
+
+
+def reach_of(norm: float, head: LinearHead, std: float, visits: int) -> float:
+    """The radius of a public ball round the origin that a model of this length does not leave
+    after so many noises, but for a chance below 1e-20."""
+    return norm + std * math.sqrt(visits) * (math.sqrt(head.parameters) + 10.0)

@@ -1,0 +1,98 @@
+"""What the private baselines (ddp, dpsgd) share: their readings, walks, and what is said of them.
+
+Noise is added after the request (``continued``), or from hop 1 of training (``from-start``), where
+forgetting does nothing: U = A(D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from unwalk.core.plan import Method, Phase, Route
+from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.network_sgd import train_descent, unlearn_descent
+from unwalk.methods.record import Calibrated, Decided
+from unwalk.settings.config import Config, MethodSettings
+
+READINGS = ("continued", "from-start")
+
+
+class PrivateSettings(MethodSettings, Protocol):
+    """Settings that both baselines have."""
+
+    @property
+    def reading(self) -> str: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def work(self) -> str | None: ...
+
+
+def noisy_hops(config: Config, reading: str) -> int:
+    """Hops with noise: the training walk's (from-start) or the unlearning walk's (continued)."""
+    return config.train.hops if reading == "from-start" else config.unlearn.hops
+
+
+def data_of(reading: str) -> str:
+    """Which records a reading walks over."""
+    return "all" if reading == "from-start" else "retained"
+
+
+def local_work(config: Config, own: PrivateSettings) -> LocalWork:
+    """A visit's work: as the settings say, else the walk's own."""
+    train, walk = config.train, None if own.reading == "from-start" else config.unlearn.work
+    kind = own.work or walk or train.work
+    return LocalWork(kind, train.batch, train.epochs, train.minibatches)
+
+
+def private_descent(config: Config, own: PrivateSettings) -> Descent:
+    """A visit of a private baseline, before clipping and noise."""
+    base = train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
+    rule = base.rule
+    if own.optimizer == "plain":
+        rule = replace(rule, optimizer="sgd", weight_decay=0.0)
+    return replace(base, rule=rule, work=local_work(config, own), clip=None)
+
+
+def private_plan(
+    kind: type[PrivateSettings], method: Callable[[Config, Decided], Method], route: Route
+) -> tuple[Callable[[Config, Decided], Phase], Callable[[Config, Decided], tuple[Phase, ...]]]:
+    """``phase`` and ``training`` of a baseline's record, by its settings, method and route."""
+
+    def phase(config: Config, decided: Decided) -> Phase:
+        """The walk after a request: on the retained records; none where U = A(D)."""
+        own, unlearn = config.of(kind), config.unlearn
+        continued = own.reading == "continued"
+        return Phase(
+            name="unlearn",
+            method=method(config, decided),
+            route=route,
+            hops=unlearn.hops if continued else 0,
+            keep=unlearn.keep,
+            reset_optimizer=unlearn.reset_optimizer or own.optimizer == "plain",
+            carries_forgotten=continued,
+        )
+
+    def training(config: Config, decided: Decided) -> tuple[Phase, ...]:
+        """Training with noise from hop 1, where the reading asks for it."""
+        if config.of(kind).reading != "from-start":
+            return ()
+        hops, keep = config.train.hops, config.train.keep
+        made = method(config, decided)
+        return (Phase(name="train", method=made, route=route, hops=hops, keep=keep),)
+
+    return phase, training
+
+
+def nominal_reason(calibrated: Calibrated, origin: str) -> str:
+    """Why the number of a private baseline is no guarantee."""
+    when = "noise was added after the request only"
+    if calibrated.reading == "from-start":
+        when = (
+            "noise was added at training time, from hop 1 on all records, and forgetting did "
+            "nothing (U = A(D))"
+        )
+    simulated = "the noise came from a known seed (simulation)"
+    return f"{calibrated.formula}; {when}; no proof covers this run, and {simulated}."

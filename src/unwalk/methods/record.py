@@ -1,0 +1,182 @@
+"""The record of a method: everything that other rooms ask about it, in one place.
+
+A method is a file of this room with a record in it, listed in :data:`unwalk.methods.METHODS`.  What
+a record leaves out has a default: no settings of its own, nothing to decide, no threat model, and
+whatever its events allow as its proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from unwalk.core.plan import Phase, Task
+from unwalk.core.program import Records
+from unwalk.core.transcript import Transcript
+from unwalk.privacy.accountants import events_claim
+from unwalk.privacy.claims import Proof
+from unwalk.privacy.formulas import Formula
+from unwalk.settings.config import Config, MethodSettings
+
+
+class Coins(Protocol):
+    """The public generator of a training hop."""
+
+    def __call__(self, hop: int) -> np.random.Generator: ...
+
+
+@dataclass(frozen=True)
+class ThreatModel:
+    """Against whom a claim holds: observers, coalition, views of training, adaptive requests."""
+
+    observers: str
+    coalition: str
+    training_time_view: bool = False
+    adaptive_requests: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As a certificate holds it."""
+        return asdict(self)
+
+
+NOBODY = ThreatModel("nobody: no guarantee is given", "none")
+SEES_THE_MODEL = "everyone who sees the model after the request, and whoever has the released one"
+SEES_IT_SEALED = (
+    "everyone who sees the model after it has left the forgetting peer, and whoever has the "
+    "released one"
+)
+ANY_WITHOUT_U = "any, without the forgetting peer"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A noise scale; where a formula gave it, its words.
+
+    ``reading`` says when noise was added: after the request (``continued``) or from hop 1.
+    ``numbers`` are what the formula was given, so that anybody can compute it anew.
+    """
+
+    scale: float
+    accountant: str = "none"
+    formula: str = ""
+    reading: str = "continued"
+    numbers: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """All that a method may look at when a deletion request arrives.
+
+    ``header`` holds the public facts of the run, ``buffers`` the names of the model's buffers,
+    ``trained`` what training recorded: None before training, when what depends on it is left open
+    and what can be refused already is.
+    """
+
+    config: Config
+    task: Task
+    header: Mapping[str, Any]
+    buffers: tuple[str, ...]
+    trained: Transcript | None = None
+
+    @property
+    def records(self) -> Records:
+        """The rows of the peer that has to forget."""
+        return self.task.records(self.config.forget.peer)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What is settled before a method's walk is planned.
+
+    ``p`` is the routing probability to u and ``sigma`` the calibrated noise scale, in a network of
+    ``peers``.  The rest is settled once a request arrives, from public facts of the training that
+    happened: ``std`` and ``later_std`` are noise on the parameters, ``steps`` those of a ball seal,
+    ``reach`` is the radius of a public ball round the origin for the model with its noise.  The
+    walk goes on from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
+    ``start_hop`` counts from the beginning of a walk that had ``earlier`` hops of others before it.
+    """
+
+    p: float = 0.0
+    sigma: float = 0.0
+    peers: int = 0
+    std: float = 0.0
+    later_std: float = 0.0
+    reach: float | None = None
+    steps: int = 1
+    start_hop: int | None = None
+    earlier: int = 0
+    hops: int = 0
+    coins: Coins | None = field(default=None, repr=False)
+
+
+def nothing_to_decide(request: Request) -> Decided:
+    """For methods whose walk is planned before training."""
+    return Decided()
+
+
+def no_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
+    """For methods without a noise scale."""
+    return Calibrated(0.0)
+
+
+def no_facts(config: Config, records: Records, p: float) -> dict[str, Any]:
+    """For methods that need no facts of their own in the header."""
+    return {}
+
+
+def no_reason(calibrated: Calibrated, origin: str) -> str:
+    """For methods of which no formula gives a number."""
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRecord:
+    """One method as users name it.
+
+    **Listing.**  ``name``, ``label``, ``description``, and the ``grade`` that it can reach.
+
+    **Walk.**  ``phase`` makes the phase that forgets.  ``from_scratch`` methods have no training
+    before it; the others go on from the model of the common training walk, or, where ``training``
+    gives phases, from what these train.  ``settings`` is its own section.  ``calibrate`` gives its
+    noise scale, from settings, peers, p and u's records; ``decide`` what it settles when a request
+    arrives.  ``per_example`` says that it clips each record's gradient, which not every model
+    allows.
+
+    **Going back.**  ``way_back`` names the arrival that it goes back to, ``first-contact`` or
+    ``first-use``.  ``shard`` is the number of the model that it puts another in the place of, where
+    several answer together.
+
+    **Claims.**  ``proof`` reads the transcript; ``threat`` says against whom a proof holds and
+    ``certifier`` what the run is then hard to tell from.  ``facts`` are public facts that its proof
+    needs in the header.  ``formula`` gives its noise scale where nothing proves it, and ``reason``
+    says why that is no guarantee, given where the noise came from.  ``beside_restart`` says that
+    reports compare its noise with what a restart costs.
+
+    **Real peers.**  ``line`` says how many visits of the line a chapter keeps: those up to its
+    ``position``, ``none``, or ``all`` of them; empty where peers do not offer the method.
+    """
+
+    name: str
+    label: str
+    description: str
+    grade: str
+    phase: Callable[[Config, Decided], Phase]
+    from_scratch: bool = False
+    training: Callable[[Config, Decided], tuple[Phase, ...]] | None = None
+    settings: type[MethodSettings] | None = None
+    calibrate: Callable[[Config, int, float, Records], Calibrated] = no_noise
+    decide: Callable[[Request], Decided] = nothing_to_decide
+    per_example: bool = False
+    way_back: Callable[[Config], str] | None = None
+    shard: Callable[[Config], int | None] | None = None
+    proof: Proof = events_claim
+    threat: ThreatModel = NOBODY
+    certifier: str | None = None
+    facts: Callable[[Config, Records, float], dict[str, Any]] = no_facts
+    formula: Formula | None = None
+    reason: Callable[[Calibrated, str], str] = no_reason
+    beside_restart: bool = False
+    line: str = ""
