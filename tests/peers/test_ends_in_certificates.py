@@ -249,6 +249,9 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             mine = visit["visit"]["receiver"] == 1
             wrong.append(another(told, {**visit, "generation": [9, 1]}) if mine else visit)
         assert wrong != honest
+        text, votes = history.end_decision(chapters.store, chapters.runs[0])
+        none = {**votes, "decided": None}
+        shown: Any = [7, [], [text], [text, none], [text, votes, 7], [[], {}], [text + " ", votes]]
         asked = []
 
         def answer(sender: int, data: bytes) -> bytes:
@@ -256,6 +259,8 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             if record["kind"] == "agenda-visits":
                 asked.append(sender)
                 return codec.dump({"visits": wrong[record["after"] :]})
+            if record["kind"] == "agenda-end":
+                return codec.dump({"end": shown[0]})
             answer: bytes = real(sender, data)
             return answer
 
@@ -263,6 +268,14 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
         with chapters.store.transaction() as db:
             db.execute("DELETE FROM visits")
             db.execute("DELETE FROM ends")
+        here.memory.cut = {frozenset((0, p)) for p in (2, 3)}
+        while shown:
+            before = len(here.events)
+            assert await chapters.council.have_end(0) is None
+            assert "refused" in {e["event"] for e in here.events[before:]}, shown.pop(0)
+            shown.pop(0)
+        shown.append(None)
+        here.memory.cut = set()
         assert await chapters.aftermath.have_visits(0)
         assert asked == [0]
         assert history.visits_of(chapters.store, chapters.runs[0]) == honest

@@ -166,6 +166,7 @@ class Poll:
         for text in (*texts, *([] if found["offer"] is None else [found["offer"]])):
             if not isinstance(text, str) or not text.isascii() or len(text) > LONGEST_TEXT:
                 raise Corrupt("a value is no short plain text.")
+        known = {self.digest(text): text for text in texts}
         with codec.reading("what a peer shows"):
             heard = self.clerk.heard(self.matter, found, self.state)
         self._check_fork(heard.decided)
@@ -173,7 +174,6 @@ class Poll:
             return
         if found["offer"] is not None and sender in self.rules.members:
             self.offers[sender] = found["offer"]
-        known = {self.digest(text): text for text in texts}
         if heard.decided is not None and heard.decided.value not in {**self.texts, **known}:
             raise Refused("a decision came without what was decided.")
         if heard.votes or heard.opened or heard.chains or found["offer"] is not None:
