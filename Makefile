@@ -1,6 +1,6 @@
 # make demo   installs into .venv, runs the demonstration, prints where its report is
 # make test   installs into .venv, runs every check
-# make peers-demo  five real peers train, one forgets five records, two are killed and come back
+# make peers-demo  five real peers train, one forgets five records, two are killed, one lies
 #
 # Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
 # index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).

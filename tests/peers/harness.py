@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def lived(
     return here
 
 
-def check_end(folder: Path, made: Network, peers: range) -> list[int]:
+def check_end(folder: Path, made: Network, peers: Iterable[int]) -> list[int]:
     """All ended alike: one value, an intact signed chain, and the simulator's own bits."""
     ends, tokens, entries = set(), [], {}
     for peer in peers:
@@ -160,7 +160,9 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.datasets"])
 
 
-def _child(folder: str, fault: str | None, pause: float, files: int) -> None:
+def _child(
+    folder: str, fault: str | None, pause: float, files: int, lie: Callable[[], None] | None
+) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -178,6 +180,8 @@ def _child(folder: str, fault: str | None, pause: float, files: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     _cuttable(Path(folder) / "cut")
+    if lie is not None:
+        lie()
     run_peer(Path(folder), fault=die)
 
 
@@ -234,9 +238,12 @@ class Town:
         self.folder, self.network, self.pause, self.files = folder, made, pause, files
         self.processes: dict[int, Any] = {}
 
-    def start(self, peer: int, fault: str | None = None) -> None:
+    def start(
+        self, peer: int, fault: str | None = None, lie: Callable[[], None] | None = None
+    ) -> None:
+        """``lie`` changes the code of the peer's process before it begins."""
         folder = str(self.folder / f"peer-{peer}")
-        given = (folder, fault, self.pause, self.files)
+        given = (folder, fault, self.pause, self.files, lie)
         process = CONTEXT.Process(target=_child, args=given, daemon=True)
         process.start()
         self.processes[peer] = process

@@ -18,6 +18,7 @@ the log (:meth:`Liar.entry`), certificates (:meth:`Liar.resigned`); and it hands
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
@@ -174,6 +175,11 @@ class Liar:
         previous = changes.pop("previous", entry["body"]["previous"])
         pem = self.bundle.certificate_pem.decode()
         return sign_entry(previous, {**body, **changes}, self.bundle.sign, pem)
+
+    @staticmethod
+    def digest(token: Token) -> str:
+        """The name of a token's file."""
+        return hashlib.sha256(b"".join(bytes(p) for p in token_pieces(token))).hexdigest()
 
     async def offer(self, parcel: Parcel, token: Token, entry: Entry) -> dict[str, Any]:
         """Hand a token to whom the route leads from there; the answer."""

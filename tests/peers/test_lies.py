@@ -15,13 +15,16 @@ from tests.peers.liars import Liar
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers import attest
+from unwalk.peers import attest, succession
 from unwalk.peers import decisions as de
+from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.ends import end_text
+from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
+from unwalk.peers.service import Service
 from unwalk.peers.votes import decision_to, digest_of
 
 LIAR, VICTIM = 2, 1
@@ -194,6 +197,30 @@ def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path)
     assert any(e["event"] == "committed" for e in here.events)
 
 
+def test_a_generation_that_brings_no_token_costs_no_copy():
+    """Row 5 a: whoever opened it may have lied about what it goes on from."""
+    first = pr.begin(0, 3, 9, 0, "", "t")
+    handed = pr.answered(
+        pr.address(pr.visited(first, "c", "t"), (1,)),
+        replace(first.held, hop=1, chain="c"),  # type: ignore[type-var]
+        pr.Reply("accepted"),
+    )
+    after = pr.fenced(handed, (1, 2), (((0, 0), 0), ((1, 2), 0)))
+    assert after.fence == (1, 2)
+    assert pr.basis(after) == handed.kept
+    assert pr.basis(after) is not None
+
+
+def test_an_offer_that_is_never_answered_ends():
+    """Row 5 h: who lets a token wait, and answers everything else, is done without at last."""
+    state = pr.address(pr.visited(pr.begin(0, 3, 9, 0, "", "t"), "c", "t"), (1,))
+    state = pr.failed(state, certain=False)
+    answers = {p: pr.sighting(pr.begin(p, 3, 9, 0, "", "t")) for p in (1, 2, 3)}
+    assert pr.consider(state, answers).kind == "again"
+    assert pr.consider(state, answers, overrun=True).kind == "recover"
+    assert pr.recover(state, 0, "r").passed_over == (1,)
+
+
 def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
     """Row 5: a token at hop 2999 of a run at hop 37, and generations that nobody opened."""
 
@@ -233,8 +260,42 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
                 check(forged(third, **changes), second, known)
         with pytest.raises(Refused, match="begin where"):
             check(third, None, known)
+        self_made(here, first, known)
 
     lived(tmp_path, script, peers=4, train__hops=8)
+
+
+def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
+    """Row 5 a: a recovery counts what others signed, not what who recovers says of itself."""
+    run, chain, hop = service.run_id, "f" * 64, 7
+    before = pr.Sighting(known[-1][0], known, (known[-1][0], (1, 0)))
+
+    def opening(number: int, *lied: tuple[int, int]) -> pr.Generation:
+        """A generation of the liar, after what others signed, and these say that they know."""
+        said = dict.fromkeys((0, 1, 3), before) | {
+            p: replace(before, fence=(far, p)) for p, far in lied
+        }
+        opened = (number, LIAR)
+        body = recovery_body(
+            run=run,
+            generation=opened,
+            lineage=(*known, (opened, hop)),
+            peer=LIAR,
+            hop=hop,
+            token="1" * 64,
+            lost=-1,
+            sightings=[
+                succession.sign(liar_of(here, p).bundle, run, LIAR, chain, s)
+                for p, s in said.items()
+            ],
+        )
+        entry = liar_of(here).entry({"body": {"previous": chain}}, **body)
+        return service.succession.opening(entry, known)[1]
+
+    right = known[-1][0][0] + 1
+    assert opening(right) == (right, LIAR)
+    with pytest.raises(Refused, match=f"not {right}"):
+        opening(2**31, (LIAR, 2**31 - 1))
 
 
 def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_path):

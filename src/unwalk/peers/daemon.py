@@ -31,6 +31,7 @@ from unwalk.peers.space import DiskFull, is_full
 from unwalk.peers.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.trust import Bundle, read_network
+from unwalk.peers.votes import VOTER
 from unwalk.peers.wire import Grpc
 
 LOG = "log.jsonl"
@@ -183,6 +184,7 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
     with closing(read_only(path)) as db:
         specs = _chapters(db, len(bundle.network.peers))
         found["chapter"] = len(specs)
+        found["liars"] = _liars(db, bundle)
         out = [
             s.number for s in marked(specs) if s.vanished and s.peer == bundle.index and not s.void
         ]
@@ -214,6 +216,15 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
         "committed": codec.value_to(state.committed),
         "model": final,
     }
+
+
+def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:
+    """The peers of which two votes are kept that no honest peer casts both."""
+    found: set[int] = set()
+    with suppress(sqlite3.OperationalError):
+        for (text,) in db.execute("SELECT state FROM polls").fetchall():
+            found |= {one[VOTER] for one, _ in json.loads(text)["evidence"]}
+    return [bundle.network.peers[peer].name for peer in sorted(found)]
 
 
 def _chapters(db: sqlite3.Connection, peers: int) -> list[Spec]:

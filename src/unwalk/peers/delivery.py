@@ -10,7 +10,7 @@ from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.intake import words_of
-from unwalk.peers.protocol import Parcel, PeerState
+from unwalk.peers.protocol import Parcel, PeerState, Reply
 from unwalk.peers.store import Arrival
 from unwalk.peers.succession import MOST_ENTRIES
 from unwalk.peers.wire import MESSAGE, FilePieces, MemoryPieces, Unreachable
@@ -100,10 +100,10 @@ class Delivery:
             await self._look_at_file(parcel)
             await self._not_delivered(parcel, target, certain=True, why=reason or reply.kind)
             return
-        if reply.kind == "stale":
-            shown = await service.talk.hear_fence(target, reply.fence)
-            if not shown:  # so it refuses the token, for whatever reason
-                await self._not_delivered(parcel, target, certain=True, why="stale, not shown how")
+        if reply.kind in ("stale", "over"):
+            if not await self._shown(target, reply):  # so it refuses the token, for any reason
+                why = f"{reply.kind}, not shown how"
+                await self._not_delivered(parcel, target, certain=True, why=why)
             return
         before = int(service.open_move.get("sender", NOBODY))
         opened = service.state.public is not None
@@ -111,9 +111,6 @@ class Delivery:
         if record["first"] is True and reply.kind == "accepted" and service.state.held == parcel:
             kept = Arrival(parcel.generation, parcel.hop, target, parcel.token)
         service.put(pr.answered(service.state, parcel, reply), arrival=kept)
-        if reply.kind == "over":
-            await service.talk.hear_end(target)
-            await service.pause(PAUSE)
         if reply.kind == "accepted":
             service.metrics.add("tokens_handed_total")
             service.metrics.add("bytes_handed_total", size)
@@ -129,6 +126,14 @@ class Delivery:
         except (Corrupt, FileNotFoundError):
             if service.state.held == parcel:  # else it was not needed any more
                 raise
+
+    async def _shown(self, target: int, reply: Reply) -> bool:
+        """Whether a peer that knows of a later generation, or of the end, has shown it."""
+        service = self.service
+        if reply.kind == "stale":
+            return await service.talk.hear_fence(target, reply.fence)
+        await service.talk.hear_end(target)
+        return service.state.committed is not None
 
     async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:
         service = self.service

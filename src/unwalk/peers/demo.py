@@ -1,10 +1,11 @@
 """Five peers on this machine learn handwritten digits; then one of them forgets five records.
 
 During training the peer that has the token is killed and comes back; while the five records are
-being forgotten, so is another one.  Both models are compared with the simulator's, when the same
-peers serve the same hops: they must be equal to the last bit.  In the end no file of any peer holds
-the ids or the rows of the five records, and there is a certificate that anybody can check who has
-the network's CA.
+being forgotten, so is another one.  In between one of them lies, with its own good keys
+(:mod:`unwalk.peers.demo_liar`): nothing comes of it but its name.  Both models are compared with
+the simulator's, when the same peers serve the same hops: they must be equal to the last bit.  In
+the end no file of any peer holds the ids or the rows of the five records, and there is a
+certificate that anybody can check who has the network's CA.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from unwalk.engines.inprocess import InProcess
 from unwalk.peers import attest
 from unwalk.peers.ask import Asker
 from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
+from unwalk.peers.demo_liar import tell_lies
 from unwalk.peers.desk import RequestForm
 from unwalk.peers.forgetting import Book
 from unwalk.peers.network import Limits, Network
@@ -54,6 +56,7 @@ SETTINGS: dict[str, Any] = {
 }
 PATIENCE = 120.0
 FORGETS, RECORDS, REQUEST = 2, 5, "demo-request"
+LIAR, VICTIMS = 4, (FORGETS, 1)
 
 
 PORTS = range(10000, 32768)
@@ -170,6 +173,7 @@ def run_demo(folder: Path, tell: Callable[[str], None] = print) -> Path:
         ids, shards = _chosen(folder, network)
         plan = Book(network).training
         _compare(folder, plan, shards, served, tell)
+        _lie(demo)
         begun = time.monotonic()
         asker = Asker.of_bundle(folder / f"peer-{FORGETS}")
         asker.submit(RequestForm(REQUEST, tuple(ids), "exact"))
@@ -199,6 +203,20 @@ def _disturb(demo: Demo, chapter: int, hop: int, spare: int | None) -> None:
     demo.until("going on without it", lambda s: _furthest(s, chapter) >= gone + 5)
     demo.tell(f"peer-{victim} comes back")
     demo.start(victim)
+
+
+def _lie(demo: Demo) -> None:
+    """One member lies; the others find out, say so, and do nothing that it wanted."""
+    victims = " or ".join(f"peer-{p}" for p in VICTIMS)
+    demo.tell(f"peer-{LIAR} lies: it votes to count {victims} out, one vote here, another there")
+    tell_lies(demo.folder, LIAR, VICTIMS, HOPS)
+    honest = [p for p in range(PEERS) if p != LIAR]
+    liars = [f"peer-{LIAR}"]
+    demo.until("naming the liar", lambda s: all(s[p].get("liars") == liars for p in honest))
+    if any(chapters_of(demo.folder / f"peer-{p}") for p in honest):
+        raise UnwalkError("a lie was believed.")
+    names = ", ".join(f"peer-{p}" for p in honest)
+    demo.tell(f"{names} have both votes as evidence, name {liars[0]} as a liar, and go on")
 
 
 def _furthest(states: list[dict[str, Any]], chapter: int) -> int:

@@ -11,6 +11,7 @@ from unwalk.core.plan import Move
 from unwalk.peers import protocol as pr
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.intake import move_to, words_of
+from unwalk.peers.succession import known_by
 from unwalk.peers.talk import Seen
 from unwalk.walks import NOBODY
 
@@ -25,6 +26,8 @@ CONSENT = 5.0
 """After so many a peer votes that it is given up, if another proposes it."""
 OVERRUNS = 3
 """After so many visits that took too long a peer is passed over for the rest of the chapter."""
+TRIES = 3.0
+"""A peer that neither takes a token nor refuses it is offered it for so many leases."""
 SALT = 16
 """Bytes of the salt of an end."""
 
@@ -63,53 +66,55 @@ class Lookout:
             service.news = monotonic()
 
     def _overrun(self) -> bool:
-        """Whether the peer that has the token should have done its visit by now.
+        """Whether the peer that has the token should have done its visit, or taken it, by now.
 
         The first token of a walk nobody handed over, but others have it too: one after the other
         of them sees to it.
         """
-        state, now, limits = self.service.state, monotonic(), self.service.limits
-        if state.kept is None or state.held is not None:
+        state, limits, now = self.service.state, self.service.limits, monotonic()
+        parcel = pr.basis(state)
+        if parcel is None:
             self.handed = None
             return False
-        turn = 0.0 if state.kept.hop else limits.lease * self.service.me
-        if self.handed is None or self.handed[0] != state.kept:
-            self.handed = (state.kept, now)
-        elif now - self.handed[1] > limits.visit + turn:
-            self.handed = (state.kept, now)
+        patience = TRIES * limits.lease if state.stage == "offered" else limits.visit
+        turn = 0.0 if parcel.hop else limits.lease * self.service.me
+        if self.handed is None or self.handed[0] != parcel:
+            self.handed = (parcel, now)
+        elif now - self.handed[1] > patience + turn:
+            self.handed = (parcel, now)
             return True
         return False
 
     async def look_around(self, *, overrun: bool = False) -> None:
         """Ask all, decide, and go on from this peer's copy if the token is lost."""
         service = self.service
-        before = pr.basis(service.state)
+        before, fence = pr.basis(service.state), service.state.fence
         seen = await self._ask("" if before is None else before.chain)
-        answers = {p: s.sighting for p, s in seen.items()}
-        if pr.basis(service.state) != before:
+        for peer, said in list(seen.items()):
+            await service.talk.learn(peer, said.sighting)
+            if said.sighting.over or said.sighting.fence > service.state.fence:
+                del seen[peer]  # it did not show what it says that it knows
+                overrun |= peer == pr.awaited(service.state)
+        if pr.basis(service.state) != before or service.state.fence != fence:
             return  # the answers are about something that is over
+        answers = {p: s.sighting for p, s in seen.items()}
         verdict = pr.consider(service.state, answers, overrun=overrun)
         service.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
-        if verdict.kind == "over":
-            await self._hear_end(answers)
-        elif verdict.kind == "fenced":
-            for peer in sorted(answers, key=lambda p: answers[p].fence, reverse=True):
-                if answers[peer].fence > service.state.fence:
-                    await service.talk.hear_fence(peer, answers[peer].fence)
-        elif verdict.kind == "ahead":
+        if verdict.kind == "ahead":
             service.put(pr.released(service.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not service.stopping:
-            highest = max((s.fence[0] for s in answers.values()), default=0)
             assert before is not None
-            if len(answers) - overrun + 1 < service.state.quorum:
-                return  # what the peer that is late says of itself does not count
+            lost = pr.awaited(service.state)
+            answers.pop(lost, None)  # what the peer that is late says of itself does not count
+            if len(answers) + 1 < service.state.quorum:
+                return
+            highest = known_by(answers.values(), service.poll.rules.lies)
             if max(highest, before.generation[0]) < service.state.fence[0]:
                 await service.talk.announce()  # so that others can sign that they know of it
                 return
-            lost = service.state.kept_for if overrun else -1
             if overrun:
                 self._count_overrun(lost)
-            self._recover(highest, [s.record for p, s in seen.items() if p != lost])
+            self._recover(highest, [seen[p].record for p in answers])
 
     def _count_overrun(self, peer: int) -> None:
         """A peer had the token for too long: the third time it is passed over in this chapter."""
@@ -122,11 +127,6 @@ class Lookout:
         """What those say who count."""
         left = self.service.chapter.left
         return {p: s for p, s in (await self.service.talk.ask_all(chain)).items() if p not in left}
-
-    async def _hear_end(self, answers: dict[int, pr.Sighting]) -> None:
-        for peer, sighting in answers.items():
-            if sighting.over:
-                await self.service.talk.hear_end(peer)
 
     @property
     def idle(self) -> float:
@@ -162,7 +162,7 @@ class Lookout:
         assert parcel is not None
         held = pr.recover(before, seen, "").held
         assert held is not None
-        lost = before.path[0] if before.stage == "offered" else before.kept_for
+        lost = pr.awaited(before)
         body = recovery_body(
             run=service.run_id,
             generation=held.generation,

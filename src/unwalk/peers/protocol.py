@@ -287,7 +287,11 @@ def released(state: PeerState, generation: Generation, place: Place) -> PeerStat
 
 
 def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
-    """News of a generation: a lower token that is here is dropped."""
+    """News of a generation: a lower token that is here is dropped.
+
+    A copy of one that was handed over stays until another is handed over: whoever opened the
+    generation may have lied about what it goes on from.
+    """
     if fence <= state.fence or state.committed is not None:
         return state
     state = replace(state, fence=fence, lineage=lineage, public=None)
@@ -296,8 +300,6 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
             state = _handed(state, watching=False)
         else:
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
-    if state.kept is not None and not belongs(state.kept.generation, state.kept.hop, lineage):
-        state = replace(state, kept=None, kept_for=-1)
     return replace(state, watching=False)
 
 
@@ -330,6 +332,11 @@ def basis(state: PeerState) -> Parcel | None:
     return state.kept if state.held is None else None
 
 
+def awaited(state: PeerState) -> int:
+    """The peer that has the token, or may have it, if this one does not."""
+    return state.path[0] if state.stage == "offered" else state.kept_for
+
+
 def sighting(state: PeerState) -> Sighting:
     """Where this peer believes the token to be."""
     fence, lineage = shown(state)
@@ -360,11 +367,10 @@ def consider(
     for peer, other in answers.items():
         generation, place = other.reached
         further = other.reached >= here and belongs(generation, place[0], state.lineage)
-        late = overrun and (peer == state.kept_for or place[0] == parcel.hop)
+        late = overrun and (peer == awaited(state) or place[0] == parcel.hop)
         if further and not late:
             return Verdict("ahead")
-    next_peer = state.path[0] if state.stage == "offered" else state.kept_for
-    if state.stage == "offered" and next_peer in answers:
+    if state.stage == "offered" and awaited(state) in answers and not overrun:
         return Verdict("again")
     if len(answers) + 1 < state.quorum:
         return Verdict("wait")
@@ -396,7 +402,7 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
     parcel = basis(state)
     assert parcel is not None
     generation = (max(seen, state.fence[0]) + 1, state.me)
-    lost = state.path[0] if state.stage == "offered" else state.kept_for
+    lost = awaited(state)
     lineage = (*parcel.lineage, (generation, parcel.hop))
     return replace(
         state,

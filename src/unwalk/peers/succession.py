@@ -8,7 +8,7 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -53,6 +53,19 @@ def prefix(one: Lineage, other: Lineage) -> bool:
     True
     """
     return other[: len(one)] == one
+
+
+def known_by(seen: Iterable[Sighting], lies: int) -> int:
+    """The highest number of a generation that an honest peer among ``seen`` knows of.
+
+    Who recovers may be one of those who lie; so one fewer of the others may.
+
+    >>> far, near = Sighting((9, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
+    >>> known_by([far, near], 2), known_by([far, near], 1)
+    (2, 9)
+    """
+    numbers = sorted((s.fence[0] for s in seen), reverse=True)
+    return numbers[max(lies, 1) - 1] if len(numbers) >= max(lies, 1) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +115,16 @@ class Succession:
         seen: dict[int, Sighting] = {}
         for item in items:
             who, sighting = self.sighted(item, peer, body["previous"])
-            if who != body["lost"]:  # what it says of itself does not matter
-                seen[who] = sighting
-        counted = {p for p in seen if p in self.rules.members and p != peer} | {peer}
-        if len(counted) < self.rules.quorum:
-            raise Refused(f"a recovery shows {len(counted)} peers of {self.rules.quorum}.")
+            if who in self.rules.members and who not in (body["lost"], peer):
+                seen[who] = sighting  # what those two say of themselves does not matter
+        if len(seen) + 1 < self.rules.quorum:
+            raise Refused(f"a recovery shows {len(seen) + 1} peers of {self.rules.quorum}.")
         for sighting in seen.values():
             reached, place = sighting.reached
             if sighting.over or (place[0] > hop and belongs(reached, place[0], before)):
                 raise Refused("a recovery goes back behind what others have seen.")
-        highest = max([before[-1][0][0], *(s.fence[0] for s in seen.values())])
+        known_of = known_by(seen.values(), self.rules.lies)
+        highest = max(before[-1][0][0], known_of)
         if generation != (highest + 1, peer):
             raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
         agreeing = [s for s in seen.values() if prefix(before, s.lineage)]

@@ -25,6 +25,8 @@ PREFIX = b"unwalk-vote-1:"
 DEEPEST_CHAIN = 64
 LONGEST_TEXT = 40 << 10
 KNOWN = 8192
+VOTER = 4
+"""Where a vote that was written down says whose it is."""
 HEARD = ("certificates", "votes", "opened", "chains", "decided")
 
 

@@ -1,0 +1,71 @@
+"""The member that lies in the demonstration: it has good keys, and signs what nobody else would.
+
+It signs two chapters for the next number, each of which says that another peer has vanished: that
+all of that peer's records are to be forgotten, and that it counts no more.  To one half of the
+others it votes for the first, to the other half for the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.transcript import canonical
+from unwalk.peers import codec
+from unwalk.peers.agenda import Spec
+from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
+from unwalk.peers.gate import PROTOCOL
+from unwalk.peers.minutes import matter_of, words_of
+from unwalk.peers.trust import Bundle
+from unwalk.peers.votes import Matter, Writer, digest_of, words
+from unwalk.peers.wire import Grpc
+
+PATIENCE = 10.0
+"""Seconds for an answer."""
+
+
+def tell_lies(folder: Path, liar: int, victims: tuple[int, int], hops: int) -> None:
+    """Have ``liar`` vote for two chapters, after ``hops`` visits of training."""
+    bundle = Bundle.read(folder / f"peer-{liar}")
+    others = [p for p in range(len(bundle.network.peers)) if p != liar]
+    half = len(others) // 2
+    asyncio.run(_tell(bundle, ((others[:half], victims[0]), (others[half:], victims[1])), hops))
+
+
+async def _tell(bundle: Bundle, plan: Sequence[tuple[list[int], int]], hops: int) -> None:
+    network, transport = bundle.network, Grpc(bundle, bundle.trust())
+    head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id}
+    try:
+        for peers, victim in plan:
+            poll = _shown(bundle, matter_of(network, 1, ()), _chapter(bundle, victim, hops))
+            message = codec.dump({**head, "kind": "agenda-decide", "number": 1, "poll": poll})
+            for peer in peers:
+                await transport.tell(peer, message, PATIENCE)
+    finally:
+        await transport.stop()
+
+
+def _chapter(bundle: Bundle, victim: int, hops: int) -> str:
+    """A chapter that has all records of ``victim`` forgotten and counts it out, signed."""
+    said, me = ("made-up",), bundle.index
+    spec = Spec(1, victim, "restart", "exact", None, None, said, 0, hops, 0, hops, me)
+    spec = replace(spec, left=(victim,))
+    signature = bundle.sign(words_of(bundle.network.run_id, spec)).hex()
+    pem = bundle.certificate_pem.decode()
+    return canonical({"spec": spec.to_json(), "signature": signature, "certificate": pem})
+
+
+def _shown(bundle: Bundle, matter: Matter, text: str) -> dict[str, Any]:
+    """Votes for a text, as a peer shows them."""
+    writer, pem = Writer(), bundle.certificate_pem.decode()
+    plain = [Vote(kind, 0, digest_of(text), NEVER, bundle.index) for kind in (PREVOTE, PRECOMMIT)]
+    signatures = [bundle.sign(words(bundle.network.run_id, matter, v)).hex() for v in plain]
+    votes = [
+        replace(v, signature=s, certificate=pem) for v, s in zip(plain, signatures, strict=True)
+    ]
+    said = {"votes": writer.votes(frozenset(votes)), "texts": [text], "offer": text}
+    nothing = {"opened": [], "chains": [], "decided": None}
+    return {**said, **nothing, "certificates": writer.certificates}
