@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import stat
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
 from tests.peers.harness import SETTINGS, network
@@ -277,3 +280,24 @@ def test_another_run_has_another_name(made):
     after = provision.next_run(made, {"train.hops": 5})
     assert after.run_id != before.run_id
     assert Bundle.read(made / "peer-0").network.settings["train.hops"] == 5
+
+
+def test_a_certificate_that_others_keep_has_one_form(made):
+    """Padded ones filled memory and made messages of others too long; odd ones ended peers."""
+    bundle = Bundle.read(made / "peer-0")
+    trust, pem = bundle.trust(), bundle.certificate_pem.decode()
+    assert trust.identity(pem).peer == "peer-0"
+    with pytest.raises(Refused, match="text around it"):
+        trust.identity("some words\n" + pem)
+    with pytest.raises(Refused, match="text around it"):
+        trust.identity(pem + pem)
+    with pytest.raises(Refused, match="characters; allowed: up to 4096"):
+        trust.identity(" " * 300_000 + pem)
+    raw = bytearray(x509.load_pem_x509_certificate(pem.encode()).public_bytes(Encoding.DER))
+    place = raw.find(bytes([0xA0, 3, 2, 1, 2]))
+    raw[place + 4] = 1  # a version that there is not: the library raises a bare Exception
+    body = base64.encodebytes(bytes(raw)).decode()
+    odd = f"-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n"
+    with pytest.raises(Refused, match="no certificate"):
+        trust.identity(odd)
+    assert len(trust._known) == 1

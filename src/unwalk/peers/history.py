@@ -76,9 +76,7 @@ def count_visits(store: Store, run: str) -> int:
     return int(store.db.execute(query, (run,)).fetchone()[0])
 
 
-def check_visit(
-    trust: Trust, visit: Any, run: str, number: int, chapter: int | None = None
-) -> Hop:
+def check_visit(trust: Trust, visit: Any, run: str, number: int, chapter: int | None = None) -> Hop:
     """A signed visit of ``run`` with the given number; refused unless its peer signed it.
 
     With ``chapter`` the peer's certificate must not be revoked from that chapter on.

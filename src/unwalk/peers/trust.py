@@ -10,7 +10,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from unwalk.core.errors import InvalidInput, Refused
@@ -32,6 +32,8 @@ from unwalk.peers.identity import (
 from unwalk.peers.network import Network, read_document
 
 KNOWN = 4096
+LONGEST_PEM = 4096
+"""Characters of a certificate; ours have about a thousand."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,10 @@ class Trust:
         return identity
 
     def _examine(self, pem: str) -> tuple[x509.Certificate, Identity]:
-        try:
-            certificate = x509.load_pem_x509_certificate(pem.encode())
-        except ValueError as error:
-            raise Refused("what was presented is no certificate.") from error
+        certificate = certificate_from(pem)
         try:
             certificate.verify_directly_issued_by(self.authority)
-        except (InvalidSignature, ValueError, TypeError) as error:
+        except Exception as error:  # the library raises a dozen kinds, some of them bare
             raise Refused(
                 f"the certificate was not issued by the CA of network {self.network.name}."
             ) from error
@@ -126,6 +125,23 @@ class Trust:
         data = PREFIX + entry["chain"].encode()
         name = self.check(entry["certificate"], entry["signature"], data, past=True)
         return self.network.index(name)
+
+
+def certificate_from(pem: str) -> x509.Certificate:
+    """The certificate in a text that another peer sent; refused unless it is nothing besides.
+
+    A text with more around it would be kept, and handed on, by whoever believes the certificate.
+    """
+    if len(pem) > LONGEST_PEM:
+        raise Refused(f"a certificate has {len(pem)} characters; allowed: up to {LONGEST_PEM}.")
+    try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        plain = certificate.public_bytes(serialization.Encoding.PEM).decode()
+    except Exception as error:  # the library raises a dozen kinds, some of them bare
+        raise Refused("what was presented is no certificate.") from error
+    if pem.strip() != plain.strip():
+        raise Refused("a certificate is not in its one form, or has text around it.")
+    return certificate
 
 
 def read_network(path: Path, authority: x509.Certificate) -> Network:
