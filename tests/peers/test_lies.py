@@ -231,7 +231,7 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
         first = services[0]
         value = first.state.committed
         assert value is not None
-        log = first.store.chain(value.chain, first.start_chain)
+        log = first.store.chain(first.run_id, value.chain, first.start_chain)
         assert log is not None
         known, check = first.state.lineage, first.succession.entry
         before = None

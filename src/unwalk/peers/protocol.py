@@ -290,7 +290,7 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
     """News of a generation: a lower token that is here is dropped.
 
     A copy of one that was handed over stays until another is handed over: whoever opened the
-    generation may have lied about what it goes on from.
+    generation may have lied about what it goes on from.  So does what the walk begins with.
     """
     if fence <= state.fence or state.committed is not None:
         return state
@@ -299,6 +299,8 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
         if state.stage == "offered" and belongs(state.held.generation, state.held.hop, lineage):
             state = _handed(state, watching=False)
         else:
+            if state.held.hop == 0 and len(state.held.lineage) == 1:
+                state = replace(state, kept=state.held, kept_for=fence[1])
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
     return replace(state, watching=False)
 

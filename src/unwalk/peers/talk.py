@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,7 @@ class Talk:
         self.service = service
         self.tasks: set[asyncio.Task[Any]] = set()
         self.wake = asyncio.Event()
+        self.hearing: set[int] = set()
 
     def words(self, kind: str, **fields: Any) -> bytes:
         """A message as it travels."""
@@ -73,7 +74,7 @@ class Talk:
             generation = codec.pair(record["generation"], "generation")
             service.put(pr.released(service.state, generation, place))
         elif kind == "fence":
-            self.hear_opening(record["entry"])
+            self.hear_opening(sender, record["entry"])
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
             return {"entry": opening(service.store, service.run_id, generation)}
@@ -85,7 +86,8 @@ class Talk:
         elif kind == "decide":
             return {"poll": service.poll.answer(sender, record["poll"])}
         elif kind == "entry":
-            return {"entry": service.store.entry(codec.digest(record["chain"], "chain"))}
+            chain = codec.digest(record["chain"], "chain")
+            return {"entry": service.store.entry(service.run_id, chain)}
         return {"sighting": codec.sighting_to(pr.sighting(service.state))}
 
     # Questions
@@ -123,21 +125,76 @@ class Talk:
                 found[peer] = Seen(sighting, record)
         return found
 
-    def hear_opening(self, record: Any) -> None:
-        """Somebody shows how a generation was opened; refused unless it was allowed."""
+    def hear_opening(self, sender: int, record: Any) -> None:
+        """Somebody shows how a generation was opened; refused unless it was allowed.
+
+        Where what it goes on from is not known here, it is asked for first.
+        """
         service = self.service
-        known = service.state.lineage
-        entry, fence, lineage = service.succession.opening(record, known)
+        entry, fence, _ = service.succession.opening(record, service.state.lineage)
+        if fence <= service.state.fence:
+            return
+        previous = entry["body"]["previous"]
+        here = service.store.entry(service.run_id, previous)
+        if here is not None or previous == service.start_chain:
+            before = None if here is None else here["body"]
+            service.succession.entry(entry, before, service.state.lineage)
+            self._believe(entry)
+        elif sender not in self.hearing:
+            self.hearing.add(sender)
+            self.later(self._hear_later(sender, entry))
+
+    async def _hear_later(self, sender: int, entry: Entry) -> None:
+        try:
+            await self._hear(sender, entry)
+        except UnwalkError as error:
+            self.service.journal.write("refused", sender=sender, reason=str(error)[:300])
+        finally:
+            self.hearing.discard(sender)
+
+    async def _hear(self, peer: int, record: Any) -> None:
+        """The same, with what came before it asked for."""
+        service = self.service
+        entry, fence, _ = service.succession.opening(record, service.state.lineage)
         if fence > service.state.fence:
-            service.store.add_entries(service.run_id, [entry])
-            service.put(pr.fenced(service.state, fence, lineage))
+            await self.led_to(entry, peer)
+            self._believe(entry)
+
+    def _believe(self, entry: Entry) -> None:
+        """A generation was opened as it should be."""
+        service, lineage = self.service, codec.lineage_from(entry["body"]["lineage"])
+        if lineage[-1][0] > service.state.fence:
+            service.succession.admit(entry)
+            service.store.put_opening(service.run_id, entry)
+            service.put(pr.fenced(service.state, lineage[-1][0], lineage))
+
+    async def led_to(
+        self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
+    ) -> list[Entry]:
+        """Check an entry, and the log before it back to the last one known here; what is new.
+
+        What was not ``sent`` is asked for, of the peer ``first`` before the others.
+        """
+        service, fresh, known = self.service, list[Entry](), self.service.state.lineage
+        while (chain := later["body"]["previous"]) != service.start_chain:
+            here = service.store.entry(service.run_id, chain)
+            entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
+            if entry is None or len(fresh) > service.work.hops + MOST_RECOVERIES:
+                raise Refused("the log of the token is not whole.")
+            service.succession.entry(later, entry["body"], known)
+            if here is not None:
+                return fresh
+            fresh.append(entry)
+            later = entry
+        service.succession.entry(later, None, known)
+        return fresh
 
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
         """Have somebody who knows of a generation show how it was opened; whether it did."""
         service = self.service
         record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
         try:
-            self.hear_opening(record)
+            await self._hear(peer, record)
         except UnwalkError as error:
             service.journal.write("refused", sender=peer, reason=str(error)[:300])
             return False
@@ -323,7 +380,8 @@ class Talk:
         service = self.service
         chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
-            entry = service.store.entry(chain) or await self.find_entry(chain, asked)
+            here = service.store.entry(service.run_id, chain)
+            entry = here or await self.find_entry(chain, asked)
             if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
                 return None
             found.append(entry)
