@@ -173,12 +173,12 @@ class Intake:
         """Run something that waits for the disk in a thread."""
         return asyncio.get_running_loop().run_in_executor(self.service.disk, call, *args)
 
-    def answer(self, sender: int, message: bytes) -> bytes:
+    async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message."""
         try:
             if not self.rate.allows(sender, monotonic()):
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
-            return codec.dump(self.service.talk.answer(sender, message))
+            return codec.dump(await self.service.talk.answer(sender, message))
         except UnwalkError as error:
             return self._refusal(sender, error)
 

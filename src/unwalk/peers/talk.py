@@ -61,7 +61,7 @@ class Talk:
 
     # Answers
 
-    def answer(self, sender: int, data: bytes) -> dict[str, Any]:
+    async def answer(self, sender: int, data: bytes) -> dict[str, Any]:
         """What a peer says to a message; may change state, in one transaction."""
         service = self.service
         record = service.gate.message(data)
@@ -74,7 +74,7 @@ class Talk:
             generation = codec.pair(record["generation"], "generation")
             service.put(pr.released(service.state, generation, place))
         elif kind == "fence":
-            self.hear_opening(sender, record["entry"])
+            await self.hear_opening(sender, record["entry"])
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
             return {"entry": opening(service.store, service.run_id, generation)}
@@ -125,48 +125,29 @@ class Talk:
                 found[peer] = Seen(sighting, record)
         return found
 
-    def hear_opening(self, sender: int, record: Any) -> None:
+    async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
 
-        Where what it goes on from is not known here, it is asked for first.
+        Where what it goes on from is not known here, that is asked for.
         """
         service = self.service
-        entry, fence, _ = service.succession.opening(record, service.state.lineage)
+        entry, fence, lineage = service.succession.opening(record, service.state.lineage)
         if fence <= service.state.fence:
             return
-        previous = entry["body"]["previous"]
-        here = service.store.entry(service.run_id, previous)
-        if here is not None or previous == service.start_chain:
-            before = None if here is None else here["body"]
-            service.succession.entry(entry, before, service.state.lineage)
-            self._believe(entry)
-        elif sender not in self.hearing:
-            self.hearing.add(sender)
-            self.later(self._hear_later(sender, entry))
-
-    async def _hear_later(self, sender: int, entry: Entry) -> None:
+        if peer in self.hearing:
+            raise Refused("another generation that you show is being looked up; ask again.")
+        self.hearing.add(peer)
         try:
-            await self._hear(sender, entry)
-        except UnwalkError as error:
-            self.service.journal.write("refused", sender=sender, reason=str(error)[:300])
+            async with asyncio.timeout(service.limits.lease):
+                await self.led_to(entry, peer)
+        except TimeoutError as error:
+            raise Refused("the log of a generation did not come within the lease.") from error
         finally:
-            self.hearing.discard(sender)
-
-    async def _hear(self, peer: int, record: Any) -> None:
-        """The same, with what came before it asked for."""
-        service = self.service
-        entry, fence, _ = service.succession.opening(record, service.state.lineage)
-        if fence > service.state.fence:
-            await self.led_to(entry, peer)
-            self._believe(entry)
-
-    def _believe(self, entry: Entry) -> None:
-        """A generation was opened as it should be."""
-        service, lineage = self.service, codec.lineage_from(entry["body"]["lineage"])
-        if lineage[-1][0] > service.state.fence:
+            self.hearing.discard(peer)
+        if fence > service.state.fence and not service.closed:
             service.succession.admit(entry)
             service.store.put_opening(service.run_id, entry)
-            service.put(pr.fenced(service.state, lineage[-1][0], lineage))
+            service.put(pr.fenced(service.state, fence, lineage))
 
     async def led_to(
         self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
@@ -194,7 +175,7 @@ class Talk:
         service = self.service
         record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
         try:
-            await self._hear(peer, record)
+            await self.hear_opening(peer, record)
         except UnwalkError as error:
             service.journal.write("refused", sender=peer, reason=str(error)[:300])
             return False
