@@ -1,14 +1,19 @@
 """A fleet of walks: what a step of one model takes, and what everything round it adds.
 
     python benchmarks/fleet.py [--device cpu|cuda] [--quick] [NAME ...]
+    python benchmarks/fleet.py --ablate [--out DIR] [--minutes M] [NAME ...]
 
 Whole walks on drawn records are timed hop by hop, and the median hop counts: route, batches,
 gathering, transcript, all that is there.  On a CPU (the default where no CUDA device is) the time
 inside the batched steps is taken out of the same hops: the rest is bookkeeping, and the whole over
 the steps has a limit.  There only the MLP is walked unless others are named: batched convolutions
 are slow, and hide all else.  Times are those that the process itself was given, so that others may
-use the same cores.  On a CUDA device the step is timed by itself, as a captured graph.  Lines of a
-transcript are hashed when somebody reads them, which nobody does here.
+use the same cores.  On a CUDA device the step is timed by itself, as a captured graph, and beside
+it the same step by ``vmap`` and ``torch.compile``, captured too.  Lines of a transcript are hashed
+when somebody reads them, which nobody does here.
+
+``--ablate`` measures on a CUDA device what each group of kernels saves of a whole step, and writes
+``DIR/fleet_ablation.json`` after each number.
 
 Exits with 1 when a number misses its limit.
 """
@@ -24,7 +29,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -32,6 +39,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.baselines import Report, compile_much, plain_fleet_step, seconds
 from unwalk import walks
 from unwalk.core.data import Shard
 from unwalk.core.noise import SimulatedNoise
@@ -39,9 +49,11 @@ from unwalk.core.plan import Performance, Phase, Plan, Progress
 from unwalk.core.program import Records, StepRule
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines import team
-from unwalk.engines.batched import BatchedGradient
+from unwalk.engines import fleet_steps
+from unwalk.engines.cuda import executor_for
+from unwalk.engines.cuda.groups import without
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_gradients import BatchedGradient
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.tasks.models import flnet, mlp, small_cnn
@@ -49,6 +61,12 @@ from unwalk.tasks.models import flnet, mlp, small_cnn
 BATCH = 64
 WARM = 3
 RULE = StepRule("momentum", learning_rate=0.01)
+ABLATED = {
+    "digits CNN": ("fleet convolutions", "fleet small layers", "fleet optimizer step"),
+    "FLNet": ("fleet convolutions", "fleet normalisation", "fleet optimizer step"),
+    "MLP 64-64-10": ("fleet optimizer step",),
+}
+"""The groups of kernels that each model's step has."""
 
 
 @dataclass(frozen=True)
@@ -104,34 +122,45 @@ class Drawn:
         return self.shards[peer]
 
 
-def captured_step(net: Net, precision: str, repeats: int = 20) -> float:
-    """Microseconds for one captured momentum step of one model, on a CUDA device."""
-    models = net.walks[0]
-    work = Workspace(build_model(net.make, 0), "cuda")
-    gradient = BatchedGradient(work.model, work.layout, None, precision)
-    parameters = work.parameters.repeat(models, 1)
-    buffers = {k: v.expand(models, *v.shape).clone() for k, v in work.buffers.items()}
-    knobs = torch.tensor([[0.01, 1.0, float("inf"), 1.0, 0.9, 0.0]], device="cuda")
-    moments = {"momentum": torch.zeros_like(parameters)}
-    counters = parameters.new_zeros(models, 1)
-    together = team.Team(parameters, buffers, moments, counters, knobs.repeat(models, 1))
-    batch = team.Batch(
-        x=torch.randn(models, BATCH, *net.shape, device="cuda"),
-        y=torch.randint(10, (models, BATCH), device="cuda"),
-        weights=torch.full((models, BATCH), 1.0 / BATCH, device="cuda"),
-        active=torch.ones(models, 1, dtype=torch.bool, device="cuda"),
-        noise=None,
-    )
-    kind = team.Kind(RULE, None, clipped=False, noisy=False)
-    graph = team.StepGraph(gradient, together, kind, batch, torch.cuda.graph_pool_handle())
-    for _ in range(3):
-        graph.replay()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        graph.replay()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats / models * 1e6
+def batches(net: Net, device: str, models: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One batch per model."""
+    x = torch.randn(models, BATCH, *net.shape, device=device)
+    return x, torch.randint(10, (models, BATCH), device=device)
+
+
+def our_step(
+    net: Net, precision: str, off: Sequence[str] = (), device: str = "cuda", models: int = 0
+) -> float:
+    """Microseconds of one model's momentum step, captured, with groups of kernels switched off."""
+    models, repeats = models or net.walks[0], 20
+    with without(*off):
+        work = Workspace(build_model(net.make, 0), device)
+        gradient = BatchedGradient(work.model, work.layout, None, precision)
+        parameters = work.parameters.repeat(models, 1)
+        buffers = {k: v.expand(models, *v.shape).clone() for k, v in work.buffers.items()}
+        knobs = torch.tensor([[0.01, 1.0, float("inf"), 1.0, 0.9, 0.0]], device=device)
+        moments = {"momentum": torch.zeros_like(parameters)}
+        counters = parameters.new_zeros(models, 1)
+        team = fleet_steps.Team(parameters, buffers, moments, counters, knobs.repeat(models, 1))
+        x, y = batches(net, device, models)
+        batch = fleet_steps.Batch(
+            x=x,
+            y=y,
+            weights=torch.full((models, BATCH), 1.0 / BATCH, device=device),
+            active=torch.ones(models, 1, dtype=torch.bool, device=device),
+            noise=None,
+        )
+        kind = fleet_steps.Kind(RULE, None, clipped=False, noisy=False)
+        executor = executor_for(parameters.device)
+        step = fleet_steps.Step(gradient, team, kind, batch, executor)
+        step.prepare()
+    batch.active.fill_(True)
+
+    def replays() -> None:
+        for _ in range(repeats):
+            step.replay()
+
+    return seconds(replays, parameters.device) / repeats / models * 1e6
 
 
 class Clock:
@@ -155,14 +184,14 @@ class Clock:
     @contextmanager
     def watching_steps(self) -> Iterator[None]:
         """Add up what steps take, on a CPU."""
-        take = team.take_step
+        take = fleet_steps.take_step
 
         def timed(*given: Any) -> None:
             start = time.thread_time()
             take(*given)
             self.inside += time.thread_time() - start
 
-        with patch.object(team, "take_step", timed if self.device == "cpu" else take):
+        with patch.object(fleet_steps, "take_step", timed if self.device == "cpu" else take):
             yield
 
 
@@ -209,11 +238,49 @@ def on_a_device(net: Net, name: str, quick: bool) -> Iterator[Row]:
     """Steps as graphs, and steps of whole walks."""
     models = net.walks[0]
     label = f"{name}, K = {models}, us a model-step"
-    yield label, captured_step(net, "float32"), net.limit
-    yield f"{label}, bfloat16", captured_step(net, "bfloat16"), math.inf
+    ours = our_step(net, "float32")
+    yield label, ours, net.limit
+    if name != "FLNet":  # vmap does not take the running statistics of its normalisations
+        theirs = plain_fleet_step(net.make, *batches(net, "cuda", models))
+        yield f"{label}, vmap and torch.compile", theirs, math.inf
+        yield "  that over ours", theirs / ours, math.inf
+    yield f"{label}, bfloat16", our_step(net, "bfloat16"), math.inf
     whole, _ = walk(net, "cuda", models, 4 if quick else 12, "float32")
     yield f"{label}, whole walks", whole / net.steps, math.inf
     torch.cuda.empty_cache()
+
+
+def ablate(report: Report, names: Sequence[str]) -> None:
+    """Whole steps with groups of kernels replaced by torch.compile or plain torch.
+
+    What stands beside a group is the faster of the step without it and the whole step by ``vmap``
+    and ``torch.compile``.
+    """
+    for name in names:
+        net, unit = FLEETS[name], "us a model-step"
+        whole = report.measure(f"{name}, all kernels", partial(our_step, net, "float32"), unit)
+        compiled = math.nan
+        if name != "FLNet":
+            given = batches(net, "cuda", net.walks[0])
+            work = partial(plain_fleet_step, net.make, *given)
+            compiled = report.measure(f"{name}, vmap and torch.compile", work, unit)
+            report.group(f"{name}, all of ours", whole, compiled)
+        for group in ABLATED[name]:
+            off = partial(our_step, net, "float32", (group,))
+            replaced = report.measure(f"{name}, without {group}", off, unit)
+            report.group(f"{name}, {group}", whole, min(replaced, compiled))
+        torch.cuda.empty_cache()
+
+
+def _ablate(asked: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        print("this machine shows no CUDA device; nothing measured")
+        return 0
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    report = Report("fleet_ablation", asked.out, asked.minutes)
+    ablate(report, asked.names or list(FLEETS))
+    print(json.dumps(report.rows))
+    return int(any(isinstance(value, str) for value in report.rows.values()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -221,6 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--ablate", action="store_true", help="what each group of kernels saves")
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("names", nargs="*", metavar="NAME")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -228,13 +298,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     measure = on_a_cpu if asked.device == "cpu" else on_a_device
     usual = list(FLEETS) if asked.device == "cuda" else ["MLP 64-64-10"]
-    rows = [
-        row for name in asked.names or usual for row in measure(FLEETS[name], name, asked.quick)
-    ]
+    if asked.device == "cuda":
+        compile_much()
+    if asked.ablate:
+        return _ablate(asked)
+    rows: list[Row] = []
+    for chosen in asked.names or usual:
+        for name, took, limit in measure(FLEETS[chosen], chosen, asked.quick):
+            rows.append((name, took, limit))
+            verdict = "ok" if took <= limit else "missed"
+            after = "" if limit == math.inf else f"  {limit:g}  {verdict}"
+            print(f"{name:50s} {took:9.3f}{after}", flush=True)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = tf32
-    for name, took, limit in rows:
-        verdict = "ok" if took <= limit else "missed"
-        print(f"{name:50s} {took:9.3f}" + ("" if limit == math.inf else f"  {limit:g}  {verdict}"))
     print(json.dumps(rows))
     return int(any(took > limit for _, took, limit in rows))
 

@@ -1,29 +1,40 @@
 """Speed of single walks on a CUDA device; ``benchmarks/fleet.py`` has those of fleets.
 
+    python benchmarks/gpu.py baselines                  a step beside eager PyTorch, a CUDA graph
+                                                        and torch.compile (the default)
+    python benchmarks/gpu.py --ablate                   what each group of kernels saves of a step
     python benchmarks/gpu.py walks [mnist] [cifar10]    seconds for 100 training hops
     python benchmarks/gpu.py steps                      milliseconds of a ResNet-18's steps
     python benchmarks/gpu.py convolutions               our convolutions beside cuDNN's
 
-Walks need the official data (``unwalk data status``); the others draw theirs.  The first repeat of
-a walk captures and compiles; the second is the number.  Exits with 1 when a number misses its
-limit; without a device it says so and measures nothing.
+``--out DIR`` writes ``gpu_baselines.json`` or ``gpu_ablation.json`` there after each number, and
+``--minutes`` ends these two measurements before the next number is begun.  Walks need the official
+data (``unwalk data status``); the others draw theirs.  The first repeat of a walk captures and
+compiles; the second is the number.  Exits with 1 when a number misses its limit, or one of the
+first two could not be measured; without a device it says so and measures nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.baselines import Report, captured, compile_much, plain_step, seconds
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines.captured import CapturedSteps
+from unwalk.engines.cuda import CapturedSteps
+from unwalk.engines.cuda.groups import without
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.config import Value
 from unwalk.runs.run import Runner
@@ -39,6 +50,29 @@ LAYERS = {  # channels in and out, places across, size, stride
     "64 to 128, stride 2": (64, 128, 32, 3, 2),
     "64 to 128, 1 x 1, stride 2": (64, 128, 32, 1, 2),
 }
+PLAIN, GROUPED, PRIVATE = (
+    "ResNet-18",
+    "ResNet-18 with GroupNorm",
+    "ResNet-18 with GroupNorm, private",
+)
+MODELS_OF = {PLAIN: "resnet18-plain", GROUPED: "resnet18-gn", PRIVATE: "resnet18-gn"}
+ABLATED = (  # the step that is measured, and the groups of kernels that are switched off together
+    (PLAIN, ("convolutions",)),
+    (PLAIN, ("weight gradients",)),
+    (PLAIN, ("convolutions", "weight gradients")),
+    (PLAIN, ("normalisation sums",)),
+    (PLAIN, ("batch normalisation",)),
+    (PLAIN, ("first layer",)),
+    (PLAIN, ("head",)),
+    (PLAIN, ("softmax gradient",)),
+    (PLAIN, ("optimizer step",)),
+    (PLAIN, ("overlapped updates",)),
+    (PLAIN, ("second stream",)),
+    (GROUPED, ("group normalisation",)),
+    (GROUPED, ("convolutions", "weight gradients")),
+    (PRIVATE, ("clipping",)),
+    (PRIVATE, ("convolutions", "weight gradients")),
+)
 Row = tuple[str, float, float]
 
 
@@ -74,7 +108,7 @@ def step(model: str, bound: float | None) -> float:
     device = torch.device("cuda")
     work = Workspace(build_model(lambda: MODELS[model].build((3, 32, 32), 10), 0), device)
     work.model.train()
-    captured = CapturedSteps(work, None, precision="bfloat16", compiled=True)
+    steps = CapturedSteps(work, None, precision="bfloat16", compiled=True)
     x = torch.randn(STEPS, 1, 64, 3, 32, 32, device=device)
     y = torch.randint(10, (STEPS, 1, 64), device=device)
     rows = np.zeros((STEPS, 1, 64), dtype=np.int64)
@@ -82,50 +116,78 @@ def step(model: str, bound: float | None) -> float:
     rule = StepRule("momentum")
     op = Steps(rows, "all", rule, 1e-4, clip_per_example=bound, noise=noise)
     moments = {"momentum": torch.zeros_like(work.parameters)}
-    best = math.inf
-    for _ in range(5):  # the first of them captures
-        start = time.perf_counter()
-        captured.run(op, x, y, moments, 0, lambda: torch.randn_like(work.parameters))
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best / STEPS * 1e3
+
+    def run() -> None:
+        steps.run(op, x, y, moments, 0, lambda: torch.randn_like(work.parameters))
+
+    return seconds(run, device) / STEPS * 1e3  # the first of them captures
+
+
+def our_step(kind: str, off: Sequence[str] = ()) -> float:
+    """Milliseconds of one of the steps, with groups of kernels switched off."""
+    with without(*off):
+        return step(MODELS_OF[kind], 1.0 if kind == PRIVATE else None)
 
 
 def steps(_: list[str]) -> list[Row]:
-    return [
-        ("ResNet-18, ms a step", step("resnet18-plain", None), math.inf),
-        ("ResNet-18 with GroupNorm, ms a step", step("resnet18-gn", None), math.inf),
-        ("ResNet-18 with GroupNorm, ms a private step", step("resnet18-gn", 1.0), math.inf),
-    ]
+    return [(f"{kind}, ms a step", our_step(kind), math.inf) for kind in MODELS_OF]
+
+
+def baselines(report: Report) -> None:
+    """A step of a ResNet-18 at batch 64 in bfloat16 by PyTorch in several ways, and by us."""
+    x = torch.randn(64, 3, 32, 32, device="cuda")
+    y = torch.randint(10, (64,), device="cuda")
+
+    def make() -> torch.nn.Module:
+        return MODELS["resnet18-plain"].build((3, 32, 32), 10)
+
+    ours = report.measure(f"{PLAIN}, ours", lambda: our_step(PLAIN), "ms a step")
+    ways: dict[str, tuple[str | None, bool]] = {
+        "eager": (None, False),
+        "eager, graph": (None, True),
+        "torch.compile, graph": ("default", True),
+        "max-autotune, graph": ("max-autotune-no-cudagraphs", True),
+    }
+    took = {}
+    for way, (mode, graph) in ways.items():
+        work = partial(plain_step, make, x, y, mode=mode, graph=graph)
+        took[way] = report.measure(f"{PLAIN}, {way}", work, "ms a step")
+        if not math.isnan(took[way] + ours):
+            report.note(f"  {way} over ours", took[way] / ours)
+    known = [value for value in took.values() if not math.isnan(value)]
+    if known and not math.isnan(ours):
+        report.note("best baseline over ours", min(known) / ours)
+
+
+def ablate(report: Report) -> None:
+    """Whole steps with groups of kernels replaced by cuDNN, torch.compile or plain torch."""
+    whole: dict[str, float] = {}
+    for kind, off in ABLATED:
+        if kind not in whole:
+            whole[kind] = report.measure(f"{kind}, all kernels", partial(our_step, kind), "ms")
+        name = " and ".join(off)
+        what = f"{kind}, without {name}"
+        replaced = report.measure(what, partial(our_step, kind, off), "ms")
+        report.group(f"{kind}, {name}", whole[kind], replaced)
+        torch.cuda.empty_cache()
 
 
 def graphed(work: Callable[[], object], repeats: int = 20) -> float:
     """Microseconds of a piece of work that is captured so many times over."""
-    work()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    device = torch.device("cuda")
+
+    def several() -> None:
         for _ in range(repeats):
             work()
-    best = math.inf
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        graph.replay()
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best / repeats * 1e6
+
+    return seconds(captured(several, device), device) / repeats * 1e6
 
 
 def beside_cudnn(
     name: str, inner: int, outer: int, across: int, size: int, stride: int
 ) -> list[Row]:
     """One layer at batch 64: microseconds, and over cuDNN's, which may try all its algorithms."""
-    from unwalk.engines import conv_kernels, conv_weight_kernels
+    from unwalk.engines.cuda.kernels import convolution
 
     x, weight = (
         torch.randn(shape, device="cuda")
@@ -133,9 +195,9 @@ def beside_cudnn(
         .contiguous(memory_format=torch.channels_last)
         for shape in ((64, inner, across, across), (outer, inner, size, size))
     )
-    if not conv_kernels.fits(x, weight, stride):
+    if not convolution.fits(x, weight, stride):
         raise SystemExit("our convolutions do not run here; nothing measured")
-    gradient, place = conv_kernels.convolve(x, weight, stride), torch.empty_like(weight)
+    gradient, place = convolution.convolve(x, weight, stride), torch.empty_like(weight)
 
     def back(*wanted: bool) -> object:
         how = (stride, stride), (size // 2, size // 2), (1, 1)
@@ -143,9 +205,9 @@ def beside_cudnn(
         return torch.ops.aten.convolution_backward(*given)
 
     ours: dict[str, Callable[[], object]] = {
-        "forward": partial(conv_kernels.convolve, x, weight, stride),
-        "to the input": partial(conv_kernels.input_gradient, gradient, weight, stride),
-        "to the weight": partial(conv_weight_kernels.weight_gradient, gradient, x, place, stride),
+        "forward": partial(convolution.convolve, x, weight, stride),
+        "to the input": partial(convolution.input_gradient, gradient, weight, stride),
+        "to the weight": partial(convolution.weight_gradient, gradient, x, place, stride),
     }
     theirs: dict[str, Callable[[], object]] = {
         "forward": partial(torch.conv2d, x, weight, None, stride, size // 2),
@@ -166,16 +228,27 @@ def convolutions(_: list[str]) -> list[Row]:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    measures = {"walks": walks, "steps": steps, "convolutions": convolutions}
+    parser.add_argument("what", nargs="?", choices=("baselines", *measures), default="baselines")
+    parser.add_argument("tasks", nargs="*", choices=(*WALK_LIMITS, []), metavar="TASK")
+    parser.add_argument("--ablate", action="store_true", help="what each group of kernels saves")
+    parser.add_argument("--out", type=Path, metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("this machine shows no CUDA device; nothing measured")
         return 0
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    measures = {"walks": walks, "steps": steps, "convolutions": convolutions}
-    if not arguments or arguments[0] not in measures:
-        print(f"say what to measure: {', '.join(measures)}")
-        return 2
-    rows = measures[arguments[0]](arguments[1:])
-    print(torch.cuda.get_device_name(), torch.__version__)
+    print(torch.cuda.get_device_name(), torch.__version__, flush=True)
+    if asked.ablate or asked.what == "baselines":
+        compile_much()
+        name = "gpu_ablation" if asked.ablate else "gpu_baselines"
+        report = Report(name, asked.out, asked.minutes)
+        (ablate if asked.ablate else baselines)(report)
+        print(json.dumps(report.rows))
+        return int(any(isinstance(value, str) for value in report.rows.values()))
+    rows = measures[asked.what](asked.tasks)
     for name, took, limit in rows:
         verdict = "" if limit == math.inf else f"  {limit:g}  {'ok' if took <= limit else 'missed'}"
         print(f"{name:50s} {took:9.3f}{verdict}")

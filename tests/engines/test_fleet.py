@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from typing import ClassVar
 
 import pytest
 import torch
@@ -15,11 +14,10 @@ from unwalk import walks
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import Ball, StepRule
-from unwalk.engines import lockstep
+from unwalk.engines import cuda, fleet_steps
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_steps import Step
 from unwalk.engines.inprocess import InProcess
-from unwalk.engines.lockstep import LockStep
-from unwalk.engines.team import StepGraph, take_step
 from unwalk.methods.local_work import Descent, LocalWork
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
@@ -209,32 +207,38 @@ def test_convolutions_that_cannot_be_batched_are_refused():
         list(Fleet().run([plan(task=task(grouped))]))
 
 
-class Replayed:
-    """A captured step that is taken anew each time: what a device does, without one."""
+class Replays:
+    """Captured steps that are taken anew each time: what a device does, without one."""
 
-    made: ClassVar[list[Replayed]] = []
+    def __init__(self):
+        self.used = []
 
-    def __init__(self, gradient, team, kind, batch, pool):
-        self.gradient, self.team, self.kind, self.batch, self.used = gradient, team, kind, batch, 0
-        Replayed.made.append(self)
+    def captured(self, step):
+        number = len(self.used)
+        self.used.append(0)
 
-    def replay(self):
-        self.used += 1
-        take_step(self.gradient, self.team, self.kind, self.batch)
+        def replay():
+            self.used[number] += 1
+            step()
+
+        return replay
+
+    def fleet_update(self, *given, clipped):
+        return False
 
 
 @pytest.mark.parametrize("case", ["cnn", "adam", "noise on every gradient", "corrected, full"])
 def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(monkeypatch, case):
-    made = LockStep.__init__
+    replays, sizes = Replays(), set()
+    prepare = Step.prepare
 
-    def as_on_a_device(self, *given):
-        made(self, *given)
-        self.pool = "a pool"
+    def watched(self):
+        prepare(self)
+        sizes.add(len(self.team.parameters))
 
-    monkeypatch.setattr(LockStep, "__init__", as_on_a_device)
-    monkeypatch.setattr(lockstep, "StepGraph", Replayed)
-    monkeypatch.setattr(lockstep, "SIZES", 2)
-    Replayed.made = []
+    monkeypatch.setattr(fleet_steps, "executor_for", lambda device: replays)
+    monkeypatch.setattr(Step, "prepare", watched)
+    monkeypatch.setattr(fleet_steps, "SIZES", 2)
     factory, options = CASES[case]
     both = phases(**options)
     plans = [
@@ -245,8 +249,9 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
         assert outcome.token.header() == reference.token.header()
-    assert {len(graph.team.parameters) for graph in Replayed.made} == {3, 5}
-    assert all(graph.used for graph in Replayed.made)
+    assert sizes == {3, 5}
+    assert replays.used
+    assert all(replays.used)
 
 
 @pytest.mark.device
@@ -255,13 +260,18 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
 def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimizer, state):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     replays = []
-    replay = StepGraph.replay
+    captured = cuda.Executor.captured
 
-    def counted(self):
-        replays.append(self)
-        replay(self)
+    def counted(self, step):
+        replay = captured(self, step)
 
-    monkeypatch.setattr(StepGraph, "replay", counted)
+        def replay_counted():
+            replays.append(step)
+            replay()
+
+        return replay_counted
+
+    monkeypatch.setattr(cuda.Executor, "captured", counted)
     small = TinyTask(
         peers=4,
         size=11,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.conftest import ROOT
 from unwalk.core.errors import InvalidInput
-from unwalk.experiments import figure1, study, tuning
+from unwalk.experiments import paper, study, tuning
 from unwalk.experiments.cells import TASKS
 from unwalk.experiments.reproduce import (
     EXPERIMENTS,
@@ -259,7 +261,7 @@ def test_every_call_that_ran_something_says_how_long_it_took(tmp_path):
     tiny("table-delta", tmp_path)
     tiny("table-delta", tmp_path)
     tiny("table-delta", tmp_path, collect=True)
-    ((name, record),) = times(tmp_path / "parts").items()
+    ((name, record),) = times(tmp_path).items()
     assert name.startswith("timing-digits-paper-matched-")
     assert record["cells"] == ["table-delta-0.0001-0", "table-delta-1e-06-0"]
     assert 0 < record["seconds"] < 60
@@ -275,7 +277,7 @@ def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     process = subprocess.Popen(
         [sys.executable, "-m", "unwalk", *asked], stdout=subprocess.DEVNULL, start_new_session=True
     )
-    while not (known := times(tmp_path / "parts")):
+    while not (known := times(tmp_path)):
         assert process.poll() is None
         assert time.perf_counter() - began < 120
         time.sleep(0.01)
@@ -288,6 +290,35 @@ def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     assert 0 < record["seconds"] < time.perf_counter() - began
 
 
+def test_committed_results_give_the_committed_page(tmp_path):
+    kept, made = ROOT / "results", tmp_path / "results"
+    shutil.copytree(kept, made, ignore=shutil.ignore_patterns("parts"))
+    (made / "reproduction.html").unlink()
+    assert reproduce("all", made, collect=True) == [
+        made / "timing.json",
+        made / "reproduction.html",
+    ]
+    for name in ("timing.json", "reproduction.html"):
+        assert (made / name).read_text() == (kept / name).read_text(), f"{name} is out of date"
+    assert not (made / "parts").exists()
+
+
+def test_collecting_where_nothing_is_says_so(tmp_path):
+    (page,) = tiny("all", tmp_path / "new" / "folder", collect=True)
+    assert "No result was given" in page.read_text()
+
+
+def test_times_are_kept_when_parts_are_gone(tmp_path):
+    tiny("table-delta", tmp_path)
+    before = times(tmp_path)
+    shutil.rmtree(tmp_path / "parts")
+    page = (tmp_path / "reproduction.html").read_text()
+    tiny("table-delta", tmp_path, collect=True)
+    assert times(tmp_path) == before
+    assert len(before) == 1
+    assert (tmp_path / "reproduction.html").read_text() == page
+
+
 def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets():
     for task in (*TASKS, "digits"):
         listed = {c.name: c for c in FURTHER["tuning"](task)}
@@ -298,7 +329,7 @@ def test_tuning_gives_every_method_as_many_settings_and_starts_with_the_presets(
             asked = study.Study(task, "paper-matched", tuple(mine), {})
             kinds = {run_id(asked.config(c)) for c in mine}
             assert len(kinds) == 5
-            headline = next(c for c in figure1.cells(task, 1) if c.method == method)
+            headline = next(c for c in paper.figure_cells(task, 1) if c.method == method)
             assert dict(mine[0].settings) == dict(headline.settings)
             trained = {study._key(asked.config(c), study.TRAINING) for c in mine}
             assert len(trained) == 1

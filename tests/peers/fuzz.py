@@ -132,6 +132,7 @@ def summary(
         "seed": seed,
         "jobs": jobs,
         "slowest_s": round(tally.slowest, 4),
+        "slowest_is": "time until the answer" if tls else "processor time of one message",
         "started_again": tally.restored,
         "put_back": tally.rewound,
         "senders": dict(tally.senders),

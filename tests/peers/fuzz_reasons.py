@@ -72,6 +72,8 @@ ELSEWHERE = {
     "wire: peer … has": "many calls at once: tests/peers/test_floods.py",
     "wire: the call said nothing": "takes seconds: tests/peers/test_floods.py",
     "wire: … cannot be listened on": FILES,
+    "hoplog: a log entry tells of no visit": "seen before, when the visit is read",
+    "tokens: … has … bytes, which is no": "seen before, by the gate",
     "hoplog: the body of a log entry": "seen before, by codec",
     "hoplog: log entry … does not follow": "seen before, when a log is put together",
     "hoplog: the log does not end": "seen before, when a log is put together",

@@ -7,6 +7,7 @@ have to do harm, or the tests that tell them could not fail.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -84,7 +85,7 @@ def says_to_every_offer_that_it_is_over() -> None:
     async def over(self: Service, *_: Any) -> bytes:
         return codec.dump(codec.reply_to(Reply("over")))
 
-    Service.take = over  # type: ignore[method-assign]
+    Service.take = over  # type: ignore[method-assign,assignment]
 
 
 def never_answers_an_offer() -> None:
@@ -95,7 +96,7 @@ def never_answers_an_offer() -> None:
         await asyncio.sleep(3600.0)
         return b""
 
-    Service.take = never  # type: ignore[method-assign]
+    Service.take = never  # type: ignore[method-assign,assignment]
 
 
 LIES: Mapping[str, Callable[[], None]] = {
@@ -132,10 +133,13 @@ def believes_every_log() -> None:
 
 def takes_every_weight() -> None:
     """Tokens may hold what they like."""
-    from unwalk.peers import gate
-
+    gate: Any = importlib.import_module("unwalk.peers.gate")
     plain = gate.check_token
-    gate.check_token = lambda file, expected, optional, largest: plain(file, expected, optional)  # type: ignore[attr-defined]
+
+    def check(file: Any, expected: Any, optional: Any, largest: float) -> None:
+        plain(file, expected, optional)
+
+    gate.check_token = check
 
 
 def waits_for_every_visit() -> None:

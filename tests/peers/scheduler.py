@@ -57,7 +57,7 @@ class Life:
     frozen: bool = False
     dead: bool = False
     buried: bool = False
-    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     context: Context = field(default_factory=copy_context)
 
     def __post_init__(self) -> None:
@@ -171,8 +171,8 @@ def _made(loop: Loop, work: Any, context: Context | None = None, **options: Any)
     task = asyncio.Task(work, loop=loop, context=context, **options)
     life = (context if context is not None else copy_context()).get(LIFE)
     if life is not None:
-        life.tasks.add(task)
-        task.add_done_callback(life.tasks.discard, context=Context())
+        life.tasks[task] = None  # in order, so that they end in order
+        task.add_done_callback(life.tasks.pop, context=Context())
     return task
 
 
@@ -301,6 +301,9 @@ class Letters:
     async def _alive(self) -> None:
         if self.life is not None and self.life.dead:
             await asyncio.Event().wait()
+
+    async def ready(self, peer: int) -> None:
+        pass
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         await self._alive()

@@ -252,3 +252,49 @@ def test_memory_is_bounded_whatever_a_liar_casts():
     state = de.hear(state, rules, Heard(many))
     assert len(state.votes) == de.TWICE
     assert [e[0].voter for e in state.evidence] == [3], "and two of them show that it lies"
+
+
+RULES = Rules((0, 1, 2, 3), 1)
+VOTES = st.builds(
+    lambda kind, round, value, since, voter: Vote(kind, round, value, since, voter),
+    st.sampled_from([PROPOSE, PREVOTE, PRECOMMIT]),
+    st.integers(0, 2),
+    st.sampled_from(["a", "b", NIL]),
+    st.integers(NEVER, 1),
+    st.integers(0, 4),
+)
+QUORUM = st.builds(
+    lambda kind, round, value, since, out: frozenset(
+        Vote(kind, round, value, since, p) for p in range(4) if p != out
+    ),
+    st.sampled_from([PREVOTE, PRECOMMIT]),
+    st.integers(0, 2),
+    st.sampled_from(["a", "b", NIL]),
+    st.integers(NEVER, 1),
+    st.integers(0, 4),
+)
+HEARD = st.builds(
+    Heard,
+    st.frozensets(VOTES, max_size=12),
+    QUORUM,
+    st.lists(st.lists(QUORUM, max_size=2).map(tuple), max_size=2).map(tuple),
+)
+
+
+@given(st.lists(HEARD, min_size=1, max_size=5))
+def test_nothing_is_lost_with_what_is_not_usable(shown):
+    """A liar sends a thousand votes: signatures are checked of those alone that could matter."""
+    state = de.State(0)
+    for heard in shown:
+        used = de.usable(state, RULES, heard)
+        after = de.hear(state, RULES, heard, ("a",))
+        assert de.hear(state, RULES, used, ("a",)) == after
+        assert len(used.votes) <= len(de.KINDS) * de.TWICE * len(RULES.members)
+        state = after
+
+
+def test_of_a_thousand_votes_few_are_usable():
+    many = frozenset(Vote(PREVOTE, r, f"v{n}", NEVER, 3) for n in range(100) for r in range(10))
+    polka = frozenset(Vote(PREVOTE, 0, "a", NEVER, 3) for _ in range(4))
+    used = de.usable(de.State(0), RULES, Heard(many, many, ((polka,), (many,))))
+    assert len(list(used.all_votes())) == de.TWICE

@@ -54,7 +54,7 @@ def test_many_bad_messages(count, tls):
     assert found["problems"] == []
     assert found["messages"] >= count
     if not tls:
-        assert len(found["not_reached"]) < 12, found["not_reached"]
+        assert len(found["not_reached"]) < 15, found["not_reached"]
 
 
 # What was found

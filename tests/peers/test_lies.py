@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
+from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers import attest, succession
+from unwalk.peers import attest, codec, succession
 from unwalk.peers import decisions as de
 from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
@@ -191,7 +191,7 @@ def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path)
         honest = [p for p in range(4) if p != LIAR]
         await here.until(lambda: here.finished(*honest))
 
-    here = lived(tmp_path, script, peers=4, visit=0.5)
+    here = lived(tmp_path, script, peers=4, visit=1.5)
     late = [e for e in here.events if e["event"] == "overrun"]
     assert {e["who"] for e in late} == {LIAR}
     assert any(e["event"] == "committed" for e in here.events)
@@ -422,3 +422,69 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                     attest._check_receipts(said, judge)
             else:
                 assert len(attest._check_receipts(said, judge)) == len(network.peers)
+
+
+def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):
+    """A member that speaks of another run had everybody asked a hundred times a second."""
+
+    async def script(here):
+        await here.until(here.trained)
+        victim, asked = here.peers[VICTIM], []
+        liar = Liar(here.folder, LIAR, here.memory.at(LIAR))
+        ask_all = victim.council.ask_all
+
+        async def counted(message: bytes, field: str) -> dict[int, Any]:
+            asked.append(field)
+            found: dict[int, Any] = await ask_all(message, field)
+            return found
+
+        victim.council.ask_all = counted
+        message = victim.service.talk.words("where", chain="").replace(
+            victim.service.run_id.encode(), b"f" * 32
+        )
+        for _ in range(50):
+            await liar.tell(VICTIM, message)
+            await asyncio.sleep(0.005)
+        assert 1 <= asked.count("decided") <= 4
+
+    hamlet(tmp_path, script, train__hops=4)
+
+
+async def _answered_oddly(here: Hamlet, odd: dict[str, Any]) -> None:
+    """All that one member answers is odd; the others go on, and can be started again."""
+    handler = here.memory.handlers[LIAR]
+
+    class Odd:
+        take = handler.take
+
+        async def answer(self, sender: int, message: bytes) -> bytes:
+            return codec.dump(odd)
+
+    here.memory.handlers[LIAR] = Odd()
+    ask(here, 0, "r", *trained_on(here, 0)[:1])
+    await here.until(lambda: here.stage(0, "r") == "erasing")
+    await here.crash(VICTIM)
+    here.start(VICTIM)
+    await here.until(lambda: here.peers[VICTIM].service.whole.is_set())
+
+
+def test_odd_answers_of_a_member_end_nobody(tmp_path):
+    """One answer ended three daemons, and again whenever they were started."""
+    odd_entry = {"body": 5, "chain": [], "signature": None, "certificate": {"a": 1}}
+    odd = {
+        "sighting": [5],
+        "signature": "zz",
+        "certificate": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        "receipt": {"peer": 5},
+        "visits": [{"visit": {"events": [5]}}, 7],
+        "decided": [[{}, 5], [5, {}], 5],
+        "poll": {"votes": 5},
+        "entry": odd_entry,
+        "kind": "accepted",
+    }
+
+    async def script(here):
+        await here.until(here.trained)
+        await _answered_oddly(here, odd)
+
+    hamlet(tmp_path, script, train__hops=4)

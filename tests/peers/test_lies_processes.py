@@ -90,7 +90,7 @@ def killed_and_back(here: Town, *peers: int) -> None:
     for peer in peers:
         here.signal(peer, signal.SIGKILL)
         here.start(peer)
-        here.until(lambda p=peer: logged(here.folder, p, "started") and here.state(p)["running"])
+        here.until(lambda p=peer: bool(here.state(p)["running"]))  # type: ignore[misc]
 
 
 # Chapters
@@ -213,6 +213,7 @@ def test_a_member_erases_nothing_of_others_and_is_named(tmp_path):
         told(folder, counts_another_out, votes_both_ways)
         killed_and_back(here, VICTIM)
         here.until(lambda: named(folder) == {LIAR})
+        here.until(lambda: [f"peer-{LIAR}"] in [here.state(p)["liars"] for p in HONEST])
         untouched(here, before, models)
 
 
@@ -374,6 +375,8 @@ def test_lies_about_a_walk_change_nothing(tmp_path):
         assert furthest(here) < 2999, "the lies were told while the token walked"
         killed_and_back(here, *HONEST)
         here.until(here.finished, timeout=240.0)
+    reasons = [line["reason"] for p in HONEST for line in logged(folder, p, "refused")]
+    assert any(reason.startswith("visit 2999 does not follow") for reason in reasons)
     check_end(folder, made, range(PEERS))
     assert named(folder) == {LIAR}
 

@@ -60,10 +60,10 @@ def scene(tmp_path, script) -> None:
 
 
 def raw(rng: random.Random, good: bytes) -> list[bytes]:
-    """Pieces of a call: lengths that lie, nothing, too much, or almost right."""
+    """Pieces of a call: lengths that lie, an empty one, too much, or almost right."""
     kind = rng.randrange(6)
     if kind == 0:
-        return []
+        return [b""]
     if kind == 1:
         return [rng.randbytes(rng.choice([0, 1, 3, 4, 5, 40]))]
     if kind == 2:

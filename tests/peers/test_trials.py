@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
+from tests.peers.deletions import CERTIFIED, form, records_of, write_records
 from tests.peers.scheduler import in_virtual_time
 from tests.peers.trials import ENDED, MEMORY, kind_of, lived, run_trial
-from tests.peers.trials_checks import check
-from tests.peers.trials_kinds import KINDS, Kind, everybody, tokens_of
+from tests.peers.trials_checks import Violation, check, opened
+from tests.peers.trials_kinds import KINDS, ROW, Kind, everybody, tokens_of
 from tests.peers.trials_scenes import InMemory, Scene, make
+from tests.peers.trials_twists import TWISTS
 from unwalk.core.errors import Corrupt
 from unwalk.peers.network import Network
+from unwalk.peers.service import Service
+from unwalk.peers.trust import Bundle
 from unwalk.peers.work import Work, plan_of
 from unwalk.walks import NOBODY
 
@@ -64,13 +69,53 @@ def test_a_first_peer_that_hands_nothing_on_does_not_stop_the_run(tmp_path, twis
         scene.liars.add(first)
         scene.twists[first] = twist
         await everybody(scene)
-        return twist
+        return "first"
 
     kind = Kind(twist, play, "the others end", lies=True)
     with in_virtual_time(0) as loop:
         scene = InMemory(tmp_path / "net", made, random.Random(0), 60.0, loop)
         found = loop.run_until_complete(lived(scene, kind))
     assert (found.ended, found.why) == ([p for p in range(4) if p != first], "")
+    check(scene, kind, found.ended)
+
+
+def test_a_seal_that_its_peer_never_begins_holds_up_nobody(tmp_path):
+    """It says that it has the token, for ever; the noise is its own, so nobody else can begin."""
+    folder, u = tmp_path / "net", 1
+    made = make(folder, 4, 6, records=True, seed=0, visit=2.0, **CERTIFIED)
+    for peer in range(4):
+        write_records(folder / f"peer-{peer}", peer, hold_out=0.0)
+
+    async def play(scene: Scene) -> str:
+        assert isinstance(scene, InMemory)
+        scene.liars.add(u)
+        await everybody(scene)
+        await scene.until(lambda: all(map(scene.ended, range(4))))
+        liar, honest = scene.peers[u], scene.peers[0]
+        opened = liar._open
+
+        def never(number: int) -> Service:
+            service = opened(number)
+            TWISTS["never visits"](liar, service)
+            return service
+
+        liar._open = never  # type: ignore[method-assign]
+        budget = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
+        assert liar.requests is not None
+        liar.requests.submit(form("s", records_of(u)[ROW][0], **budget))
+        liar.wake.set()
+        await scene.until(lambda: bool(honest.specs))
+        assert (honest.specs[0].method, honest.specs[0].peer) == ("seal", u)
+        scene.ask(0, "r", records_of(0)[ROW][0])
+        scene.asked = 0
+        await scene.until(lambda: any(spec.void for spec in honest.specs))
+        return "seal"
+
+    kind = Kind("seal", play, "it is given up, and others' requests go on", records=True)
+    with in_virtual_time(0) as loop:
+        scene = InMemory(folder, made, random.Random(0), 120.0, loop)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([0, 2, 3], "")
     check(scene, kind, found.ended)
 
 
@@ -109,6 +154,56 @@ def test_a_peer_whose_token_is_refused_looks_at_its_own_file(tmp_path):
     assert (len(found.ended), found.why) == (3, "")
     assert [type(error) for error in scene.failures] == [Corrupt]
     check(scene, kind, found.ended)
+
+
+def test_what_must_not_happen_is_noticed(tmp_path):
+    """A trial in which nothing goes wrong, and then what it left is changed."""
+    folder = tmp_path / "net"
+    made = make(folder, 4, 6, records=True, seed=0)
+    for peer in range(4):
+        write_records(folder / f"peer-{peer}", peer, hold_out=0.0)
+
+    async def play(scene: Scene) -> str:
+        await everybody(scene)
+        await scene.until(lambda: scene.ended(0))
+        scene.ask(0, "r", records_of(0)[ROW][0])
+        scene.asked = 0
+        return "nothing"
+
+    kind = Kind("nothing", play, "all end", records=True)
+    with in_virtual_time(0) as loop:
+        scene = InMemory(folder, made, random.Random(0), 60.0, loop)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([0, 1, 2, 3], "")
+    check(scene, kind, found.ended)
+
+    def noticed(match: str) -> None:
+        with pytest.raises(Violation, match=match):
+            check(scene, kind, found.ended)
+
+    scene.journal.append({"event": "liar", "who": 1})
+    noticed("named as liars")
+    scene.journal.pop()
+    table = folder / "records-2.csv"
+    kept = table.read_bytes()
+    table.write_bytes(kept[: kept.rindex(b"person-2")])
+    noticed("peer 2 .* has 39 records, not 40")
+    table.write_bytes(kept)
+    (place,) = folder.glob("peer-0/store/certificates/*/certificate.json")
+    said = place.read_text()
+    place.write_text(said.replace('"r"', '"s"', 1))
+    noticed("of peer 0")
+    place.write_text(said)
+    with opened(Bundle.read(folder / "peer-3")) as store:
+        ((run, text),) = store.db.execute("SELECT run, state FROM runs").fetchall()[-1:]
+        state = json.loads(text)
+        state["committed"]["salt"] = "0" * 32
+        with store.transaction() as db:
+            db.execute("UPDATE runs SET state = ? WHERE run = ?", (json.dumps(state), run))
+    noticed("ended in 2 ways")
+    path = folder / "peer-1" / "store" / "state.sqlite"
+    path.write_bytes(path.read_bytes()[:-4096])
+    noticed("peer-1 cannot start again")
 
 
 @pytest.mark.soak

@@ -30,6 +30,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,6 +124,7 @@ def run_trial(root: Path, seed: int, way: str, hops: int = HOPS) -> Trial:
     folder = root / f"seed-{seed}"
     begun = time.monotonic()
     found, outcome, counts = Lived("", []), ENDED, dict[str, Any]()
+    scene: Scene
     try:
         if way == MEMORY:
             scene, found = _in_memory(root, folder, seed, kind, rng, hops)
@@ -248,7 +250,7 @@ def work(way: str, root: Path) -> None:
 
     torch.set_num_threads(1)
     if way == PROCESSES:
-        CONTEXT.set_forkserver_preload(["torch", "sklearn.datasets", "tests.peers.trials"])
+        CONTEXT.set_forkserver_preload(["torch", "sklearn.datasets", "tests.peers.trials_checks"])
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
@@ -280,17 +282,13 @@ def run_many(
                 worker.end()
 
         stopped = threading.Event()
-        threads = [threading.Thread(target=one) for _ in range(jobs)]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        except BaseException:
-            stopped.set()
-            for thread in threads:
-                thread.join()
-            raise
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for done in [pool.submit(one) for _ in range(jobs)]:
+                    done.result()
+            except BaseException:
+                stopped.set()  # after the trials that are under way
+                raise
 
 
 def fast_folder() -> str | None:

@@ -171,7 +171,7 @@ async def stopped(scene: Scene) -> str:
 async def cut_off(scene: Scene) -> str:
     await everybody(scene)
     await an_instant(scene)
-    one, how = somebody(scene), scene.rng.choice(["link", "peer", "partition"])
+    one, how = somebody(scene), scene.rng.choice(["link", "peer", "partition", "links in turn"])
     others = [p for p in range(count(scene)) if p != one]
     if how == "link":
         cut = {frozenset((one, scene.rng.choice(others)))}
@@ -180,10 +180,21 @@ async def cut_off(scene: Scene) -> str:
     else:
         side = {one, scene.rng.choice(others)}
         cut = {frozenset((a, b)) for a in side for b in others if b not in side}
-    scene.weather(cut=cut)
-    await a_while(scene)
+    if how == "links in turn":
+        await _links_in_turn(scene)
+    else:
+        scene.weather(cut=cut)
+        await a_while(scene)
     scene.weather()
     return how
+
+
+async def _links_in_turn(scene: Scene) -> None:
+    """Again and again other links are cut."""
+    links = [frozenset((a, b)) for a in range(count(scene)) for b in range(a)]
+    for _ in range(scene.rng.randint(2, int(2 * scene.longest))):
+        scene.weather(cut={link for link in links if scene.rng.random() < 0.4})
+        await asyncio.sleep(0.2 + scene.rng.random())
 
 
 async def answers_lost(scene: Scene) -> str:

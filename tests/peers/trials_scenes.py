@@ -25,7 +25,7 @@ from typing import Any
 from tests.peers import deletions, harness
 from tests.peers.harness import CONTEXT, Town
 from tests.peers.liars import Liar, lying
-from tests.peers.scheduler import Life, Loop, Post
+from tests.peers.scheduler import LIFE, Life, Loop, Post
 from tests.peers.trials_twists import TWISTS, Twist
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import daemon
@@ -57,7 +57,14 @@ class DidNotEnd(AssertionError):
 
 
 def make(
-    folder: Path, peers: int, hops: int, *, records: bool, seed: int, visit: float = 600.0
+    folder: Path,
+    peers: int,
+    hops: int,
+    *,
+    records: bool,
+    seed: int,
+    visit: float = 600.0,
+    **more: Any,
 ) -> Network:
     """A network for one trial; with ``records`` each peer has a table of its own."""
     kind = deletions.SETTINGS if records else harness.SETTINGS
@@ -65,7 +72,7 @@ def make(
         folder,
         name="test",
         addresses=free_addresses(peers),
-        settings={**kind, "train.hops": hops, "seed": seed},
+        settings={**kind, "train.hops": hops, "seed": seed, **more},
         limits=Limits(lease=LEASE, connect=CONNECT, stop=1.5, messages=5000.0, visit=visit),
         noise="secret" if records else "simulation",
     )
@@ -239,8 +246,9 @@ class InMemory(Scene):
 
     def _unforeseen(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Something failed for which nobody waits."""
-        error = context.get("exception")
-        if not isinstance(error, Killed):
+        error, handle = context.get("exception"), context.get("handle")
+        life = None if handle is None else handle._context.get(LIFE)
+        if not isinstance(error, Killed) and not (life is not None and life.dead):
             self.failures.append(error or AssertionError(context["message"]))
 
     def _dying(self, life: Life, fault: str) -> Fault:

@@ -146,6 +146,9 @@ class Echo:
     async def stop(self) -> None:
         await self.transport.stop()
 
+    async def ready(self, peer: int) -> None:
+        await self.transport.ready(peer)
+
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         self.said.append(message)
         answer = await self.transport.tell(peer, message, timeout)

@@ -17,7 +17,7 @@ import pytest
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
-from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS
+from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS, rules, style_sheet
 
 VOID = {"meta", "link", "img"}
 LENGTHS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height"}
@@ -323,30 +323,11 @@ def test_claims_say_what_they_are(usual: Json) -> None:
     assert "does not know" in boxes[2]
 
 
-def test_hostile_words_stay_words(usual: Json) -> None:
-    evil = "</style></title><script>alert('x')</script><img src=x onerror=\"y\">&amp;"
-    calm = "plain"
-
-    def fill(text: str) -> Json:
-        result = copy.deepcopy(usual)
-        result.update(command=text, run=text, unwalk=text)
-        result["task"].update(name=text, model=text)
-        result["task"]["forget"].update(kind=text, trigger=text)
-        result["graph"]["kind"] = text
-        for number, method in enumerate(result["methods"]):
-            method.update(name=f"{text}{number}", label=f"{text}{number}", preset=text)
-        for visit in result["walk"]:
-            visit["phase"] = text
-        result["claims"][0].update(grade=text, accountant=text, reason=text)
-        result["seeds"] = {"runs": 2, "methods": [{"name": text, "label": text, "mean": {}}]}
-        return result
-
-    wild, tame = parse(render(fill(evil))), parse(render(fill(calm)))
-    assert [n.tag for n in every(wild)] == [n.tag for n in every(tame)]
-    assert [sorted(n.attributes) for n in every(wild)] == [
-        sorted(n.attributes) for n in every(tame)
-    ]
-    assert wild.all("pre")[0].text == evil
+@pytest.mark.parametrize("name", ["run", "reproduction"])
+def test_a_verdict_looks_one_way_on_a_page(name: str) -> None:
+    """Either page has a class of this name: the rules of one are not those of the other."""
+    plain = style_sheet(name).split("@media (max-width")[0] + rules(name).split("@media")[0]
+    assert len(re.findall(r"^\.verdict\{", plain, re.MULTILINE)) == 1
 
 
 def test_rendering_changes_nothing_and_repeats(any_result: Json) -> None:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unwalk.reports import charts, svg, walk
+from unwalk.reports import charts, drawing, walk_chart
+from unwalk.reports.drawing import png
 from unwalk.reports.result import Visit, read
-from unwalk.reports.samples import png
 
 Json = dict[str, Any]
 finite = st.floats(-1e6, 1e6)
@@ -24,7 +24,7 @@ finite = st.floats(-1e6, 1e6)
 
 @given(st.lists(st.floats(0, 100), max_size=12), st.floats(1, 30))
 def test_spread_keeps_order_gap_and_bounds(wanted: list[float], gap: float) -> None:
-    places = svg.spread(wanted, gap, 0.0, 100.0)
+    places = drawing.spread(wanted, gap, 0.0, 100.0)
     fits = gap * (len(wanted) - 1) <= 100
     least = gap if fits else 100 / (len(wanted) - 1)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -37,13 +37,13 @@ def test_spread_keeps_order_gap_and_bounds(wanted: list[float], gap: float) -> N
 def test_spread_moves_nothing_that_has_room(wanted: list[float]) -> None:
     gaps = [abs(a - b) for a in wanted for b in wanted if a != b]
     gap = 0.99 * min(gaps, default=1.0)
-    assert svg.spread(wanted, gap, 0.0, 100.0) == pytest.approx(wanted)
+    assert drawing.spread(wanted, gap, 0.0, 100.0) == pytest.approx(wanted)
 
 
 @given(finite, st.floats(1e-3, 1e6), st.integers(2, 8))
 def test_ticks_are_few_even_and_inside(low: float, span: float, most: int) -> None:
     high = low + span
-    found = svg.ticks(low, high, most)
+    found = drawing.ticks(low, high, most)
     assert len(found) <= most
     slack = 1e-6 * max(1.0, abs(low), abs(high))
     assert all(low - slack <= t <= high + slack for t in found)
@@ -53,17 +53,17 @@ def test_ticks_are_few_even_and_inside(low: float, span: float, most: int) -> No
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 1)), max_size=12), st.floats(0.1, 0.9))
-def test_clipped_lines_stay_above_the_floor(line: list[svg.XY], floor: float) -> None:
-    parts = svg.clip_below(line, floor)
+def test_clipped_lines_stay_above_the_floor(line: list[drawing.XY], floor: float) -> None:
+    parts = drawing.clip_below(line, floor)
     assert all(y >= floor for part in parts for _, y in part)
     kept = {point for part in parts for point in part}
     assert {point for point in line if point[1] >= floor} <= kept
 
 
 def test_scale_clamps_and_survives_an_empty_range() -> None:
-    scale = svg.Scale(0.0, 10.0, 100.0, 200.0)
+    scale = drawing.Scale(0.0, 10.0, 100.0, 200.0)
     assert [scale(v) for v in (-5, 0, 5, 10, 50)] == [100, 100, 150, 200, 200]
-    assert svg.Scale(3.0, 3.0, 100.0, 200.0)(3.0) == 150
+    assert drawing.Scale(3.0, 3.0, 100.0, 200.0)(3.0) == 150
 
 
 def test_edges_are_counted_along_the_whole_path() -> None:
@@ -73,7 +73,7 @@ def test_edges_are_counted_along_the_whole_path() -> None:
         Visit(3, "train", 2, ()),
         Visit(4, "unlearn", 3, (3,)),
     ]
-    first, second = walk.stretches(hops)
+    first, second = walk_chart.stretches(hops)
     assert first.crossings == {(3, 4): 1, (2, 3): 1}
     assert second.crossings == {(2, 3): 1}
     assert first.counts == {4: 1, 2: 2}
@@ -86,79 +86,83 @@ def test_torus_shape_is_found_from_its_edges(rows: int, columns: int) -> None:
     edges = [
         (a * columns + b, c * columns + d) for (a, b), (c, d) in graph.edges if (a, b) != (c, d)
     ]
-    assert walk.torus_shape(rows * columns, edges) == (rows, columns)
+    assert walk_chart.torus_shape(rows * columns, edges) == (rows, columns)
 
 
 def test_torus_shape_falls_back_to_the_squarest() -> None:
-    assert walk.torus_shape(12, []) in {(3, 4), (4, 3)}
+    assert walk_chart.torus_shape(12, []) in {(3, 4), (4, 3)}
 
 
 def test_unlearner_stands_at_the_top_and_a_hub_in_the_middle(make_result: Any) -> None:
-    places = walk.layout(read(make_result("usual")))
+    places = walk_chart.layout(read(make_result("usual")))
     assert min(places, key=lambda p: p[1]) == places[3]
-    star = walk.layout(read(make_result("star")))
-    assert star[0] == walk.CENTRE
-    far = [math.dist(p, walk.CENTRE) for p in star[1:]]
-    assert far == pytest.approx([walk.RADIUS] * 11)
+    star = walk_chart.layout(read(make_result("star")))
+    assert star[0] == walk_chart.CENTRE
+    far = [math.dist(p, walk_chart.CENTRE) for p in star[1:]]
+    assert far == pytest.approx([walk_chart.RADIUS] * 11)
 
 
 def test_strip_has_a_cell_a_hop_and_marks_the_unlearner(usual: Json) -> None:
     view = read(usual)
-    for part in walk.stretches(view.walk):
-        text = walk.strip(view, part)
+    for part in walk_chart.stretches(view.walk):
+        text = walk_chart.strip(view, part)
         assert text.count("<rect") == len(part.visits)
         assert text.count('class="cell unlearner"') == part.counts[3]
 
 
 def test_long_strips_share_cells(make_result: Any) -> None:
     view = read(make_result("many peers"))
-    part = walk.stretches(view.walk)[1]
-    assert walk.strip(view, part).count("<rect") == walk.MOST_CELLS
+    part = walk_chart.stretches(view.walk)[1]
+    assert walk_chart.strip(view, part).count("<rect") == walk_chart.MOST_CELLS
 
 
 def test_histogram_bars_add_up(make_result: Any) -> None:
     view = read(make_result("ring of 100"))
-    part = walk.stretches(view.walk)[1]
-    text = walk.histogram(view, part)
+    part = walk_chart.stretches(view.walk)[1]
+    text = walk_chart.histogram(view, part)
     bars = re.findall(r'<rect x="[\d.]+" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', text)
     unit = 150.0 / max(part.counts.values())
     assert sum(map(float, bars)) == pytest.approx(unit * 200, rel=1e-3)
     assert text.count('class="bar unlearner"') == 1
 
 
+def chart_of(result: Json, key: str) -> charts.Chart:
+    drawn = charts.run_chart(read(result), key)
+    assert drawn is not None
+    return drawn
+
+
 def test_shared_training_is_drawn_once(usual: Json) -> None:
-    view = read(usual)
     train = [p for p in usual["methods"][0]["series"] if p["phase"] == "train"]
-    for curve in charts.curves(view, "asr"):
-        start = curve.lines[0][0]
-        wanted = (0.0, usual["methods"][2]["series"][0]["asr"])
-        if not curve.method.oracle:
-            wanted = (train[-1]["hop"], train[-1]["asr"])
+    for line in chart_of(usual, "asr").lines:
+        start = line.runs[0][0]
+        wanted = (0.0, 100 * usual["methods"][2]["series"][0]["asr"])
+        if not line.oracle:
+            wanted = (train[-1]["hop"], 100 * train[-1]["asr"])
         assert start == pytest.approx(wanted)
 
 
 def test_own_training_is_drawn_when_it_differs(usual: Json) -> None:
     for point in usual["methods"][1]["series"]:
         point["asr"] /= 2
-    curve = charts.curves(read(usual), "asr")[1]
-    assert curve.lines[0][0][0] == 0
+    line = chart_of(usual, "asr").lines[1]
+    assert line.runs[0][0][0] == 0
 
 
 def test_missing_values_break_a_line(usual: Json) -> None:
     usual["methods"][0]["series"][-4]["asr"] = None
-    main = charts.curves(read(usual), "asr")[0]
-    assert len(main.lines) == 2
-    assert len(main.lines[1]) == 3
+    main = chart_of(usual, "asr").lines[0]
+    assert len(main.runs) == 2
+    assert len(main.runs[1]) == 3
 
 
 def test_axis_starts_above_zero_only_where_nothing_is_lost(usual: Json) -> None:
-    view = read(usual)
-    assert charts.axis_floor("asr", charts.curves(view, "asr")) == 0
-    floor = charts.axis_floor("clean", charts.curves(view, "clean"))
+    assert chart_of(usual, "asr").low == 0
+    low = chart_of(usual, "clean").low
     after = [p["clean"] for m in usual["methods"][:2] for p in m["series"] if p["hop"] >= 100]
-    assert 0.4 <= floor < min(after)
+    assert 40 <= low < 100 * min(after)
     usual["methods"][1]["final"]["clean"] = 0.1
-    assert charts.axis_floor("clean", charts.curves(read(usual), "clean")) == 0
+    assert chart_of(usual, "clean").low == 0
 
 
 def decode(data: bytes) -> tuple[int, int, int, bytes]:
@@ -195,7 +199,7 @@ def test_colour_pixels_survive() -> None:
 
 
 def test_lines_below_the_axis_are_cut_not_flattened(usual: Json) -> None:
-    text = charts.line_chart(read(usual), "clean")
+    text = chart_of(usual, "clean").draw()
     lines = [
         [float(pair.split(",")[1]) for pair in points.split()]
         for points in re.findall(r'<polyline points="([^"]+)"', text)

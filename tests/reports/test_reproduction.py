@@ -26,15 +26,11 @@ from tests.reports.test_page import (
     table_named,
 )
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import reproduction_style, style
-from unwalk.reports.reproduction import (
-    render_reproduction,
-    reproduction_rows,
-    reproduction_table,
-)
-from unwalk.reports.reproduction_documents import collect
+from unwalk.reports import style
+from unwalk.reports.reproduction import agreement, collect, reproduction_rows, start
 from unwalk.reports.reproduction_figure import chart
-from unwalk.reports.reproduction_sums import agreement, start
+from unwalk.reports.reproduction_page import render_reproduction
+from unwalk.reports.terminal import reproduction_table
 
 TITLES = {"table-rho": "Trust radius ρ", "table-delta": "Privacy parameter δ"}
 SIGNS = {"agree": "✓", "spread": "✓±", "near": "≈", "differ": "✗"}
@@ -335,19 +331,24 @@ def test_figure_draws_means_bands_and_shared_training_once() -> None:
     (part,) = collect({"figure1-mnist": source}, REPORTED)
     drawn = chart(part, "paper", "asr_paper")
     assert drawn is not None
-    assert [d.hop for run in drawn.shared for d in run] == list(range(1, HOPS[0] + 1))
+    assert [hop for run in drawn.shared for hop, _ in run] == list(range(1, HOPS[0] + 1))
+    names = {"RR-DU": "rrdu", "Fine-tuning": "finetune", "DDP": "ddp", "Retraining": "retrain"}
+    assert {line.title for line in drawn.lines} == set(names)
     for line in drawn.lines:
-        (run,) = line.runs
-        first = 0 if line.method == "retrain" else HOPS[0]
-        assert [d.hop for d in run] == list(range(first, sum(HOPS) + 1))
-        for dot in run:
+        (run,), (band,) = line.runs, line.bands
+        first = 0 if line.oracle else HOPS[0]
+        assert [hop for hop, _ in run] == list(range(first, sum(HOPS) + 1))
+        edge = list(zip(band[: len(run)], reversed(band[len(run) :]), strict=True))
+        for (hop, mean), (above, below) in zip(run, edge, strict=True):
             values = [
                 100 * r["asr_paper"]
                 for r in source["rows"]
-                if (r["method"], r["hop"]) == (line.method, dot.hop)
+                if (r["method"], r["hop"]) == (names[line.title], hop)
             ]
-            assert dot.mean == pytest.approx(np.mean(values))
-            assert dot.std == pytest.approx(np.std(values, ddof=1))
+            assert mean == pytest.approx(np.mean(values))
+            std = np.std(values, ddof=1)
+            assert above == pytest.approx((hop, mean + std))
+            assert below == pytest.approx((hop, mean - std))
     for picture in pictures(page_of({"figure1-mnist": source})):
         assert len(picture.all("polygon", "band")) == 5
         hollow = [n for n in every(picture) if "paper" in n.attributes.get("class", "").split()]
@@ -416,7 +417,7 @@ def test_rendering_changes_nothing_and_repeats(documents: dict[str, Json]) -> No
 
 @pytest.mark.parametrize(
     "palette",
-    [style.LIGHT | reproduction_style.LIGHT, style.DARK | reproduction_style.DARK],
+    [style.LIGHT | style.LIGHT_MARKS, style.DARK | style.DARK_MARKS],
     ids=["light", "dark"],
 )
 def test_marks_have_contrast(palette: dict[str, str]) -> None:

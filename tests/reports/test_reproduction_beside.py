@@ -12,16 +12,14 @@ from scipy import stats
 from tests.reports.reproduction_fakes import REPORTED, fake_documents, figure
 from tests.reports.test_page import Json, parse
 from unwalk.core.errors import InvalidInput
-from unwalk.reports.reproduction import render_reproduction
-from unwalk.reports.reproduction_picture import figure_picture
-from unwalk.reports.reproduction_precision import changes
-from unwalk.reports.reproduction_times import calls, wall
-from unwalk.reports.reproduction_tuning import best, read
+from unwalk.reports.reproduction_figure import figure_picture
+from unwalk.reports.reproduction_page import render_reproduction
+from unwalk.reports.reproduction_trials import best, calls, changes, tuned, wall
 
 HEAD = {"machine": "H200", "commit": "abc", "command": "unwalk reproduce tuning", "task": "mnist"}
 
 
-def tuned(*rows: tuple[str, str, bool, float, float]) -> Json:
+def tuning_document(*rows: tuple[str, str, bool, float, float]) -> Json:
     return HEAD | {
         "rows": [
             {
@@ -39,7 +37,7 @@ def tuned(*rows: tuple[str, str, bool, float, float]) -> Json:
     }
 
 
-GRID = tuned(
+GRID = tuning_document(
     ("rrdu", "step size 1", True, 99.0, 10.0),
     ("rrdu", "step size 2", False, 99.1, 9.5),
     ("rrdu", "step size 3", False, 90.0, 9.0),
@@ -53,7 +51,7 @@ def text(page: str, kind: str) -> list[str]:
 
 
 def test_rule_admits_by_test_accuracy_and_takes_the_lowest_backdoor() -> None:
-    methods = read("tuning-mnist", GRID)
+    methods = tuned("tuning-mnist", GRID)
     assert [t.setting for t in best(methods["rrdu"])] == ["step size 1", "step size 2"]
     assert [t.setting for t in best(methods["ddp"])] == ["no ball"]
 
@@ -74,8 +72,8 @@ def test_page_shows_every_setting_and_says_where_the_preset_is_not_the_best() ->
 
 
 def test_settings_over_several_seeds_are_means() -> None:
-    grid = tuned(("ddp", "a", True, 90.0, 20.0), ("ddp", "a", True, 92.0, 40.0))
-    (found,) = read("tuning-mnist", grid)["ddp"]
+    grid = tuning_document(("ddp", "a", True, 90.0, 20.0), ("ddp", "a", True, 92.0, 40.0))
+    (found,) = tuned("tuning-mnist", grid)["ddp"]
     assert (found.seeds, found.clean, found.asr_paper) == pytest.approx((2, 91.0, 30.0))
 
 
@@ -118,7 +116,7 @@ def test_sections_are_linked_have_their_notes_and_the_papers_order_of_tasks() ->
     assert [a.attributes["href"] for a in page.all("a")] == ["#tuning", "#precision"]
     sections = {h.attributes.get("id"): h.text for h in page.all("h2")}
     assert sections == {None: "Other", "tuning": "Tuning", "precision": "Precision"}
-    assert [box.text for box in page.all("div", "words")] == ["Why so."]
+    assert [box.text.strip() for box in page.all("div", "words")] == ["Why so."]
     titles = [h.text for h in page.all("h3")]
     assert [t.split(",")[0] for t in titles] == ["MNIST", "CIFAR-10", "MNIST"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,10 +27,27 @@ from unwalk.core.program import (
 )
 from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.workspace import State, Workspace
-from unwalk.engines.captured import CapturedSteps
 from unwalk.engines.linear import BareLinear
 from unwalk.engines.per_example import add_clipped
 from unwalk.engines.sums import replace_sums
+
+
+class StepExecutor(Protocol):
+    """A device's own way of taking steps, in the place of the reference's."""
+
+    def can_run(self, op: Steps) -> bool:
+        """Whether it knows such steps."""
+
+    def run(
+        self,
+        op: Steps,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        moments: dict[str, torch.Tensor],
+        counter: int,
+        normals: Callable[[], torch.Tensor],
+    ) -> None:
+        """Take all steps of ``op`` on ``x`` and ``y`` of (steps, minibatches, size, ...)."""
 
 
 @dataclass(eq=False)
@@ -44,7 +63,7 @@ class Bench:
     peer: int
     generator: torch.Generator
     digest: str | None = None
-    captured: CapturedSteps | None = None
+    executor: StepExecutor | None = None
     head: BareLinear | None = None
     draws: int = 0
 
@@ -154,8 +173,8 @@ def _steps(op: Steps, bench: Bench) -> None:
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
-        if bench.captured is not None and not op.rounded and bench.captured.can_run(op):
-            bench.captured.run(op, xs, ys, moments, counter, bench.normals)
+        if bench.executor is not None and not op.rounded and bench.executor.can_run(op):
+            bench.executor.run(op, xs, ys, moments, counter, bench.normals)
             _count(op, bench, counter + steps)
             return
     for step in range(steps):

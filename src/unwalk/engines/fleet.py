@@ -28,10 +28,10 @@ from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.program import Steps
 from unwalk.core.token import Layout
 from unwalk.core.workspace import State, Workspace, build_model
-from unwalk.engines.batched import BatchedGradient
 from unwalk.engines.execute import check_finite, execute, steps_event
+from unwalk.engines.fleet_gradients import BatchedGradient
+from unwalk.engines.fleet_steps import LockStep, Order, settings
 from unwalk.engines.linear import head_of
-from unwalk.engines.lockstep import LockStep, Order, settings
 from unwalk.engines.walk import Arrival, Walk
 
 

@@ -9,7 +9,7 @@ import torch
 from unwalk.core.calls import renewed
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.workspace import Workspace, build_model
-from unwalk.engines.captured import CapturedSteps
+from unwalk.engines.cuda import executor_for
 from unwalk.engines.execute import execute
 from unwalk.engines.walk import Walk
 
@@ -37,16 +37,15 @@ def _carry_out(plan: Plan, index: int, sink: Sink | None, resume: Progress | Non
     device = torch.device(speed.device)
     work = Workspace(build_model(plan.task.model, plan.seeds.integer("model")), device)
     walk = Walk(plan, work, resume)
-    captured, cuda = None, []
-    if device.type == "cuda":
-        cuda = [device]
-    if cuda and renewed(plan.task.loss) is plan.task.loss:  # a graph would keep what a loss keeps
-        captured = CapturedSteps(
+    steps, executor = None, executor_for(device)
+    if executor is not None and renewed(plan.task.loss) is plan.task.loss:
+        # A loss that keeps something would be captured with what it keeps.
+        steps = executor.steps(
             work, plan.task.loss, precision=speed.precision, compiled=speed.compiled
         )
-    with torch.random.fork_rng(devices=cuda):
+    with torch.random.fork_rng(devices=[] if executor is None else [device]):
         for hop in range(walk.progress.token.hop + 1, plan.hops + 1):
-            arrival = walk.arrive(hop, captured)
+            arrival = walk.arrive(hop, steps)
             walk.seed(arrival)
             work.model.train()
             walk.depart(arrival, *execute(arrival.program, arrival.bench))

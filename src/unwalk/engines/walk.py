@@ -14,8 +14,7 @@ from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.workspace import State, Workspace
-from unwalk.engines.captured import CapturedSteps
-from unwalk.engines.execute import Bench, check_finite
+from unwalk.engines.execute import Bench, StepExecutor, check_finite
 from unwalk.engines.linear import BareLinear, head_of, prepared
 
 CHECKED_EVERY = 10
@@ -59,7 +58,7 @@ class Walk:
             self.progress = replace(resume, anchors=state.anchors)
 
     def arrive(
-        self, hop: int, captured: CapturedSteps | None = None, move: Move | None = None
+        self, hop: int, executor: StepExecutor | None = None, move: Move | None = None
     ) -> Arrival:
         """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state
@@ -101,7 +100,7 @@ class Walk:
             peer=peer,
             generator=self.generator,
             digest=token.digest() if plan.noise.needs_digest else None,
-            captured=captured,
+            executor=executor,
             head=self.head,
         )
         program = phase.method.visit(visit)

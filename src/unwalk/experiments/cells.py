@@ -50,29 +50,3 @@ def over_seeds(
 ) -> list[Cell]:
     """The same cell for seeds 0, 1, ..., ``seeds`` - 1."""
     return [Cell(experiment, row, method, s, settings or {}, reported) for s in range(seeds)]
-
-
-def one_setting(
-    experiment: str,
-    key: str,
-    reported: Mapping[str, Mapping[str, Reported]],
-    task: str,
-    seeds: int,
-) -> list[Cell]:
-    """A table of RR-DU in which one setting takes the values of the paper's rows.
-
-    The row ``baseline`` leaves the preset's own value.  A task that the paper does not have takes
-    the rows of MNIST, without numbers to compare with.
-    """
-    return [
-        cell
-        for value, numbers in reported.get(task, reported["mnist"]).items()
-        for cell in over_seeds(
-            experiment,
-            value,
-            "rrdu",
-            seeds,
-            {} if value == "baseline" else {key: float(value)},
-            numbers if task in reported else NOTHING,
-        )
-    ]

@@ -6,37 +6,26 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from unwalk.core.validation import check_choice
-from unwalk.experiments import (
-    figure1,
-    precision,
-    table_delta,
-    table_epsilon,
-    table_l,
-    table_p,
-    table_rho,
-    tuning,
-)
+from unwalk.experiments import paper, precision, tuning
 from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
-from unwalk.reports.reproduction import render_reproduction, reproduction_table
-from unwalk.reports.reproduction_picture import figure_picture
+from unwalk.reports.reproduction_figure import figure_picture
+from unwalk.reports.reproduction_page import render_reproduction
+from unwalk.reports.terminal import reproduction_table
 from unwalk.runs.config import Config, Value, apply
 from unwalk.runs.store import write_file
 from unwalk.runs.watch import Tell, silent
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
-    "figure1": figure1.cells,
-    "table-p": table_p.cells,
-    "table-rho": table_rho.cells,
-    "table-l": table_l.cells,
-    "table-epsilon": table_epsilon.cells,
-    "table-delta": table_delta.cells,
+    "figure1": paper.figure_cells,
+    **{name: partial(paper.table_cells, name) for name in paper.TABLES},
 }
 """The paper's: what ``all`` runs."""
 
@@ -45,6 +34,9 @@ FURTHER: dict[str, Callable[..., list[Cell]]] = {
     "precision": precision.cells,
 }
 """Ours, run when named: how methods were tuned, and whether the fast path changes results."""
+
+TIMING = "timing.json"
+"""How long every call took that ran something."""
 
 QUICK: dict[str, Value] = {"train.hops": 30, "unlearn.hops": 30, "evaluate.every": 10}
 """Settings of ``--quick``: digits, one seed, short walks."""
@@ -64,10 +56,11 @@ def reproduce(
     collect: bool = False,
     jobs: int = 1,
 ) -> list[Path]:
-    """Run one experiment, or ``all`` of the paper's; returns the result files.
+    """Run one experiment, or ``all`` of the paper's; returns the files that were written.
 
-    With ``collect`` nothing is run: the documents are made from the parts that are there.
-    ``jobs`` processes work at once.
+    Finished cells lie in ``out/parts``.  With ``collect`` nothing is run: an experiment that has
+    parts there gets its document from them, any other keeps the document that it has.  ``jobs``
+    processes work at once.
     """
     names = list(EXPERIMENTS) if which == "all" else [which]
     known = {**EXPERIMENTS, **FURTHER}
@@ -83,12 +76,15 @@ def reproduce(
         done = carry_out(study, out / "parts", tell, command=command, collect=collect, jobs=jobs)
         parts = iter(done)
         for name in names:
-            mine = [part for part in (next(parts) for _ in listed[name]) if part is not None]
-            if mine:
-                written += _write(out, name, one, preset, mine)
-    page = render_reproduction(
-        documents(out), notes(out), figure1.REPORTED, tried(out), times(out / "parts")
-    )
+            finished = [part for part in (next(parts) for _ in listed[name]) if part is not None]
+            if finished:
+                written += _write(out, name, one, preset, finished)
+    out.mkdir(parents=True, exist_ok=True)
+    calls = times(out)
+    if calls:
+        write_file(out / TIMING, json.dumps(calls, indent=1) + "\n")
+        written.append(out / TIMING)
+    page = render_reproduction(documents(out), notes(out), paper.REPORTED, tried(out), calls)
     write_file(out / "reproduction.html", page)
     return [*written, out / "reproduction.html"]
 
@@ -103,14 +99,16 @@ def tried(out: Path) -> dict[str, Any]:
     return _read(out, ("readings", *FURTHER))
 
 
-def times(parts: Path) -> dict[str, Any]:
-    """How long the calls took that left the parts: ``timing-...`` among them."""
-    return _read(parts, ("timing",))
+def times(out: Path) -> dict[str, Any]:
+    """How long every call took: those on record, and those that left ``timing-...`` in parts."""
+    known = out / TIMING
+    recorded = json.loads(known.read_text(encoding="utf-8")) if known.exists() else {}
+    return dict(sorted({**recorded, **_read(out / "parts", ("timing",))}.items()))
 
 
 def _read(folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    found = sorted(p for n in names for p in folder.glob(f"{n}-*.json"))
-    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in found}
+    paths = sorted(p for n in names for p in folder.glob(f"{n}-*.json"))
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in paths}
 
 
 def notes(out: Path) -> dict[str, str]:
@@ -120,7 +118,7 @@ def notes(out: Path) -> dict[str, str]:
 
 def summary(out: Path) -> Table:
     """The documents of a folder as a table for the terminal."""
-    return reproduction_table(documents(out), figure1.REPORTED)
+    return reproduction_table(documents(out), paper.REPORTED)
 
 
 def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]]) -> list[Path]:
@@ -131,7 +129,7 @@ def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, A
         for key in ("machine", "commit", "command")
     }
     document = {**origin, "task": task, "train_hops": parts[0]["train_hops"]}
-    document |= {"settings": found} if (found := _common(parts)) else {}
+    document |= {"settings": shared} if (shared := _common(parts)) else {}
     stem = out / (f"{name}-{task}" if preset == "paper-matched" else f"{name}-{task}-{preset}")
     text = json.dumps({**document, "rows": rows}, indent=1, allow_nan=False)
     write_file(stem.with_suffix(".json"), text + "\n")
@@ -142,7 +140,7 @@ def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, A
     write_file(stem.with_suffix(".csv"), table.getvalue())
     written = [stem.with_suffix(".json"), stem.with_suffix(".csv")]
     if name == "figure1" and (
-        picture := figure_picture(stem.name, {**document, "rows": rows}, figure1.REPORTED)
+        picture := figure_picture(stem.name, {**document, "rows": rows}, paper.REPORTED)
     ):
         write_file(stem.with_suffix(".svg"), picture)
         written.append(stem.with_suffix(".svg"))
@@ -157,16 +155,16 @@ def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
     if not all("configuration" in part for part in parts):
         return {}
     keys = dict.fromkeys(key for part in parts for key in part["configuration"])
-    found = {}
+    shared = {}
     for key in (k for k in keys if k not in ("task", "preset", "method", "seed", "compare")):
-        mine = [p["configuration"] for p in parts if key not in p["settings"]]
-        if mine and all(key in c and c[key] == mine[0].get(key) for c in mine):
-            found[key] = mine[0][key]
-    return found
+        free = [p["configuration"] for p in parts if key not in p["settings"]]
+        if free and all(key in c and c[key] == free[0].get(key) for c in free):
+            shared[key] = free[0][key]
+    return shared
 
 
 def _series(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a measured hop."""
+    """One row for each measured hop."""
     return [
         {
             "method": part["method"],
@@ -188,20 +186,20 @@ def _last(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _end(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a cell: ours and the paper's, at the last hop."""
-    told = {f"reported_{key}": part["reported"][key] for key in ("clean", "asr")}
-    return [{"row": part["row"], **_last(part), **told, "sigma": part["sigma"]}]
+    """One row for each cell: ours and the paper's, at the last hop."""
+    paper_says = {f"reported_{key}": part["reported"][key] for key in ("clean", "asr")}
+    return [{"row": part["row"], **_last(part), **paper_says, "sigma": part["sigma"]}]
 
 
 def _tuned(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a setting that was tried; ``used`` is the preset's own."""
+    """One row for each setting that was tried; ``used`` is the preset's own."""
     method, config = part["method"], apply(Config(), part["configuration"], where="a part")
     named = {"method": method, "setting": tuning.words(method, config)}
     return [{**named, "used": part["row"] == f"{method} {tuning.USED}", **_last(part)}]
 
 
 def _precise(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a method, path and seed."""
+    """One row for each method, path and seed."""
     path = part["row"].removeprefix(f"{part['method']} ")
     return [{"method": part["method"], "precision": path, **_last(part)}]
 

@@ -92,10 +92,10 @@ def carry_out(
     the work; on one graphics card they gain most with CUDA's multi-process service.
     """
     check_count("jobs", jobs, low=1)
-    parts.mkdir(parents=True, exist_ok=True)
     paths = [study.path(cell, parts) for cell in study.cells]
     todo = [] if collect else _todo(study, parts)
     if todo:
+        parts.mkdir(parents=True, exist_ok=True)
         clock = _Clock(study, todo, jobs, provenance(command))
         try:
             shares = [share for share in deal(todo, jobs) if share]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from unwalk.core.validation import check_choice
 from unwalk.experiments.cells import Cell, over_seeds
-from unwalk.experiments.figure1 import model
+from unwalk.experiments.paper import model
 from unwalk.runs.config import Config, Value
 
 SEEDS = 1

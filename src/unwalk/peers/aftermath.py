@@ -15,7 +15,7 @@ from unwalk.certificates.document import FILE
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.refusals import advised
 from unwalk.core.transcript import Transcript
-from unwalk.peers import attest, history
+from unwalk.peers import attest, codec, history
 from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
 from unwalk.peers.erasure import Kept, Receipt, erase_since, receipt_of
 from unwalk.peers.forgetting import first_visit, walked
@@ -253,8 +253,10 @@ class Aftermath:
             if record is None:
                 continue
             try:
-                receipt = Receipt.from_json(record)
-                signer = receipt.check(chapters.trust, run=chapters.runs[number], chapter=number)
+                run = chapters.runs[number]
+                with codec.reading("a receipt"):
+                    receipt = Receipt.from_json(record)
+                    signer = receipt.check(chapters.trust, run=run, chapter=number)
                 if signer != peer:
                     raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
             except UnwalkError as error:

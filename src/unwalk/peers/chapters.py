@@ -69,7 +69,7 @@ class Chapters:
         self.stopping = False
         self.ended: str | None = None
         self.asked = monotonic()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[asyncio.Task[None], None] = {}
         self.heard: dict[int, float] = {}
         self.left: set[int] = set()
         self.metrics = Metrics(self.network.run_id, bundle.name)
@@ -395,11 +395,11 @@ class Chapters:
     def later(self, work: object) -> None:
         """Let something go on beside everything else."""
         task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
-        self.tasks.add(task)
+        self.tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.journal.write("failed", reason=str(error)[:300])
 
@@ -422,7 +422,7 @@ class Chapters:
             over = Reply("refused")
             return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
         if number is None:
-            self.later(self.council.catch_up())
+            self.council.hear_of_more()
         return await self.service.take(sender, envelope, chunks)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
@@ -435,5 +435,5 @@ class Chapters:
             self.later(self.council.inform(sender, number + 1))
             return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
         if number is None:
-            self.later(self.council.catch_up())
+            self.council.hear_of_more()
         return await self.service.answer(sender, message)

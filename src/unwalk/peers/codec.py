@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,20 @@ LAST_GENERATION = 1 << 30
 """The highest number of a generation: a state that holds it, or the next one, can be read."""
 LONGEST_LINEAGE = 4096
 DEEPEST = 12
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Take whatever goes wrong while something of another peer's is read as a refusal of it.
+
+    Readers check what they read; this is for what they forgot.  No answer may end a peer.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Corrupt(f"{what} cannot be read ({type(error).__name__}).") from error
+    except RecursionError as error:
+        raise Corrupt(f"{what} is nested too deeply.") from error
 
 
 def whole(value: Any, what: str, *, low: int = 0, high: int = LARGEST) -> int:

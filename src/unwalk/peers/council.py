@@ -36,6 +36,8 @@ AT_ONCE = 3
 PAGE = 40
 """Visits in one answer, at most."""
 MARK = b'"kind":"agenda-'
+SELDOM = 0.5
+"""Seconds between two times that messages of others make this peer ask for chapters."""
 FRESH = 0.25
 """Seconds for which what this peer thinks of a chapter is not looked at again."""
 
@@ -50,6 +52,7 @@ class Council:
         self.known = history.agenda(chapters.store)
         self.specs = [self.read(n, text).spec for n, (text, _) in enumerate(self.known, 1)]
         self.rate = Rate(chapters.network.limits.messages)
+        self.asked = -SELDOM
         self.told: dict[int, float] = {}
         self.judged: dict[str, tuple[float, bool]] = {}
         self.catching = False
@@ -132,7 +135,8 @@ class Council:
         if known is not None and known[0] == text:
             return
         trust = chapters.trust
-        said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
+        with codec.reading("a decided chapter"):
+            said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
         if known is None:
             self._keep(number, said.text, decision)
             return
@@ -243,7 +247,7 @@ class Council:
         if number <= len(self.known):
             return {"decided": self._from(number)}
         if number > len(self.known) + 1:
-            self.chapters.later(self.catch_up())
+            self.hear_of_more()
             raise Refused(f"chapter {len(self.known) + 1} is the next here, not {number}.")
         poll = self.poll
         shown = poll.answer(sender, shown)
@@ -303,6 +307,12 @@ class Council:
                 found.append(self.read(number, text).spec)
         return found
 
+    def hear_of_more(self) -> None:
+        """Somebody knows of chapters that are not known here: ask, but not at every message."""
+        if monotonic() - self.asked >= SELDOM:
+            self.asked = monotonic()
+            self.chapters.later(self.catch_up())
+
     async def catch_up(self) -> None:
         """Which chapters were decided while this peer did not listen?"""
         if self.catching:
@@ -359,8 +369,9 @@ class Council:
             try:
                 if len(found) != count:
                     continue
-                for place, visit in enumerate(found, 1):
-                    history.check_visit(chapters.trust, visit, run, base + place)
+                with codec.reading("a visit"):
+                    for place, visit in enumerate(found, 1):
+                        history.check_visit(chapters.trust, visit, run, base + place)
             except UnwalkError:
                 continue
             history.put_visits(chapters.store, run, found)

@@ -27,7 +27,7 @@ it, is not known here: values are digests, ``good`` are those that this peer wou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 NIL = ""
@@ -144,6 +144,16 @@ class Heard:
     chains: tuple[Chain, ...] = ()
     decided: Decision | None = None
 
+    def all_votes(self) -> Iterator[Vote]:
+        """Every vote in it."""
+        yield from self.votes
+        yield from self.opened
+        for chain in self.chains:
+            for polka in chain:
+                yield from polka
+        if self.decided is not None:
+            yield from _cast(self.decided)
+
 
 # What is shown, checked
 
@@ -251,6 +261,39 @@ def hear(state: State, rules: Rules, heard: Heard, good: Collection[str] = ()) -
     for vote in sorted(heard.votes, key=_order):
         state = _merge(state, rules, vote, proofs)
     return advance(state, rules, good)
+
+
+def usable(state: State, rules: Rules, heard: Heard) -> Heard:
+    """What of ``heard`` could change anything here; the signatures of the rest need no look.
+
+    Whatever somebody sends, this is at most a decision, or a quorum of precommits, two chains and
+    two votes of each kind per peer.
+    """
+    decided = heard.decided
+    if decided is not None:
+        known = state.decided is not None and state.decided.value == decided.value
+        if known or not check_decision(rules, decided):
+            decided = None
+    if decided is not None or state.decided is not None:
+        return Heard(decided=decided)
+    opens = check_opened(rules, heard.opened)
+    later = state.round < opens < MOST_ROUNDS
+    round, votes = (opens if later else state.round), set[Vote]()
+    for vote in sorted(heard.votes, key=_order):
+        alike = [v for v in votes if (v.kind, v.voter) == (vote.kind, vote.voter)]
+        fresh = vote.voter != state.me and vote not in state.votes and len(alike) < TWICE
+        if vote.round == round and fresh and well_formed(rules, vote):
+            votes.add(vote)
+    latest = head(state.chain)
+    since = {v.since for v in votes if v.kind == PROPOSE}
+    chains = []
+    for chain in heard.chains:
+        top = head(chain) if check_chain(rules, chain) else None
+        newer = top is not None and (latest is None or top[0] > latest[0])
+        if top is not None and (newer or top[0] in since):
+            chains.append(chain)
+    opened = heard.opened if later else frozenset()
+    return Heard(frozenset(votes), opened, tuple(chains), None)
 
 
 def _order(vote: Vote) -> tuple[str, int, str, int]:

@@ -51,7 +51,7 @@ class Delivery:
         self.offered = monotonic()
         task = asyncio.create_task(hand)
         task.add_done_callback(lambda _: pieces.close())
-        service.talk.tasks.add(task)
+        service.talk.tasks[task] = None
         task.add_done_callback(service.talk.ended)
         return task
 

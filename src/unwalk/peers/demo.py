@@ -209,10 +209,14 @@ def _lie(demo: Demo) -> None:
     """One member lies; the others find out, say so, and do nothing that it wanted."""
     victims = " or ".join(f"peer-{p}" for p in VICTIMS)
     demo.tell(f"peer-{LIAR} lies: it votes to count {victims} out, one vote here, another there")
-    tell_lies(demo.folder, LIAR, VICTIMS, HOPS)
-    honest = [p for p in range(PEERS) if p != LIAR]
-    liars = [f"peer-{LIAR}"]
-    demo.until("naming the liar", lambda s: all(s[p].get("liars") == liars for p in honest))
+    honest, liars, round = [p for p in range(PEERS) if p != LIAR], [f"peer-{LIAR}"], 0
+
+    def found_out(states: list[dict[str, Any]]) -> bool:
+        nonlocal round  # votes are heard in the round that the others are in
+        round = tell_lies(demo.folder, LIAR, VICTIMS, HOPS, round)
+        return all(states[p].get("liars") == liars for p in honest)
+
+    demo.until("naming the liar", found_out)
     if any(chapters_of(demo.folder / f"peer-{p}") for p in honest):
         raise UnwalkError("a lie was believed.")
     names = ", ".join(f"peer-{p}" for p in honest)

@@ -21,31 +21,41 @@ from unwalk.peers.gate import PROTOCOL
 from unwalk.peers.minutes import matter_of, words_of
 from unwalk.peers.trust import Bundle
 from unwalk.peers.votes import Matter, Writer, digest_of, words
-from unwalk.peers.wire import Grpc
+from unwalk.peers.wire import MESSAGE, Grpc
 
 PATIENCE = 10.0
 """Seconds for an answer."""
 
 
-def tell_lies(folder: Path, liar: int, victims: tuple[int, int], hops: int) -> None:
-    """Have ``liar`` vote for two chapters, after ``hops`` visits of training."""
+def tell_lies(folder: Path, liar: int, victims: tuple[int, int], hops: int, round: int) -> int:
+    """Have ``liar`` vote for two chapters in one round, after ``hops`` visits of training.
+
+    The round that the others have come to since.
+    """
     bundle = Bundle.read(folder / f"peer-{liar}")
     others = [p for p in range(len(bundle.network.peers)) if p != liar]
     half = len(others) // 2
-    asyncio.run(_tell(bundle, ((others[:half], victims[0]), (others[half:], victims[1])), hops))
+    plan = ((others[:half], victims[0]), (others[half:], victims[1]))
+    return asyncio.run(_tell(bundle, plan, hops, round))
 
 
-async def _tell(bundle: Bundle, plan: Sequence[tuple[list[int], int]], hops: int) -> None:
+async def _tell(
+    bundle: Bundle, plan: Sequence[tuple[list[int], int]], hops: int, round: int
+) -> int:
     network, transport = bundle.network, Grpc(bundle, bundle.trust())
     head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id}
     try:
         for peers, victim in plan:
-            poll = _shown(bundle, matter_of(network, 1, ()), _chapter(bundle, victim, hops))
+            text = _chapter(bundle, victim, hops)
+            poll = _shown(bundle, matter_of(network, 1, ()), text, round)
             message = codec.dump({**head, "kind": "agenda-decide", "number": 1, "poll": poll})
             for peer in peers:
-                await transport.tell(peer, message, PATIENCE)
+                answer = codec.parse(await transport.tell(peer, message, PATIENCE), MESSAGE)
+                votes = answer.get("poll", {}).get("votes", [])
+                round = max([round, *(vote[1] for vote in votes)])
     finally:
         await transport.stop()
+    return round
 
 
 def _chapter(bundle: Bundle, victim: int, hops: int) -> str:
@@ -58,14 +68,15 @@ def _chapter(bundle: Bundle, victim: int, hops: int) -> str:
     return canonical({"spec": spec.to_json(), "signature": signature, "certificate": pem})
 
 
-def _shown(bundle: Bundle, matter: Matter, text: str) -> dict[str, Any]:
+def _shown(bundle: Bundle, matter: Matter, text: str, round: int) -> dict[str, Any]:
     """Votes for a text, as a peer shows them."""
     writer, pem = Writer(), bundle.certificate_pem.decode()
-    plain = [Vote(kind, 0, digest_of(text), NEVER, bundle.index) for kind in (PREVOTE, PRECOMMIT)]
+    value, kinds = digest_of(text), (PREVOTE, PRECOMMIT)
+    plain = [Vote(kind, round, value, NEVER, bundle.index) for kind in kinds]
     signatures = [bundle.sign(words(bundle.network.run_id, matter, v)).hex() for v in plain]
     votes = [
         replace(v, signature=s, certificate=pem) for v, s in zip(plain, signatures, strict=True)
     ]
     said = {"votes": writer.votes(frozenset(votes)), "texts": [text], "offer": text}
-    nothing = {"opened": [], "chains": [], "decided": None}
+    nothing: dict[str, Any] = {"opened": [], "chains": [], "decided": None}
     return {**said, **nothing, "certificates": writer.certificates}

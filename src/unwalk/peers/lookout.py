@@ -77,11 +77,11 @@ class Lookout:
         if parcel is None:
             self.handed = None
             return False
-        patience = TRIES * limits.lease if state.stage == "offered" else limits.visit
-        turn = 0.0 if parcel.hop else limits.lease * self.service.me
+        turn = 0.0 if parcel.hop else limits.lease * (1 + self.service.me)
+        patience = TRIES * limits.lease if state.stage == "offered" else limits.visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
-        elif now - self.handed[1] > patience + turn:
+        elif now - self.handed[1] > patience:
             self.handed = (parcel, now)
             return True
         return False
@@ -155,6 +155,9 @@ class Lookout:
         answers = {p: s.sighting for p, s in (await self._ask()).items()}
         for peer, sighting in answers.items():
             await service.talk.learn(peer, sighting)
+        if self.idle * service.limits.lease > service.limits.visit:
+            (_, first), _ = service.state.lineage[0]
+            answers.pop(first, None)  # what the peer that is late says of itself does not count
         if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
             return
         service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))

@@ -164,7 +164,8 @@ class Poll:
         for text in (*texts, *([] if found["offer"] is None else [found["offer"]])):
             if not isinstance(text, str) or not text.isascii() or len(text) > LONGEST_TEXT:
                 raise Corrupt("a value is no short plain text.")
-        heard = self.clerk.heard(self.matter, found)
+        with codec.reading("what a peer shows"):
+            heard = self.clerk.heard(self.matter, found, self.state)
         self._check_fork(heard.decided)
         if self.state.decided is not None:
             return

@@ -451,11 +451,12 @@ async def in_full(work: asyncio.Future[Any]) -> None:
 
 async def end_all(tasks: list[asyncio.Task[Any]]) -> None:
     """Cancel until all have ended: a cancellation can get lost when a wait ends just then."""
-    left = set(tasks)
+    left = tasks
     while left:
         for task in left:
             task.cancel()
-        done, left = await asyncio.wait(left, timeout=0.2)
+        await asyncio.wait(left, timeout=0.2)
+        done, left = [t for t in left if t.done()], [t for t in left if not t.done()]
         for task in done:
             if not task.cancelled():
                 task.exception()

@@ -48,7 +48,7 @@ class Talk:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
         self.hearing: set[int] = set()
 
@@ -118,7 +118,8 @@ class Talk:
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
         for peer, record in zip(others, answers, strict=True):
             try:
-                who, sighting = service.succession.sighted(record, service.me, chain)
+                with codec.reading("a sighting"):
+                    who, sighting = service.succession.sighted(record, service.me, chain)
             except UnwalkError:
                 continue
             if who == peer:
@@ -175,7 +176,8 @@ class Talk:
         service = self.service
         record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
         try:
-            await self.hear_opening(peer, record)
+            with codec.reading("an opening"):
+                await self.hear_opening(peer, record)
         except UnwalkError as error:
             service.journal.write("refused", sender=peer, reason=str(error)[:300])
             return False
@@ -191,12 +193,12 @@ class Talk:
     def later(self, work: Any) -> None:
         """Do something beside everything else; it ends with the service."""
         task = asyncio.create_task(work)
-        self.tasks.add(task)
+        self.tasks[task] = None
         task.add_done_callback(self.ended)
 
     def ended(self, task: asyncio.Task[Any]) -> None:
         """A task of its own has ended, one way or another."""
-        self.tasks.discard(task)
+        self.tasks.pop(task, None)
         if not task.cancelled():
             task.exception()
 
@@ -378,9 +380,10 @@ class Talk:
         for peer in sorted(others, key=lambda p: p != first):
             record = await self._ask(peer, self.words("entry", chain=chain), "entry")
             try:
-                if record is not None and parse_entry(record)["chain"] == chain:
-                    service.trust.signer(record)
-                    return parse_entry(record)
+                with codec.reading("a log entry"):
+                    if record is not None and parse_entry(record)["chain"] == chain:
+                        service.trust.signer(record)
+                        return parse_entry(record)
             except UnwalkError:
                 continue
         return None

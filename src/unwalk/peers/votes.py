@@ -10,7 +10,7 @@ votes that stay let nobody test a guess of a model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from unwalk.core.transcript import canonical
 from unwalk.peers import codec
 from unwalk.peers import decisions as de
 from unwalk.peers.decisions import Chain, Decision, Heard, Rules, State, Vote, Votes
-from unwalk.peers.trust import Bundle, Trust
+from unwalk.peers.trust import LONGEST_PEM, Bundle, Trust
 
 PREFIX = b"unwalk-vote-1:"
 DEEPEST_CHAIN = 64
@@ -93,13 +93,13 @@ class Writer:
 
 
 class Reader:
-    """Votes from JSON; ``check`` is asked about each signature."""
+    """Votes from JSON, whose signatures are not looked at yet."""
 
-    def __init__(self, pems: Any, peers: int, check: Callable[[Vote], None]) -> None:
+    def __init__(self, pems: Any, peers: int) -> None:
         found = codec.listed(pems, "certificates", most=4 * peers + 4)
-        if not all(isinstance(p, str) and len(p) <= 16 << 10 for p in found):
+        if not all(isinstance(p, str) and len(p) <= LONGEST_PEM for p in found):
             raise Corrupt("certificates are not all short texts.")
-        self.pems, self.peers, self.check = found, peers, check
+        self.pems, self.peers = found, peers
 
     def vote(self, record: Any) -> Vote:
         items = codec.listed(record, "a vote", most=7)
@@ -109,7 +109,7 @@ class Reader:
         if value != de.NIL:
             codec.digest(value, "a vote's value")
         place = codec.whole(items[6], "certificate", high=max(len(self.pems) - 1, 0))
-        vote = Vote(
+        return Vote(
             items[0],
             codec.whole(items[1], "round", high=de.MOST_ROUNDS - 1),
             value,
@@ -118,8 +118,6 @@ class Reader:
             items[5],
             self.pems[place] if self.pems else "",
         )
-        self.check(vote)
-        return vote
 
     def votes(self, record: Any) -> Votes:
         most = len(de.KINDS) * de.TWICE * self.peers
@@ -151,11 +149,11 @@ def decision_to(decision: Decision) -> dict[str, Any]:
 def decision_from(record: Any, trust: Trust, network: str, matter: Matter) -> Decision:
     """A decision that was shown; refused unless every vote in it is what it says."""
     found = codec.fields_of(record, "a decision", "decided", "certificates")
-    clerk = Checker(trust, network)
-    reader = clerk.reader(found["certificates"], matter)
+    reader = Reader(found["certificates"], len(trust.network.peers))
     decision = reader.decision(found["decided"])
     if decision is None or not de.check_decision(matter.rules, decision):
         raise Refused(f"a decision about {matter.name} does not have the votes that it needs.")
+    Checker(trust, network).check_all(matter, Heard(decided=decision))
     return decision
 
 
@@ -179,9 +177,10 @@ class Checker:
                 self.known.clear()
             self.known.add(seen)
 
-    def reader(self, pems: Any, matter: Matter) -> Reader:
-        peers = len(self.trust.network.peers)
-        return Reader(pems, peers, lambda vote: self.check(matter, vote))
+    def check_all(self, matter: Matter, heard: Heard) -> None:
+        """Refuse what has a vote in it that is not what it says."""
+        for vote in heard.all_votes():
+            self.check(matter, vote)
 
 
 class Clerk(Checker):
@@ -234,16 +233,19 @@ class Clerk(Checker):
         }
         return {**said, "certificates": writer.certificates}
 
-    def heard(self, matter: Matter, record: Mapping[str, Any]) -> Heard:
-        """What somebody shows; refused where a signature in it is not right."""
-        reader = self.reader(record["certificates"], matter)
+    def heard(self, matter: Matter, record: Mapping[str, Any], state: State) -> Heard:
+        """What somebody shows that matters in ``state``; refused where a signature is not right."""
+        reader = Reader(record["certificates"], len(self.trust.network.peers))
         chains = codec.listed(record["chains"], "chains", most=2)
-        return Heard(
+        shown = Heard(
             reader.votes(record["votes"]),
             reader.votes(record["opened"]),
             tuple(reader.chain(c) for c in chains),
             reader.decision(record["decided"]),
         )
+        found = de.usable(state, matter.rules, shown)
+        self.check_all(matter, found)
+        return found
 
 
 def state_to(state: State) -> dict[str, Any]:
@@ -266,7 +268,7 @@ def state_to(state: State) -> dict[str, Any]:
 
 def state_from(record: Mapping[str, Any], peers: int) -> State:
     """The state that :func:`state_to` wrote."""
-    reader = Reader(record["certificates"], peers, lambda vote: None)
+    reader = Reader(record["certificates"], peers)
     return State(
         record["me"],
         record["round"],

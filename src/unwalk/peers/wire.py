@@ -369,7 +369,10 @@ class Grpc:
                 found = await context.read()
         except TimeoutError as error:
             raise Refused(f"the call said nothing for {seconds:g} seconds.") from error
-        return b"" if found is grpc.aio.EOF else found
+        if found is grpc.aio.EOF:
+            raise Refused("the call ended before it said anything.")
+        data: bytes = found
+        return data
 
     async def _hand(self, _: AsyncIterator[bytes], context: Any) -> bytes:
         handler, limits = self.handler, self.bundle.network.limits
@@ -378,8 +381,6 @@ class Grpc:
 
         async def take() -> bytes:
             first = memoryview(await self._first(context))
-            if not first:
-                raise Refused("the call ended before it said anything.")
             self._sender(context)  # the call may have been open for a while
             end = 4 + int.from_bytes(first[:4], "big")
             return await handler.take(sender, bytes(first[4:end]), _rest(first[end:], context))

@@ -1,12 +1,18 @@
-"""What people look at: one self-contained HTML page and one table for the terminal.
+"""What people look at: self-contained HTML pages, and tables for the terminal.
 
-Both are made from the plain dictionary that stands in ``result.json``; nothing else is read, and
-nothing is measured here.
+In: plain dictionaries, either the content of ``result.json`` (a run, a comparison) or the documents
+that ``unwalk reproduce`` writes.  Out: one HTML text, an SVG file, or a table of rich.  Nothing is
+measured here, and nothing else is read.
+
+Start with :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each turns
+its dictionary into tables (``tables``) and pictures (``charts``, ``walk_chart``) and hands them to
+a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction`` check and
+read the dictionaries; ``numbers`` writes every number; ``style`` has the colours.
 """
 
 from __future__ import annotations
 
-from unwalk.reports.html import render
-from unwalk.reports.tables import summary_rows, summary_table
+from unwalk.reports.run_page import render
+from unwalk.reports.terminal import summary_rows, summary_table
 
 __all__ = ["render", "summary_rows", "summary_table"]

@@ -1,4 +1,4 @@
-"""How numbers are written, the same way on the page and in the terminal."""
+"""Writes numbers, counts and lists the same way on every page and in the terminal."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ def points(value: float | None) -> str:
     >>> points(0.0081), points(-0.0081), points(-0.0001)
     ('+0.8', '−0.8', '0.0')
     """
-    text = hundredths(value)
-    return text if value is None or text[0] == MINUS or text == "0.0" else f"+{text}"
+    return signed(None if value is None else 100 * value, 1)
 
 
 def byte_unit(values: Iterable[float | None]) -> tuple[float, str]:
@@ -94,6 +93,15 @@ def joined(words: list[str]) -> str:
     return " and ".join(([", ".join(words[:-1])] if words[:-1] else []) + words[-1:])
 
 
+def sentence(text: str) -> str:
+    """``text`` with a capital at its start.
+
+    >>> sentence("the noise is RR-DU's.")
+    "The noise is RR-DU's."
+    """
+    return text[:1].upper() + text[1:]
+
+
 def compact(value: float) -> str:
     """Four digits; powers of ten raised where they are far from one.
 
@@ -101,8 +109,27 @@ def compact(value: float) -> str:
     ('2.882', '10⁻⁵', '2.5 × 10⁻⁶')
     """
     text = f"{value:.4g}"
-    if "e" not in text:
-        return text.replace("-", MINUS)
-    mantissa, power = text.split("e")
-    raised = "10" + str(int(power)).translate(RAISED)
-    return raised if mantissa == "1" else f"{mantissa.replace('-', MINUS)} × {raised}"
+    return raised(value) if "e" in text else text.replace("-", MINUS)
+
+
+def raised(value: float) -> str:
+    """A number as a power of ten.
+
+    >>> raised(0.0001), raised(-25e5)
+    ('10⁻⁴', '−2.5 × 10⁶')
+    """
+    mantissa, power = f"{value:.3e}".split("e")
+    ten = "10" + str(int(power)).translate(RAISED)
+    digits = f"{float(mantissa):g}".replace("-", MINUS)
+    return ten if digits == "1" else f"{digits} × {ten}"
+
+
+def signed(value: float | None, decimals: int = 2) -> str:
+    """A difference with its sign.
+
+    >>> signed(0.161), signed(-3.0), signed(-0.001), signed(None)
+    ('+0.16', '−3.00', '0.00', '–')
+    """
+    text = fixed(value, decimals)
+    unsigned = value is None or text[0] == MINUS or not text.strip("0.")
+    return text if unsigned else f"+{text}"

@@ -1,347 +1,444 @@
-"""``reproduction.html``: the paper's figure and tables beside ours, on one page.
+"""Reads the documents of ``unwalk reproduce`` and sets their numbers beside the paper's.
 
-The page is made from the documents that ``unwalk reproduce`` writes and from nothing else.  It
-needs no script and no outside address, and it prints.
+A document is one experiment on one task: where it was run, and one row for each seed.  Accuracies
+stand there as fractions; here they are per cent, as in the paper.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from typing import Any
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import numbers, svg
-from unwalk.reports.html import POLICY
-from unwalk.reports.reproduction_documents import (
-    EXPERIMENTS,
-    FIGURE,
-    RETRAIN,
-    TASKS,
-    Part,
-    Reported,
-    collect,
-    missing,
-    tasks,
-)
-from unwalk.reports.reproduction_figure import CHARTS, Chart, chart, draw
-from unwalk.reports.reproduction_overview import legend, overview, tally_text
-from unwalk.reports.reproduction_precision import precision
-from unwalk.reports.reproduction_readings import readings
-from unwalk.reports.reproduction_settings import settings
-from unwalk.reports.reproduction_style import reproduction_sheet
-from unwalk.reports.reproduction_sums import compared, reproduction_rows
-from unwalk.reports.reproduction_tables import TITLES, commits, comparison, task_title
-from unwalk.reports.reproduction_terminal import reproduction_table
-from unwalk.reports.reproduction_times import took
-from unwalk.reports.reproduction_tuning import tuning
-from unwalk.reports.style import style_sheet
-from unwalk.reports.svg import tag
-from unwalk.reports.words import sentence
+from unwalk.reports import numbers
 
-__all__ = ["render_reproduction", "reproduction_rows", "reproduction_table"]
+FIGURE = "figure1"
+EXPERIMENTS = (FIGURE, "table-p", "table-rho", "table-l", "table-epsilon", "table-delta")
+TASKS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+"""The paper's datasets, as they are written."""
 
-PAPER = "Fully Decentralized Certified Unlearning"
-TITLE = "The paper's figure and tables, rebuilt"
-OVERVIEW = "overview"
-"""The name of the note that stands at the top of the page."""
+MEASURES = ("clean", "asr_paper", "asr")
+"""Test accuracy; backdoor accuracy as the paper counts it; the same without the target class."""
 
-INTRODUCTIONS = {
-    FIGURE: "Section 6.2. Lines are means over seeds, bands one standard deviation to either side. "
-    "The dashed line is where retraining from scratch ends; retraining counts its own hops from 0. "
-    "Hollow marks at the right edge are the end points that the paper gives in words, the middle "
-    "where it gives a range.",
-    "table-p": "Section 6.3, three seeds in the paper. RR-DU without noise and without projection; "
-    "p is how often the token is sent to the forgetting peer.",
-    "table-rho": "Appendix E, one seed in the paper. RR-DU; the model is kept within ρ of the one "
-    "that unlearning starts from.",
-    "table-l": "Appendix E, one seed in the paper. RR-DU; L clips the gradient at the forgetting "
-    "peer, and the noise grows with it.",
-    "table-epsilon": "Appendix E, one seed in the paper. RR-DU; a smaller ε means more noise at "
-    "the forgetting peer.",
-    "table-delta": "Appendix E, one seed in the paper. RR-DU; a smaller δ means a little more "
-    "noise at the forgetting peer.",
+RETRAIN = "retrain"
+FIRST = ("rrdu", "paper-matched")
+
+AGREE_POINTS = 2.0
+AGREE_STDS = 2.0
+NEAR_POINTS = 5.0
+
+MARKS = {"agree": "✓", "spread": "✓±", "near": "≈", "differ": "✗"}
+"""The sign of each kind of agreement."""
+
+METHODS = {
+    "rrdu": "RR-DU",
+    "finetune": "Fine-tuning",
+    "dpsgd": "DP-SGD",
+    "ddp": "DDP",
+    RETRAIN: "Retraining",
 }
+HEADS = {
+    FIGURE: "Method",
+    "table-p": "p",
+    "table-rho": "ρ",
+    "table-l": "L",
+    "table-epsilon": "ε",
+    "table-delta": "δ",
+}
+"""What the first column of each experiment holds."""
 
 
-def render_reproduction(
-    documents: Mapping[str, Mapping[str, Any]],
-    notes: Mapping[str, str] | None = None,
-    reported: Reported | None = None,
-    tried: Mapping[str, Mapping[str, Any]] | None = None,
-    times: Mapping[str, Mapping[str, Any]] | None = None,
-) -> str:
-    """The page as one HTML text.
+class EndPoint(Protocol):
+    """What the paper reports for one line of the figure, in per cent."""
 
-    ``documents`` are the parsed result files by name (``figure1-mnist``, ``table-rho-cifar10``).
-    ``notes`` are plain paragraphs by experiment (``table-rho``), by document (``table-rho-mnist``)
-    or by another name: ``overview`` stands at the top, any other at the end under its name.
-    ``reported`` are the end points that the paper gives for the figure, by task and method.
-    ``tried`` are documents of what was tried beside the paper's experiments, by name
-    (``readings-mnist``, ``tuning-mnist``, ``precision-mnist``); ``times`` say how long calls took.
-    """
-    parts = collect(documents, reported)
-    told = _checked(notes)
-    shown = _sections(documents, tried or {})
-    head = [
-        '<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<link rel="icon" href="data:,">',
-        tag("title", escape(f"{TITLE} \N{MIDDLE DOT} unwalk")),
-        f"<style>{style_sheet()}{reproduction_sheet()}</style>",
-    ]
-    main = [
-        _glance(parts, shown),
-        tag("div", _ran(parts), _reading(parts), class_="columns") if parts else "",
-        took(times or {}),
-        *(_experiment(e, parts, told) for e in EXPERIMENTS),
-        *_beside(shown, told),
-        *_further(told, shown),
-    ]
-    header = tag(
-        "header",
-        tag("p", "unwalk reproduction", class_="brand"),
-        tag("h1", escape(TITLE)),
-        tag("p", _story(parts), class_="story"),
-        *(tag("p", escape(text), class_="story") for text in told[OVERVIEW]),
+    @property
+    def clean(self) -> float | None:
+        """Test accuracy."""
+
+    @property
+    def asr(self) -> float | None:
+        """Backdoor accuracy."""
+
+
+Reported = Mapping[str, Mapping[str, EndPoint]]
+"""The figure's end points by task and method."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One row of a document: ``row`` is a method or a value, ``hop`` is the figure's alone."""
+
+    row: str
+    preset: str
+    seed: int
+    hop: int | None
+    values: Mapping[str, float]
+    reported: Mapping[str, float]
+    sigma: float | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a document's numbers come from."""
+
+    name: str
+    machine: str
+    commit: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One experiment on one task, from one document or several."""
+
+    experiment: str
+    task: str
+    sources: tuple[Source, ...]
+    readings: tuple[Reading, ...]
+    train_hops: int | None
+
+    @property
+    def name(self) -> str:
+        """As its document is named."""
+        return f"{self.experiment}-{self.task}"
+
+    @cached_property
+    def presets(self) -> tuple[str, ...]:
+        """In the order of the rows, the one that fits the paper first."""
+        return _unique(r.preset for r in self.readings)
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """Methods or values, in the order of the document."""
+        return _unique(r.row for r in self.readings)
+
+    def of(self, row: str, preset: str) -> list[Reading]:
+        """The readings of one row with one preset."""
+        return self._groups.get((row, preset), [])
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str], list[Reading]]:
+        groups: dict[tuple[str, str], list[Reading]] = {}
+        for r in self.readings:
+            groups.setdefault((r.row, r.preset), []).append(r)
+        return groups
+
+
+def collect(documents: Mapping[str, Any], reported: Reported | None = None) -> list[Part]:
+    """The documents by experiment and task, in the paper's order."""
+    parts: dict[tuple[str, str], Part] = {}
+    for name, document in documents.items():
+        part = _read(name, _object(name, document), reported or {})
+        key = (part.experiment, part.task)
+        parts[key] = _merged(parts[key], part) if key in parts else part
+    for part in parts.values():
+        _check_once(part)
+    order = _order(task for _, task in parts)
+    keys = sorted(parts, key=lambda k: (EXPERIMENTS.index(k[0]), order.index(k[1])))
+    return [parts[key] for key in keys]
+
+
+def tasks(parts: Sequence[Part]) -> list[str]:
+    """The tasks that are expected: the paper's, unless all parts are of others."""
+    present = _order(p.task for p in parts)
+    return _order([*TASKS, *present]) if not present or set(present) & set(TASKS) else present
+
+
+def missing(parts: Sequence[Part]) -> list[str]:
+    """The documents that the paper has and that were not given."""
+    present = {p.name for p in parts}
+    names = [f"{e}-{t}" for e in EXPERIMENTS for t in tasks(parts)]
+    return [name for name in names if name not in present]
+
+
+def _read(name: str, source: Mapping[str, Any], reported: Reported) -> Part:
+    experiment = next((e for e in EXPERIMENTS if name == e or name.startswith(f"{e}-")), None)
+    if experiment is None:
+        raise InvalidInput(
+            f"a document is named {name!r}; allowed: {', '.join(EXPERIMENTS)} and a task."
+        )
+    task = str(source.get("task") or name[len(experiment) + 1 :])
+    rows = source.get("rows")
+    if not task or not isinstance(rows, list | tuple) or not rows:
+        lacks = "rows" if task else "task"
+        raise InvalidInput(f"the document {name} has no {lacks}; allowed: a task and its rows.")
+    ends = reported.get(task, {}) if experiment == FIGURE else {}
+    read = _figure_row if experiment == FIGURE else _table_row
+    hops = _number(source.get("train_hops"))
+    return Part(
+        experiment,
+        task,
+        (Source(name, *(str(source.get(k) or "") for k in ("machine", "commit", "command"))),),
+        tuple(read(f"{name}.rows[{i}]", _object(name, row), ends) for i, row in enumerate(rows)),
+        None if hops is None else int(hops),
     )
-    body = tag("body", header, tag("main", *main), _footer(parts))
-    page = tag("html", tag("head", *head), "\n", body, lang="en")
-    return f"<!doctype html>\n{page}\n"
 
 
-BESIDE = {
-    "readings": ("Readings that were tried", readings),
-    "tuning": ("Tuning", tuning),
-    "precision": ("Precision", precision),
-}
-"""Sections of what was tried beside the paper's experiments, by the names of their documents."""
+def _figure_row(place: str, row: Mapping[str, Any], ends: Mapping[str, EndPoint]) -> Reading:
+    method, hop = str(row.get("method") or ""), _number(row.get("hop"))
+    if not method or hop is None:
+        raise InvalidInput(f"{place} is {dict(row)!r}; allowed: a method at a hop.")
+    end = ends.get(method)
+    reported = {} if end is None else _known({"clean": end.clean, "asr_paper": end.asr})
+    return Reading(method, *_who(row), int(hop), _fractions(place, row), reported, None)
 
 
-def _sections(
-    documents: Mapping[str, Mapping[str, Any]], tried: Mapping[str, Mapping[str, Any]]
-) -> dict[str, tuple[str, str]]:
-    """Heading and content of every section beside the experiments that has something to show."""
-    found = {"settings": ("Settings of the runs", settings(documents))}
-    for kind, (heading, render) in BESIDE.items():
-        names = [name for name in sorted(tried) if name.startswith(f"{kind}-")]
-        names.sort(key=lambda name: [f"{kind}-{task}" in name for task in TASKS], reverse=True)
-        found[kind] = heading, render({name: tried[name] for name in names}) if names else ""
-    return {kind: shown for kind, shown in found.items() if shown[1]}
+def _table_row(place: str, row: Mapping[str, Any], ends: Mapping[str, EndPoint]) -> Reading:
+    if row.get("row") is None:
+        raise InvalidInput(f"{place} is {dict(row)!r}; allowed: the row of a table.")
+    paper = {"clean": row.get("reported_clean"), "asr_paper": row.get("reported_asr")}
+    values, sigma = _fractions(place, row), _number(row.get("sigma"))
+    return Reading(str(row["row"]), *_who(row), None, values, _known(paper), sigma)
 
 
-def _beside(shown: Mapping[str, tuple[str, str]], notes: Mapping[str, list[str]]) -> Iterator[str]:
-    for kind, (heading, content) in shown.items():
-        told = (tag("p", escape(text)) for text in notes.get(kind, []))
-        words = tag("div", *told, class_="words") if notes.get(kind) else ""
-        yield tag("section", tag("h2", heading, id=kind), content, words)
+def _who(row: Mapping[str, Any]) -> tuple[str, int]:
+    return str(row.get("preset") or ""), int(_number(row.get("seed")) or 0)
 
 
-def _checked(notes: Mapping[str, str] | None) -> dict[str, list[str]]:
-    """Every note's paragraphs."""
-    found: dict[str, list[str]] = {OVERVIEW: []}
-    for name, text in (notes or {}).items():
-        if not isinstance(text, str):
+def _fractions(place: str, row: Mapping[str, Any]) -> dict[str, float]:
+    fractions = _known({m: row.get(m) for m in MEASURES})
+    for measure, value in fractions.items():
+        if not 0.0 <= value <= 1.0:
+            raise InvalidInput(f"{place}.{measure} is {value!r}; allowed: a fraction in [0, 1].")
+    return {measure: 100 * value for measure, value in fractions.items()}
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, float]:
+    checked = {key: _number(value) for key, value in values.items()}
+    return {key: value for key, value in checked.items() if value is not None}
+
+
+def _number(value: Any) -> float | None:
+    wrong = isinstance(value, bool) or not isinstance(value, int | float)
+    return None if wrong or not math.isfinite(value) else value
+
+
+def _object(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidInput(f"{name} holds a {type(value).__name__}; allowed: an object.")
+    return value
+
+
+def _merged(one: Part, other: Part) -> Part:
+    hops = other.train_hops if one.train_hops is None else one.train_hops
+    sources, readings = (*one.sources, *other.sources), (*one.readings, *other.readings)
+    return Part(one.experiment, one.task, sources, readings, hops)
+
+
+def _check_once(part: Part) -> None:
+    seen = set()
+    for r in part.readings:
+        key = (r.row, r.preset, r.seed, r.hop)
+        if key in seen:
             raise InvalidInput(
-                f"the note {name!r} is a {type(text).__name__}; allowed: plain paragraphs."
+                f"{part.name} has seed {r.seed} of {r.row} (preset {r.preset or 'unnamed'}) twice; "
+                "allowed: each seed once."
             )
-        paragraphs = (" ".join(p.split()) for p in re.split(r"\n\s*\n", text))
-        found[name] = [p for p in paragraphs if p]
-    return found
+        seen.add(key)
 
 
-def _story(parts: Sequence[Part]) -> str:
-    if not parts:
-        return "No result was given: there is nothing to compare yet."
-    names = [escape(task_title(t)) for t in tasks(parts) if _has(parts, t)]
-    datasets = numbers.joined([tag("span", name, class_="whole") for name in names])
-    text = f"The experiments of {tag('cite', PAPER)} (RR-DU) on {datasets}, run again and set "
-    text += "beside its own numbers."
-    found = [c for p in parts for c in compared(p)]
-    for preset in dict.fromkeys(c.preset for c in found):
-        counted = tally_text(preset, [c for c in found if c.preset == preset])
-        text += f" {counted}" if counted else ""
-    return text
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(dict.fromkeys(names), key=lambda name: name not in FIRST))
 
 
-def _has(parts: Sequence[Part], task: str) -> bool:
-    return any(p.task == task for p in parts)
+def _order(names: Iterable[str]) -> list[str]:
+    unique = list(dict.fromkeys(names))
+    return [t for t in TASKS if t in unique] + [t for t in unique if t not in TASKS]
 
 
-def _glance(parts: Sequence[Part], shown: Mapping[str, tuple[str, str]]) -> str:
-    absent = missing(parts)
-    gone = ""
-    if absent:
-        listed = numbers.joined([tag("code", escape(name)) for name in absent])
-        gone = tag(
-            "p", f"Left out, because there is no result for it: {listed}.", class_="note gone"
-        )
-    found = [c for p in parts for c in compared(p)]
-    marked: list[str] = []
-    if any(c.agreement is not None for c in found):
-        text = "One mark for each number that the paper reports, in the order of its tables."
-        marked = [tag("p", text, class_="note"), legend(found), overview(parts)]
-    elif parts:
-        marked = [tag("p", "The paper has no numbers for these tasks: nothing is compared.")]
-    links = [tag("a", name, href=f"#{kind}") for kind, (name, _) in shown.items()]
-    more = tag("p", f"Beside them: {numbers.joined(links)}.", class_="note") if links else ""
-    return tag("section", tag("h2", "At a glance"), *marked, gone, more)
+@dataclass(frozen=True)
+class Compared:
+    """One number of ours over seeds beside the paper's, in per cent."""
+
+    experiment: str
+    task: str
+    row: str
+    hop: int | None
+    preset: str
+    measure: str
+    seeds: int
+    mean: float | None
+    std: float | None
+    reported: float | None
+    sigma: float | None
+    final: bool = True
+    """Whether the row ends here: retraining is also read where training ended."""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points."""
+        if self.mean is None or self.reported is None:
+            return None
+        return self.mean - self.reported
+
+    @property
+    def agreement(self) -> str | None:
+        """``agree``, ``spread``, ``near`` or ``differ``; None where there is nothing to compare."""
+        return None if self.difference is None else agreement(self.difference, self.std)
 
 
-def _ran(parts: Sequence[Part]) -> str:
-    """Machine, commit and command, once for all documents that share them."""
-    runs: dict[tuple[str, str, str], list[str]] = {}
-    for source in (s for p in parts for s in p.sources):
-        runs.setdefault((source.command, source.machine, source.commit), []).append(source.name)
-    items = []
-    for (command, machine, commit), names in runs.items():
-        listed = numbers.joined([tag("code", escape(n)) for n in names])
-        facts = [
-            escape(machine),
-            f"commit {tag('code', escape(commits(commit)))}" if commit else "",
-        ]
-        line = ", ".join(f for f in facts if f)
-        lines = (command or "command not recorded").split("; ")
-        items.append(
-            tag(
-                "li",
-                *(tag("p", tag("code", escape(one))) for one in lines),
-                tag("p", line, class_="note") if line else "",
-                tag("p", f"gave {listed}", class_="note"),
-            )
-        )
-    return tag(
-        "section",
-        tag("h2", "What was run"),
-        tag("div", tag("ul", *items, class_="ran"), class_="card"),
-    )
+def agreement(difference: float, std: float | None) -> str:
+    """How well a difference in points agrees, given our standard deviation over seeds.
+
+    ``spread`` is agreement within two standard deviations only: the seeds are that far apart.
+
+    >>> [agreement(d, None) for d in (-2.0, 2.1, 5.0, 5.1)]
+    ['agree', 'near', 'near', 'differ']
+    >>> agreement(9.0, 4.5), agreement(9.0, 4.4)
+    ('spread', 'differ')
+    """
+    size = round(abs(difference), 6)
+    if size <= AGREE_POINTS:
+        return "agree"
+    if std is not None and size <= round(AGREE_STDS * std, 6):
+        return "spread"
+    return "near" if size <= NEAR_POINTS else "differ"
 
 
-def _reading(parts: Sequence[Part]) -> str:
-    lines = [
-        "Ours is the mean over seeds, with ± the sample standard deviation; one seed has none. "
-        "The difference is ours minus the paper's, in percentage points.",
-        "Backdoor accuracy is the share of triggered test records answered with the target class. "
-        "The paper counts records of that class too, so a model without a backdoor still shows "
-        "about 10 %. The field leaves them out: that is the column of other classes.",
-        "Retraining from scratch never saw the forgotten records. A backdoor accuracy below its "
-        "own is over-unlearning, not a better result.",
-    ]
-    if any(r.sigma is not None for p in parts for r in p.readings):
-        lines.append("σ is the noise that the run used at the forgetting peer.")
-    if any(r.row == "baseline" for p in parts for r in p.readings):
-        lines.append("The row named baseline has the preset's own value.")
-    if len({preset for p in parts for preset in p.presets}) > 1:
-        lines.append(
-            "Presets are readings of what the paper leaves open; each has a line of its own."
-        )
-    items = [tag("li", escape(line)) for line in lines]
-    return tag(
-        "section",
-        tag("h2", "How to read it"),
-        tag("div", tag("ul", *items, class_="reading"), class_="card"),
-    )
+def compared(part: Part) -> list[Compared]:
+    """Every number of a part, summed up over seeds; for the figure where its lines end."""
+    comparisons = []
+    for row in part.rows:
+        for preset in part.presets:
+            readings = part.of(row, preset)
+            hops = [r.hop for r in readings if r.hop is not None]
+            at: list[int | None] = [max(hops)] if hops else [None]
+            if row == RETRAIN and (begun := start(part, preset)) in hops and begun not in at:
+                at.append(begun)
+            for hop in at:
+                chosen = [r for r in readings if r.hop == hop]
+                if chosen:
+                    comparisons += [_summed(part, chosen, m, hop == at[0]) for m in MEASURES]
+    return comparisons
 
 
-def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]) -> str:
-    mine = [p for p in parts if p.experiment == name]
-    if not mine:
-        return ""
-    gone = [task_title(t) for t in tasks(parts) if not _has(mine, t)]
-    absent = f" There is no result for {numbers.joined(gone)}." if gone else ""
-    figures = [figure for p in mine for figure in _figures(p)] if name == FIGURE else []
-    heading = [tag("h3", "Where the lines end", class_="sub")] if figures else []
-    kind = "sets one" if len(mine) == 1 else "sets"
-    return tag(
-        "section",
-        tag("h2", TITLES[name], id=name),
-        tag("p", escape(INTRODUCTIONS[name] + absent), class_="note"),
-        *figures,
-        *heading,
-        tag("div", *(comparison(p) for p in mine), class_=kind),
-        _words(name, mine, notes),
-        class_="paged" if figures else None,
-    )
+def mean_std(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and sample standard deviation; no deviation of a single value.
+
+    >>> mean_std([1.0, 3.0]), mean_std([2.0]), mean_std([])
+    ((2.0, 1.4142135623730951), (2.0, None), (None, None))
+    """
+    if not values:
+        return None, None
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-def _figures(part: Part) -> list[str]:
-    """The charts of one dataset, for every preset; what they share is said once."""
-    found: list[str] = []
-    last = ""
-    for number, preset in enumerate(part.presets):
-        charts = [c for measure in CHARTS if (c := chart(part, preset, measure)) is not None]
-        if not charts:
-            continue
-        small = f", preset {preset}" if len(part.presets) > 1 else ""
-        name = tag("h3", escape(task_title(part.task)), tag("small", escape(small)), class_="sub")
-        pair = tag("div", *(_figure(c, number, brief=bool(found)) for c in charts), class_="pair")
-        keys = _keys(charts[0])
-        found.append(tag("div", name, keys if keys != last else "", pair, class_="plot"))
-        last = keys
-    return found
+def start(part: Part, preset: str) -> int | None:
+    """The hop at which unlearning starts: as the document says, else where methods part."""
+    return shared_until(part, preset) if part.train_hops is None else part.train_hops
 
 
-def _figure(drawn: Chart, number: int, *, brief: bool) -> str:
-    heading, meaning = CHARTS[drawn.measure]
-    cut = f"The axis starts at {drawn.low:g}{numbers.SPACE}%." if drawn.low else ""
-    text = cut if brief else f"{sentence(meaning)}. {cut}".strip()
-    caption = tag("figcaption", tag("h4", heading), tag("p", text) if text else "")
-    pictures = [draw(drawn, number), draw(drawn, number, narrow=True)]
-    return tag("figure", caption, *pictures, class_="card")
+def shared_until(part: Part, preset: str) -> int | None:
+    """The last hop up to which methods agree in every number: the training that they share."""
+    rows = sorted((r for r in part.rows if r != RETRAIN), key=lambda r: r not in FIRST)
+    if part.experiment != FIGURE or len(rows) < 2:
+        return None
+    shared = [s for r in rows[1:] if (s := prefix(part, preset, rows[0], r)) is not None]
+    ends = [r.hop for r in part.of(rows[0], preset) if r.hop is not None]
+    return min(shared) if shared and min(shared) < max(ends, default=0) else None
 
 
-def _keys(drawn: Chart) -> str:
-    items = [_key("Training, shared", "var(--ink)", None)] if drawn.shared else []
-    items += [_key(n.title, n.look.colour, n.look.shape) for n in drawn.lines]
-    for line in drawn.lines:
-        if line.method == RETRAIN and len(drawn.lines) > 1:
-            items.append(_key("Where retraining ends", line.look.colour, None, "5 4"))
-    if any(n.end.reported is not None for n in drawn.lines):
-        mark = svg.marker(0, 13, 6, 4, stroke="var(--ink)", fill="none", stroke_width=1.6)
-        items.append(tag("li", tag("svg", mark, viewBox="0 0 26 12", aria_hidden="true"), "Paper"))
-    return tag("ul", *items, class_="legend")
+def prefix(part: Part, preset: str, one: str, other: str) -> int | None:
+    """The last hop up to which two methods agree in every number of every common seed."""
+    first = {(r.hop, r.seed): r.values for r in part.of(one, preset) if r.hop is not None}
+    second = {(r.hop, r.seed): r.values for r in part.of(other, preset) if r.hop is not None}
+    common = sorted(first.keys() & second.keys())
+    parted = next((key[0] for key in common if first[key] != second[key]), math.inf)
+    return max((hop for hop, _ in common if hop < parted), default=None)
 
 
-def _key(label: str, colour: str, shape: int | None, dashes: str | None = None) -> str:
-    line = svg.polyline([(0, 6), (26, 6)], stroke=colour, stroke_width=2.5, stroke_dasharray=dashes)
-    mark = "" if shape is None else svg.marker(shape, 13, 6, 4.5, fill=colour)
-    return tag("li", tag("svg", line, mark, viewBox="0 0 26 12", aria_hidden="true"), escape(label))
+def reproduction_rows(
+    documents: Mapping[str, Any], reported: Reported | None = None
+) -> list[dict[str, Any]]:
+    """Ours (mean, std, seeds), the paper's, difference and agreement of every number.
 
-
-def _words(name: str, mine: Sequence[Part], notes: Mapping[str, list[str]]) -> str:
-    """What reproduces, what does not, and why: the experiment's note, then its datasets'."""
-    paragraphs = [tag("p", escape(text)) for text in notes.get(name, [])]
-    for part in mine:
-        own = notes.get(part.name, [])
-        lead = tag("b", escape(f"{task_title(part.task)}. "))
-        paragraphs += [tag("p", "" if i else lead, escape(t)) for i, t in enumerate(own)]
-    if not paragraphs:
-        return ""
-    return tag("div", tag("h3", "What reproduces, and what does not"), *paragraphs, class_="words")
-
-
-def _further(notes: Mapping[str, list[str]], shown: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Notes that belong to no section, under their own names."""
-    used = {OVERVIEW, *shown}
+    >>> row = {"row": "5", "preset": "paper", "seed": 0, "clean": 0.9, "reported_clean": 91.0}
+    >>> rows = reproduction_rows({"table-rho-mnist": {"task": "mnist", "rows": [row]}})
+    >>> [(r["measure"], r["mean"], r["difference"], r["agreement"]) for r in rows][0]
+    ('clean', 90.0, -1.0, 'agree')
+    """
     return [
-        tag(
-            "section",
-            tag("h2", escape(sentence(name.replace("-", " ")))),
-            *(tag("p", escape(text)) for text in paragraphs),
-        )
-        for name, paragraphs in notes.items()
-        if name not in used and not name.startswith(EXPERIMENTS) and paragraphs
+        {**asdict(c), "difference": c.difference, "agreement": c.agreement}
+        for part in collect(documents, reported)
+        for c in compared(part)
     ]
 
 
-def _footer(parts: Sequence[Part]) -> str:
-    sources = [s for p in parts for s in p.sources]
-    files = [f"{s.name}.json" for s in sources]
-    made = commits("; ".join(s.commit for s in sources if s.commit))
-    text = f"Made by unwalk from {numbers.joined(files)}. " if files else "Made by unwalk. "
-    if made:
-        text += f"Code at commit {made}. "
-    text += f"Numbers under Paper are those of {PAPER}; all others come from these files."
-    return tag("footer", escape(text))
+def _summed(part: Part, readings: Sequence[Reading], measure: str, final: bool) -> Compared:
+    first = readings[0]
+    values = [r.values[measure] for r in readings if measure in r.values]
+    mean, std = mean_std(values)
+    reported = [r.reported[measure] for r in readings if measure in r.reported]
+    sigma = next((r.sigma for r in readings if r.sigma is not None), None)
+    return Compared(
+        part.experiment,
+        part.task,
+        first.row,
+        first.hop,
+        first.preset,
+        measure,
+        len(values),
+        mean,
+        std,
+        reported[0] if reported else None,
+        sigma,
+        final,
+    )
+
+
+def task_title(task: str) -> str:
+    """A task as it is written.
+
+    >>> task_title("cifar10"), task_title("digits")
+    ('CIFAR-10', 'digits')
+    """
+    return TASKS.get(task, task)
+
+
+def value_title(row: str) -> str:
+    """A value of a table's first column; small ones as powers of ten.
+
+    >>> value_title("0.0001"), value_title("1e-06"), value_title("0.5"), value_title("baseline")
+    ('10⁻⁴', '10⁻⁶', '0.5', 'baseline')
+    """
+    try:
+        value = float(row)
+    except ValueError:
+        return row
+    return numbers.raised(value) if 0 < value < 1e-3 else row
+
+
+def method_title(method: str) -> str:
+    """A method as it is written."""
+    return METHODS.get(method, method)
+
+
+def task_order(task: str) -> int:
+    """The paper's datasets first, in its order."""
+    return list(TASKS).index(task) if task in TASKS else len(TASKS)
+
+
+def seeds_text(counts: Iterable[int]) -> str:
+    """Numbers of seeds in words.
+
+    >>> seeds_text([1, 1]), seeds_text([3, 5, 3]), seeds_text([])
+    ('1 seed', '3 or 5 seeds', '')
+    """
+    seeds = sorted({count for count in counts if count})
+    text = " or ".join(numbers.fixed(count, 0) for count in seeds)
+    return f"{text} {'seed' if seeds == [1] else 'seeds'}" if seeds else ""
+
+
+def commits(joined: str) -> str:
+    """Commits that were joined by semicolons, short and each once.
+
+    >>> commits("0123456789abcdef; 0123456789abcdef; fedc")
+    '0123456789 and fedc'
+    """
+    return numbers.joined(list(dict.fromkeys(c.strip()[:10] for c in joined.split(";"))))

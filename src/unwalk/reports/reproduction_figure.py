@@ -1,33 +1,41 @@
-"""The paper's figure, redrawn: one measure over hops, a line and a band for each method."""
+"""Redraws the paper's figure: on the page, and as a picture file that needs nothing else."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from unwalk.reports import numbers, svg
-from unwalk.reports.charts import BOTTOM, HEIGHT, LABEL_GAP, LEFT, TOP, Look
-from unwalk.reports.reproduction_documents import RETRAIN, Part
-from unwalk.reports.reproduction_sums import (
-    Compared,
+from markupsafe import Markup
+
+from unwalk.core.errors import InvalidInput
+from unwalk.reports import drawing, numbers, style
+from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Look, Runs
+from unwalk.reports.reproduction import (
+    FIGURE,
+    RETRAIN,
+    Part,
+    Reported,
+    collect,
     compared,
     mean_std,
+    method_title,
     prefix,
+    seeds_text,
     shared_until,
     start,
+    task_title,
 )
-from unwalk.reports.svg import Scale
 
-METHODS = {
-    "rrdu": ("RR-DU", Look("var(--main)", 0)),
-    "finetune": ("Fine-tuning", Look("var(--other-1)", 1)),
-    "dpsgd": ("DP-SGD", Look("var(--other-2)", 3)),
-    "ddp": ("DDP", Look("var(--other-3)", 1)),
-    RETRAIN: ("Retraining", Look("var(--oracle)", 2)),
+LOOKS = {
+    "rrdu": Look("var(--main)", 0),
+    "finetune": Look("var(--other-1)", 1),
+    "dpsgd": Look("var(--other-2)", 3),
+    "ddp": Look("var(--other-3)", 1),
+    RETRAIN: Look("var(--oracle)", 2),
 }
-"""How methods are called and drawn everywhere."""
+"""How methods are drawn everywhere."""
 
 CHARTS = {
     "asr_paper": (
@@ -37,15 +45,14 @@ CHARTS = {
     ),
     "clean": ("Test accuracy", "share of clean test records answered right"),
 }
-WIDE = 580.0
-"""Width of a picture's view box on a wide page; the narrow one is the other charts'."""
+WIDE = Format(580.0, 1.8, 2.6, label=26.0, leader=(15.0, 22.0), room=32.0)
+"""Wider than a run's chart, with room between plot and labels for the paper's end points."""
 
-GUTTER = 26.0
-"""Room between the plot and its labels, where the paper's end points stand."""
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+MARGIN, GAP, HEAD, FOOT = 16.0, 24.0, 58.0, 34.0
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """Mean and standard deviation over seeds after ``hop`` hops."""
 
     hop: int
@@ -53,63 +60,77 @@ class Dot:
     std: float | None
 
 
-@dataclass(frozen=True)
-class Line:
-    """One method: its runs of dots, broken where a value is missing, and where it ends."""
-
-    method: str
-    runs: tuple[tuple[Dot, ...], ...]
-    end: Compared
-
-    @property
-    def title(self) -> str:
-        """The method as it is written."""
-        return title(self.method)
-
-    @property
-    def look(self) -> Look:
-        """The method's colour and shape."""
-        return METHODS.get(self.method, ("", Look("var(--other-4)", 3)))[1]
-
-    @property
-    def value(self) -> float:
-        """Where the line ends."""
-        return self.end.mean or 0.0
+Dots = tuple[tuple[Dot, ...], ...]
+"""Runs of dots, broken where a value is missing."""
 
 
-@dataclass(frozen=True)
-class Chart:
-    """What is drawn for one measure: training that methods share, and every method's line."""
-
-    part: Part
-    preset: str
-    measure: str
-    shared: tuple[tuple[Dot, ...], ...]
-    lines: tuple[Line, ...]
-    begun: int | None
-
-    @property
-    def low(self) -> float:
-        """Where the vertical axis starts: near what happens once unlearning has begun."""
-        if self.measure != "clean":
-            return 0.0
-        last = max(d.hop for line in self.lines for run in line.runs for d in run)
-        begun = last / 2 if self.begun is None else self.begun
-        kept = [v for line in self.lines for v in (line.end.mean, line.end.reported)]
-        kept += [
-            d.mean - (d.std or 0.0)
-            for line in self.lines
-            if line.method != RETRAIN
-            for run in line.runs
-            for d in run
-            if d.hop >= begun
-        ]
-        return axis_low(min(v for v in kept if v is not None))
+def charts_of(part: Part, preset: str, number: int = 0) -> list[Chart]:
+    """A chart for every measure that has values."""
+    charts = (chart(part, preset, measure, number) for measure in CHARTS)
+    return [drawn for drawn in charts if drawn is not None]
 
 
-def title(method: str) -> str:
-    """A method as it is written."""
-    return METHODS.get(method, (method, None))[0]
+def chart(part: Part, preset: str, measure: str, number: int = 0) -> Chart | None:
+    """The lines of one measure, or None if nobody measured it; ``number`` makes ids unique."""
+    begun, shared = start(part, preset), shared_until(part, preset)
+    ends = {
+        c.row: c
+        for c in compared(part)
+        if c.final and (c.preset, c.measure) == (preset, measure) and c.mean is not None
+    }
+    if not ends:
+        return None
+    dots = {method: _dots(part, preset, method, measure) for method in ends}
+    common: Dots = ()
+    first = next((method for method in ends if method != RETRAIN), None)
+    if shared is not None and first is not None:
+        common = _cut(dots[first], 0, shared)
+        for method in ends:
+            if method != RETRAIN and _shares(part, preset, method, shared):
+                dots[method] = _cut(dots[method], shared, math.inf)
+    lines, spoken = [], []
+    for method, end in ends.items():
+        last = dots[method][-1][-1]
+        spoken.append(f"{method_title(method)} ends at {numbers.fixed(last.mean)} per cent")
+        if end.reported is not None:
+            spoken[-1] += f" (the paper: {numbers.fixed(end.reported)})"
+        lines.append(
+            Line(
+                method_title(method),
+                LOOKS.get(method, Look("var(--other-4)", 3)),
+                _runs(dots[method]),
+                (float(last.hop), last.mean),
+                last.mean,
+                method == "rrdu",
+                method == RETRAIN,
+                _bands(dots[method]),
+                end.reported,
+            )
+        )
+    heading, meaning = CHARTS[measure]
+    name = re.sub(r"\W+", "-", f"{part.task}-{number}-{measure}")
+    return Chart(
+        name=f"figure-{name}",
+        title=heading,
+        description=f"{meaning}. {'; '.join(spoken)}.",
+        lines=tuple(lines),
+        shared=_runs(common),
+        low=_low(lines, dots, begun) if measure == "clean" else 0.0,
+        begun=begun,
+        format=WIDE,
+        shared_bands=_bands(common),
+    )
+
+
+def _low(lines: Sequence[Line], dots: Mapping[str, Dots], begun: int | None) -> float:
+    """Where the vertical axis starts: near what happens once unlearning has begun."""
+    every = [dot for runs in dots.values() for run in runs for dot in run]
+    since = max(dot.hop for dot in every) / 2 if begun is None else begun
+    kept = [v for line in lines for v in (line.final, line.reported) if v is not None]
+    for method, runs in dots.items():
+        if method != RETRAIN:
+            kept += [d.mean - (d.std or 0.0) for run in runs for d in run if d.hop >= since]
+    return axis_low(min(kept))
 
 
 def axis_low(lowest: float) -> float:
@@ -123,70 +144,7 @@ def axis_low(lowest: float) -> float:
     return low if low >= 40 else 0.0
 
 
-def chart(part: Part, preset: str, measure: str) -> Chart | None:
-    """The lines of one measure, or None if nobody measured it."""
-    begun, shared = start(part, preset), shared_until(part, preset)
-    ends = {
-        c.row: c
-        for c in compared(part)
-        if c.final and (c.preset, c.measure) == (preset, measure) and c.mean is not None
-    }
-    lines = []
-    for method, end in ends.items():
-        runs = _runs(part, preset, method, measure)
-        if shared is not None and method != RETRAIN and _shares(part, preset, method, shared):
-            runs = _cut(runs, shared, math.inf)
-        lines.append(Line(method, runs, end))
-    first = next((line.method for line in lines if line.method != RETRAIN), None)
-    common: tuple[tuple[Dot, ...], ...] = ()
-    if shared is not None and first is not None:
-        common = _cut(_runs(part, preset, first, measure), 0, shared)
-    return Chart(part, preset, measure, common, tuple(lines), begun) if lines else None
-
-
-def draw(drawn: Chart, number: int, *, narrow: bool = False) -> str:
-    """The picture; a narrow one, for phones and paper, has values without names at its ends."""
-    full = svg.NARROW if narrow else WIDE
-    texts = [f"{numbers.fixed(line.value)}{numbers.SPACE}%" for line in drawn.lines]
-    if not narrow:
-        texts = [f"{n.title} {text}" for n, text in zip(drawn.lines, texts, strict=True)]
-    right = full - GUTTER - 6 - max(svg.text_width(text) for text in texts)
-    hops = [d.hop for line in drawn.lines for run in line.runs for d in run]
-    x = Scale(0.0, max(hops), LEFT, right)
-    y = Scale(drawn.low, 100.0, BOTTOM, TOP)
-    order = sorted(drawn.lines, key=lambda n: (n.method == "rrdu", n.method != RETRAIN))
-    body = [*_axes(x, y), *_begun(drawn, x, full), *_scratch(drawn, y, right)]
-    body += [_band(run, x, y, "var(--ink)") for run in drawn.shared]
-    body += [_band(run, x, y, n.look.colour) for n in order for run in n.runs]
-    body += [_path(run, x, y, "var(--ink)", 1.8) for run in drawn.shared]
-    for n in order:
-        width = 2.6 if n.method == "rrdu" else 1.8
-        body += [_path(run, x, y, n.look.colour, width) for run in n.runs]
-    body += _ends(drawn, texts, x, y)
-    heading, meaning = CHARTS[drawn.measure]
-    name = re.sub(r"\W+", "-", f"{drawn.part.task}-{number}-{drawn.measure}")
-    return svg.picture(
-        f"figure-{name}{'-narrow' if narrow else ''}",
-        f"{heading} over hops",
-        f"{meaning}. {spoken(drawn)}",
-        HEIGHT,
-        body,
-        "chart narrow" if narrow else "chart wide",
-        full,
-    )
-
-
-def spoken(drawn: Chart) -> str:
-    """Where every line ends, in words."""
-    told = []
-    for line in drawn.lines:
-        paper = line.end.reported
-        beside = "" if paper is None else f" (the paper: {numbers.fixed(paper)})"
-        told.append(f"{line.title} ends at {numbers.fixed(line.value)} per cent{beside}")
-    return "; ".join(told) + "."
-
-
-def _runs(part: Part, preset: str, method: str, measure: str) -> tuple[tuple[Dot, ...], ...]:
+def _dots(part: Part, preset: str, method: str, measure: str) -> Dots:
     at: dict[int, list[float]] = {}
     for r in part.of(method, preset):
         if r.hop is not None:
@@ -207,100 +165,109 @@ def _shares(part: Part, preset: str, method: str, shared: int) -> bool:
     return any((prefix(part, preset, method, other) or -1) >= shared for other in others)
 
 
-def _cut(runs: Sequence[tuple[Dot, ...]], low: float, high: float) -> tuple[tuple[Dot, ...], ...]:
+def _cut(runs: Dots, low: float, high: float) -> Dots:
     kept = (tuple(d for d in run if low <= d.hop <= high) for run in runs)
     return tuple(run for run in kept if run)
 
 
-def _axes(x: Scale, y: Scale) -> list[str]:
-    body = []
-    for value in svg.ticks(y.low, y.high):
-        at, text = y(value), f"{value:g}{numbers.SPACE}%"
-        body.append(svg.tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
-        body.append(svg.words(text, x.start - 7, at + 4.5, text_anchor="end", class_="tick"))
-    for value in svg.ticks(x.low, x.high, 5):
-        at, text = x(value), f"{value:,.0f}"
-        body.append(svg.tag("line", x1=at, x2=at, y1=BOTTOM, y2=BOTTOM + 4, class_="axis"))
-        body.append(svg.words(text, at, BOTTOM + 18, text_anchor="middle", class_="tick"))
-    middle = (x.start + x.end) / 2
-    body.append(svg.tag("line", x1=x.start, x2=x.end, y1=BOTTOM, y2=BOTTOM, class_="axis"))
-    body.append(
-        svg.words("hops of the token", middle, HEIGHT - 8, text_anchor="middle", class_="tick")
+def _runs(dots: Dots) -> Runs:
+    return tuple(tuple((float(d.hop), d.mean) for d in run) for run in dots)
+
+
+def _bands(dots: Dots) -> Runs:
+    """One standard deviation to either side of the mean, round its edge."""
+    bands = []
+    for run in dots:
+        known = [(float(d.hop), d.mean, d.std) for d in run if d.std is not None]
+        above = [(hop, mean + std) for hop, mean, std in known]
+        below = [(hop, mean - std) for hop, mean, std in reversed(known)]
+        if len(known) > 1:
+            bands.append((*above, *below))
+    return tuple(bands)
+
+
+def legend(drawn: Chart) -> list[Key]:
+    """What the lines of a chart are."""
+    keys = [Key("Training, shared", INK)] if drawn.shared else []
+    keys += [Key(line.title, line.look.colour, line.look.shape) for line in drawn.lines]
+    if len(drawn.lines) > 1:
+        colours = [line.look.colour for line in drawn.lines if line.oracle]
+        keys += [Key("Where retraining ends", colour, dashes="5 4") for colour in colours]
+    return keys
+
+
+def paper_mark(x: float, y: float) -> Markup:
+    """The hollow mark of the paper's end points, for a legend."""
+    return drawing.marker(0, x, y, 4, stroke=INK, fill="none", stroke_width=1.6)
+
+
+def has_paper(drawn: Chart) -> bool:
+    """Whether the paper gives the end of any line."""
+    return any(line.reported is not None for line in drawn.lines)
+
+
+def figure_picture(
+    name: str, document: Mapping[str, Any], reported: Reported | None = None
+) -> str | None:
+    """A whole SVG file for one document of the figure; None where nothing was measured.
+
+    Both charts stand beside each other above their legend, with the light palette written in.
+    """
+    (part,) = collect({name: document}, reported)
+    if part.experiment != FIGURE:
+        raise InvalidInput(f"{name} is no figure; allowed: documents of {FIGURE}.")
+    preset = part.presets[0]
+    drawn = charts_of(part, preset)
+    if not drawn:
+        return None
+    width = 2 * MARGIN + len(drawn) * WIDE.width + (len(drawn) - 1) * GAP
+    height = HEAD + HEIGHT + FOOT
+    seeds = seeds_text(len({r.seed for r in part.of(row, preset)}) for row in part.rows)
+    heading = f"{task_title(part.task)}, preset {preset}, {seeds}"
+    body = [drawing.words(heading, MARGIN, 24.0, class_="heading")]
+    for index, one in enumerate(drawn):
+        at = MARGIN + index * (WIDE.width + GAP)
+        body.append(drawing.words(one.title, at, 48.0, class_="sub"))
+        place = f'<svg x="{drawing.number(at)}" y="{drawing.number(HEAD)}" width="{WIDE.width:g}" '
+        whole = str(one.draw())
+        body.append(Markup(whole.replace("<svg ", f'{place}height="{HEIGHT:g}" ', 1)))
+    body += _legend_line(drawn[0], height - FOOT / 2)
+    picture = drawing.tag(
+        "svg",
+        drawing.tag("style", _rules("".join(body))),
+        drawing.tag("rect", width=width, height=height, fill="var(--card)"),
+        *body,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {drawing.number(width)} {drawing.number(height)}",
+        width=width,
+        height=height,
+        font_family=FONT,
+        font_size="13",
     )
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: style.LIGHT[match[1]], str(picture)) + "\n"
+
+
+def _rules(body: str) -> str:
+    """The page's rules for what is in the picture."""
+    sheet = style.rules("common") + style.rules("reproduction").partition("@media")[0]
+    classes = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
+    rules = [
+        f"{selector}{{{rule}}}"
+        for selector, rule in re.findall(r"\.picture (\.[\w.-]+)\{([^}]*)\}", sheet)
+        if selector[1:] in classes
+    ]
+    own = [".heading{font-size:16px;font-weight:600}", ".sub{font-size:14px;font-weight:600}"]
+    return ".heading,.sub,.key{fill:var(--ink)}" + "".join(own + rules)
+
+
+def _legend_line(drawn: Chart, at: float) -> list[Markup]:
+    """One line of keys, as far as they need room."""
+    body, x = [], MARGIN
+    for key in legend(drawn):
+        body.append(key.draw(x, at))
+        body.append(drawing.words(key.label, x + 33, at + 4.5, class_="key"))
+        x += 33 + drawing.text_width(key.label) + 16
+    if has_paper(drawn):
+        body.append(paper_mark(x + 5, at))
+        body.append(drawing.words("The paper's end", x + 15, at + 4.5, class_="key"))
     return body
-
-
-def _begun(drawn: Chart, x: Scale, full: float) -> list[str]:
-    if drawn.begun is None or not x.low < drawn.begun < x.high:
-        return []
-    text, at = f"unlearning starts, hop {drawn.begun:,}", x(drawn.begun)
-    half = svg.text_width(text) / 2
-    middle = min(max(at, half + 4), full - half - 4)
-    return [
-        svg.tag("line", x1=at, x2=at, y1=TOP - 8, y2=BOTTOM, class_="start"),
-        svg.words(text, middle, TOP - 15, text_anchor="middle", class_="start-label"),
-    ]
-
-
-def _scratch(drawn: Chart, y: Scale, right: float) -> list[str]:
-    """The dashed line of the oracle that every method is measured against."""
-    return [
-        svg.polyline(
-            [(LEFT, y(n.value)), (right, y(n.value))],
-            stroke=n.look.colour,
-            stroke_width=1.5,
-            stroke_dasharray="5 4",
-            class_="reference",
-        )
-        for n in drawn.lines
-        if n.method == RETRAIN and len(drawn.lines) > 1
-    ]
-
-
-def _band(run: Sequence[Dot], x: Scale, y: Scale, colour: str) -> str:
-    """One standard deviation to either side of the mean."""
-    known = [(d.hop, d.mean, d.std) for d in run if d.std is not None]
-    if len(known) < 2:
-        return ""
-    edge = [(x(hop), y(mean + std)) for hop, mean, std in known]
-    edge += [(x(hop), y(mean - std)) for hop, mean, std in reversed(known)]
-    points = " ".join(f"{svg.number(a)},{svg.number(b)}" for a, b in edge)
-    return svg.tag("polygon", points=points, fill=colour, class_="band")
-
-
-def _path(run: Sequence[Dot], x: Scale, y: Scale, colour: str, width: float) -> str:
-    parts = svg.clip_below([(float(d.hop), d.mean) for d in run], y.low)
-    return "".join(
-        svg.polyline(
-            [(x(a), y(b)) for a, b in part],
-            stroke=colour,
-            stroke_width=width,
-            stroke_linejoin="round",
-            stroke_linecap="round",
-        )
-        if len(part) > 1
-        else svg.tag("circle", cx=x(part[0][0]), cy=y(part[0][1]), r=width, fill=colour)
-        for part in parts
-    )
-
-
-def _ends(drawn: Chart, texts: Sequence[str], x: Scale, y: Scale) -> list[str]:
-    """Filled marks where our lines end, hollow ones where the paper's do, and the labels."""
-    places = svg.spread([y(n.value) for n in drawn.lines], LABEL_GAP, TOP, BOTTOM - 4)
-    rows = list(zip(drawn.lines, texts, places, strict=True))
-    rows.sort(key=lambda row: row[0].method == "rrdu")
-    right, body, marks = x.end, [], []
-    for n, text, place in rows:
-        colour, at = n.look.colour, y(n.value)
-        last = n.runs[-1][-1].hop
-        leader = [(x(last), at), (right, at), (right + 15, at), (right + GUTTER - 4, place)]
-        body.append(svg.polyline(leader, stroke=colour, class_="leader"))
-        marks.append(svg.marker(n.look.shape, x(last), at, 4.2, fill=colour, class_="end"))
-        if n.end.reported is not None:
-            marks.append(
-                svg.marker(
-                    n.look.shape, right + 9, y(n.end.reported), 3.8, stroke=colour, class_="paper"
-                )
-            )
-        marks.append(svg.words(text, right + GUTTER, place + 4.5, fill=colour, class_="end-label"))
-    return body + marks

@@ -1,4 +1,4 @@
-"""A typed view of ``result.json``: checked where it must be, forgiving where a value is missing.
+"""Reads ``result.json``: checked where it must be, forgiving where a value is missing.
 
 Absent keys, ``null`` and numbers that are not finite all read as ``None``; the page then shows a
 dash.  Only what makes a report impossible is refused: another format, no methods, a wrong type.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.grades import badge_of, origin_of
@@ -23,8 +23,7 @@ RETRAIN = "retrain"
 Values = Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One evaluation: what was measured after ``hop`` hops."""
 
     hop: int
@@ -57,8 +56,7 @@ class Method:
         return self.name == RETRAIN
 
 
-@dataclass(frozen=True)
-class Forget:
+class Forget(NamedTuple):
     """What was asked to be forgotten."""
 
     kind: str
@@ -67,8 +65,7 @@ class Forget:
     trigger: str
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Data, model and the peer that asks to forget."""
 
     name: str
@@ -81,8 +78,7 @@ class Task:
     forget: Forget
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """One hop of the main method's walk; ``path`` lists every peer it was sent to."""
 
     hop: int
@@ -91,16 +87,14 @@ class Visit:
     path: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a model said to one sample, and how sure it was."""
 
     answer: int | None
     confidence: float | None
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One image with the trigger on it; ``after`` is keyed by method name."""
 
     image: Sequence[Any]
@@ -109,8 +103,7 @@ class Sample:
     after: Mapping[str, Answer]
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """What is claimed about privacy, and why it is claimed no further."""
 
     grade: str
@@ -121,8 +114,7 @@ class Claim:
     code: str = ""
 
 
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(NamedTuple):
     """What the certificate says in plain words, who signed it, and whether it was worth it."""
 
     words: Mapping[str, tuple[str, ...]]
@@ -131,8 +123,7 @@ class Certificate:
     origin: str | None = None
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Mean and standard deviation of one method over several seeds."""
 
     name: str
@@ -274,8 +265,8 @@ def _whole(value: Any) -> int | None:
 
 def _values(name: str, value: Any, keys: Sequence[str]) -> Values:
     source = _mapping(name, value)
-    found = {key: _number(source.get(key)) for key in keys}
-    return {key: number for key, number in found.items() if number is not None}
+    checked = {key: _number(source.get(key)) for key in keys}
+    return {key: number for key, number in checked.items() if number is not None}
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -287,6 +278,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _task(source: Mapping[str, Any], peers: int | None) -> Task:
     forget = _mapping("task.forget", source.get("forget"))
+    size, target = (_whole(forget.get(key)) for key in ("size", "target"))
     return Task(
         name=_text(source.get("name")),
         model=_text(source.get("model")),
@@ -295,12 +287,7 @@ def _task(source: Mapping[str, Any], peers: int | None) -> Task:
         peers=_whole(source.get("peers")) or peers or 0,
         records=_whole(source.get("records")),
         unlearner=_whole(source.get("unlearner")),
-        forget=Forget(
-            kind=_text(forget.get("kind")),
-            size=_whole(forget.get("size")),
-            target=_whole(forget.get("target")),
-            trigger=_text(forget.get("trigger")),
-        ),
+        forget=Forget(_text(forget.get("kind")), size, target, _text(forget.get("trigger"))),
     )
 
 
@@ -357,14 +344,9 @@ def _sample(value: Any) -> Sample:
 
 def _claim(value: Any) -> Claim:
     source = _mapping("claims[i]", value)
-    return Claim(
-        grade=_text(source.get("grade")),
-        epsilon=_number(source.get("epsilon")),
-        delta=_number(source.get("delta")),
-        accountant=_text(source.get("accountant")),
-        reason=_text(source.get("reason")),
-        code=_text(source.get("code")),
-    )
+    epsilon, delta = (_number(source.get(key)) for key in ("epsilon", "delta"))
+    accountant, reason, code = (_text(source.get(k)) for k in ("accountant", "reason", "code"))
+    return Claim(_text(source.get("grade")), epsilon, delta, accountant, reason, code)
 
 
 def _certificate(value: Any) -> Certificate | None:

@@ -1,21 +1,18 @@
-"""The columns of every table, the terminal's summary among them.
+"""Tables as data: cells, rows and heads, which templates and the terminal show.
 
-A column knows its heading, its unit and how a method's cell reads; page and terminal show the
-same columns.  A column that has no value for any method is left out.
+A :class:`Column` knows its heading, its unit and how a method's cell reads; page and terminal show
+the same columns.  A column that has no value for any method is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from itertools import groupby
+from typing import NamedTuple
 
 from unwalk.reports import numbers
-from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread, read
+from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread
 
 MEASURE_HEADS = {
     "clean": "Clean accuracy",
@@ -24,12 +21,63 @@ MEASURE_HEADS = {
     "forget": "Forget accuracy",
     "retain": "Retain accuracy",
 }
-SHORT_HEADS = {"clean": "clean", "asr": "ASR", "forget": "forget"}
+
+
+class Cell(NamedTuple):
+    """One cell of a page's table: ``kind`` is its class, ``mark`` that of its text."""
+
+    text: str
+    small: tuple[str, ...] = ()
+    kind: str = ""
+    mark: str = ""
+    sign: str = ""
+    spoken: str = ""
+    code: bool = False
+
+
+class Head(NamedTuple):
+    """The heading of a column, with its unit or a smaller line below it."""
+
+    text: str
+    unit: str = ""
+    small: str = ""
+    kind: str = ""
+
+
+class Row(NamedTuple):
+    """A row: its heading and its cells."""
+
+    head: Cell
+    cells: Sequence[Cell]
+    kind: str = ""
+
+
+class Body(NamedTuple):
+    """Rows that belong together, under a title of their own where they have one."""
+
+    rows: Sequence[Row]
+    title: str = ""
+
+
+class Table(NamedTuple):
+    """A whole table; ``name`` is spoken, ``groups`` are headings above several columns."""
+
+    name: str
+    heads: Sequence[Head]
+    bodies: Sequence[Body]
+    groups: Sequence[tuple[str, int]] = ()
+    group_kind: str = "group from"
+    kind: str = ""
+
+
+def plain_table(name: str, heads: Iterable[str], rows: Sequence[Row]) -> Table:
+    """A table with one heading a column."""
+    return Table(name, [Head(text) for text in heads], [Body(rows)])
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its group, heading, unit, and what a method's cell says."""
+    """A column of methods: its group, heading, unit, and what a method's cell says."""
 
     group: str
     head: str
@@ -42,6 +90,54 @@ class Column:
         return f"{self.head}, {self.unit}" if self.unit else self.head
 
 
+def methods_table(result: Result, columns: Sequence[Column], name: str) -> Table:
+    """A row for each method; with its preset where methods differ in it."""
+    differ = len({m.preset for m in result.methods}) > 1
+    rows = []
+    for method in result.methods:
+        preset = (f"preset {method.preset}",) if differ and method.preset else ()
+        texts = [column.cell(method) for column in columns]
+        rows.append((Cell(method.title, preset), texts, method is result.main))
+    return _grouped(columns, rows, name)
+
+
+def seeds_table(result: Result) -> Table:
+    """Mean and standard deviation over seeds, with the paired difference to retraining."""
+    columns = spread_columns(result)
+    rows = [
+        (
+            Cell(numbers.sentence(spread.label)),
+            [spread_text(spread, key) for key, _ in columns],
+            spread.name == result.main.name,
+        )
+        for spread in result.spreads
+    ]
+    return _grouped([column for _, column in columns], rows, "Over seeds")
+
+
+def _grouped(
+    columns: Sequence[Column], rows: Iterable[tuple[Cell, list[str], bool]], name: str
+) -> Table:
+    """A table of methods with its headings: groups above, units below."""
+    before = (columns[0].group if columns else "", *(c.group for c in columns))
+    kinds = [
+        "from" if column.group and column.group != last else ""
+        for column, last in zip(columns, before, strict=False)
+    ]
+    heads = [Head(c.head, c.unit, kind=kind) for c, kind in zip(columns, kinds, strict=True)]
+    groups = [(group, len(list(found))) for group, found in groupby(columns, lambda c: c.group)]
+    body = [
+        Row(
+            head,
+            [Cell(text, kind=kind) for text, kind in zip(texts, kinds, strict=True)],
+            "is-main" if main else "",
+        )
+        for head, texts, main in rows
+    ]
+    shown = groups if any(group for group, _ in groups) else []
+    return Table(name, [Head("Method"), *heads], [Body(body)], shown, "group")
+
+
 def present(columns: Sequence[Column], methods: Sequence[Method]) -> tuple[Column, ...]:
     """The columns in which at least one method has a value."""
     return tuple(c for c in columns if any(c.cell(m) != numbers.DASH for m in methods))
@@ -50,38 +146,43 @@ def present(columns: Sequence[Column], methods: Sequence[Method]) -> tuple[Colum
 def final_columns(result: Result) -> tuple[Column, ...]:
     """What each method ended with."""
     measures = [key for key in MEASURE_HEADS if result.backdoor or not key.startswith("asr")]
-    columns = [Column("At the end", MEASURE_HEADS[k], "%", _final(k)) for k in measures]
+    columns = [Column("At the end", MEASURE_HEADS[k], "%", final_cell(k)) for k in measures]
     return present(columns, result.methods)
 
 
 def gap_columns(result: Result) -> tuple[Column, ...]:
     """How far from retraining each method ended."""
     group = "Difference to retraining"
-    columns = [Column(group, MEASURE_HEADS[k], "points", _gap(k)) for k in _shown(result)]
+    columns = [Column(group, MEASURE_HEADS[k], "points", gap_cell(k)) for k in measured(result)]
     return present(columns, result.methods)
 
 
 def cost_columns(result: Result) -> tuple[Column, ...]:
     """What each method cost."""
-    size, unit = numbers.byte_unit(m.cost.get("bytes") for m in result.methods)
     columns = [
-        Column("", "Hops", "", _cost("hops")),
-        Column("", "Visits to the forgetting peer", "", _cost("visits_to_unlearner")),
-        Column("", "Messages", "", _cost("messages")),
-        Column("", "Data moved", unit, _cost("bytes", size, 0 if unit == "B" else 1)),
-        Column("", "Gradient evaluations", "", _cost("gradients")),
-        Column("", "Time", "s", _cost("seconds", decimals=1)),
+        Column("", "Hops", "", cost_cell("hops")),
+        Column("", "Visits to the forgetting peer", "", cost_cell("visits_to_unlearner")),
+        Column("", "Messages", "", cost_cell("messages")),
+        moved_column(result, "Data moved"),
+        Column("", "Gradient evaluations", "", cost_cell("gradients")),
+        Column("", "Time", "s", cost_cell("seconds", decimals=1)),
     ]
     return present(columns, result.methods)
 
 
+def moved_column(result: Result, head: str) -> Column:
+    """The data moved, in one unit for all methods."""
+    size, unit = numbers.byte_unit(m.cost.get("bytes") for m in result.methods)
+    return Column("", head, unit, cost_cell("bytes", size, 0 if unit == "B" else 1))
+
+
 def matched_columns(result: Result) -> tuple[Column, ...]:
     """How many hops each method took until it was as good as retraining ended, and stayed so."""
-    forgot = "Attack success" if result.backdoor else "Forget accuracy"
+    forgot = MEASURE_HEADS[measured(result)[1]]
     group = "Hops until it stays level with retraining"
     columns = [
-        Column(group, "Clean accuracy", "within 1 point", _matched("clean_hop")),
-        Column(group, forgot, "within 5 points", _matched("forget_hop")),
+        Column(group, "Clean accuracy", "within 1 point", _matched_cell("clean_hop")),
+        Column(group, forgot, "within 5 points", _matched_cell("forget_hop")),
     ]
     return present(columns, result.methods)
 
@@ -90,7 +191,8 @@ def spread_columns(result: Result) -> tuple[tuple[str, Column], ...]:
     """The columns over several seeds, each with the key of its mean."""
     gap = "Paired difference to retraining"
     columns = [(k, Column("At the end", head, "%", str)) for k, head in MEASURE_HEADS.items()]
-    columns += [(f"gap.{k}", Column(gap, MEASURE_HEADS[k], "points", str)) for k in _shown(result)]
+    for key in measured(result):
+        columns.append((f"gap.{key}", Column(gap, MEASURE_HEADS[key], "points", str)))
     return tuple((k, c) for k, c in columns if any(k in s.mean for s in result.spreads))
 
 
@@ -103,96 +205,24 @@ def spread_text(spread: Spread, key: str) -> str:
     return text if std is None or mean is None else f"{text} ± {numbers.hundredths(std)}"
 
 
-def summary_columns(result: Result) -> tuple[Column, ...]:
-    """The few columns that fit a terminal; means over seeds where there are several."""
-    spreads = {s.name: s for s in result.spreads}
-
-    def final(key: str) -> Callable[[Method], str]:
-        def cell(method: Method) -> str:
-            if method.name in spreads:
-                return spread_text(spreads[method.name], key)
-            return numbers.hundredths(method.final.get(key))
-
-        return cell
-
-    def gap(key: str) -> Callable[[Method], str]:
-        def cell(method: Method) -> str:
-            if method.name in spreads and not method.oracle:
-                return numbers.points(spreads[method.name].mean.get(f"gap.{key}"))
-            return _gap(key)(method)
-
-        return cell
-
-    size, unit = numbers.byte_unit(m.cost.get("bytes") for m in result.methods)
-    columns = [
-        *(Column("", SHORT_HEADS[k], "%", final(k)) for k in _shown(result)),
-        *(Column("", f"{SHORT_HEADS[k]} gap", "pts", gap(k)) for k in _shown(result)),
-        Column("", "hops", "", _cost("hops")),
-        Column("", "moved", unit, _cost("bytes", size, 0 if unit == "B" else 1)),
-        Column("", "gradients", "", _cost("gradients")),
-        Column("", "time", "s", _cost("seconds", decimals=1)),
-    ]
-    return present(columns, result.methods)
-
-
-def summary_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """One row a method, heading to text, in the order of the result.
-
-    >>> method = {"name": "rrdu", "label": "RR-DU", "final": {"clean": 0.961, "asr": 0.03}}
-    >>> summary_rows({"format": 1, "methods": [method]})
-    [{'method': 'RR-DU', 'clean, %': '96.1', 'ASR, %': '3.0'}]
-    """
-    view = read(result)
-    columns = summary_columns(view)
-    return [{"method": m.title} | {c.title: c.cell(m) for c in columns} for m in view.methods]
-
-
-def summary_table(result: Mapping[str, Any]) -> Table:
-    """The same rows as a table for the terminal; the main method stands out."""
-    view = read(result)
-    title = f"{view.task.name or 'result'}, seed {view.seed or numbers.DASH}"
-    if view.spreads:
-        title = f"{view.task.name}, mean ± standard deviation over {view.runs} seeds"
-    table = Table(
-        title=Text(title),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("method", vertical="bottom", no_wrap=True)
-    for column in summary_columns(view):
-        head = column.head.replace(" ", "\n") + (f"\n{column.unit}" if column.unit else "")
-        table.add_column(Text(head), justify="right", vertical="bottom", no_wrap=True)
-    for method, row in zip(view.methods, summary_rows(result), strict=True):
-        style = "bold" if method is view.main else ""
-        table.add_row(*(Text(cell) for cell in row.values()), style=style)
-    if gap_columns(view):
-        table.caption = Text("gap: difference to retraining, in percentage points")
-    return table
-
-
-def _shown(result: Result) -> tuple[str, str]:
+def measured(result: Result) -> tuple[str, str]:
+    """The two measures that matter: accuracy, and what shows whether it forgot."""
     return "clean", "asr" if result.backdoor else "forget"
 
 
-def _final(key: str) -> Callable[[Method], str]:
-    def cell(method: Method) -> str:
-        return numbers.hundredths(method.final.get(key))
-
-    return cell
+def final_cell(key: str) -> Callable[[Method], str]:
+    """What a method ended with."""
+    return lambda method: numbers.hundredths(method.final.get(key))
 
 
-def _gap(key: str) -> Callable[[Method], str]:
-    def cell(method: Method) -> str:
-        return numbers.DASH if method.oracle else numbers.points(method.gap.get(key))
-
-    return cell
+def gap_cell(key: str) -> Callable[[Method], str]:
+    """How far from retraining a method ended."""
+    return lambda m: numbers.DASH if m.oracle else numbers.points(m.gap.get(key))
 
 
-def _cost(key: str, size: float = 1.0, decimals: int = 0) -> Callable[[Method], str]:
+def cost_cell(key: str, size: float = 1.0, decimals: int = 0) -> Callable[[Method], str]:
+    """What a method cost, in units of ``size``."""
+
     def cell(method: Method) -> str:
         value = method.cost.get(key)
         return numbers.fixed(None if value is None else value / size, decimals)
@@ -200,8 +230,5 @@ def _cost(key: str, size: float = 1.0, decimals: int = 0) -> Callable[[Method], 
     return cell
 
 
-def _matched(key: str) -> Callable[[Method], str]:
-    def cell(method: Method) -> str:
-        return numbers.fixed(method.matched.get(key), 0)
-
-    return cell
+def _matched_cell(key: str) -> Callable[[Method], str]:
+    return lambda method: numbers.fixed(method.matched.get(key), 0)

@@ -21,7 +21,7 @@ from unwalk.core.data import Held
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Progress
 from unwalk.core.transcript import Transcript
-from unwalk.engines.reading import Reader
+from unwalk.engines.cuda import FusedEvaluation, executor_for
 from unwalk.tasks import ShardedTask
 
 Answer = Callable[[torch.Tensor], torch.Tensor]
@@ -73,7 +73,8 @@ class Meter:
         self.triggered = None if task.triggered is None else self._placed(task.triggered, device)
         self.target = -1 if task.target is None else task.target
         self.finite = torch.tensor(True)
-        self.reader: tuple[nn.Module, Reader | None] | None = None
+        self.executor = executor_for(device)
+        self.fused: tuple[nn.Module, FusedEvaluation | None] | None = None
 
     def read(self, model: nn.Module, hop: int, phase: str) -> Reading:
         """Measure; the model is left in evaluation mode."""
@@ -112,15 +113,15 @@ class Meter:
 
     def _way(self, model: nn.Module) -> Answer:
         """How the model is asked: through fused kernels, where it is to be and can be."""
-        if not self.compiled:
+        if not self.compiled or self.executor is None:
             return model
-        if self.reader is None or self.reader[0] is not model:
-            self.reader = (model, Reader.of(model, torch.bfloat16))
-        reader = self.reader[1]
-        if reader is None:
+        if self.fused is None or self.fused[0] is not model:
+            self.fused = (model, self.executor.evaluation(model))
+        network = self.fused[1]
+        if network is None:
             return model
-        reader.load()
-        return reader
+        network.load()
+        return network
 
     def _accuracy(self, answer: Answer, held: Held) -> torch.Tensor:
         return self._answers(answer, held.x).eq(held.y).double().mean()

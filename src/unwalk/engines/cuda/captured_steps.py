@@ -1,0 +1,478 @@
+"""Gradient steps on a CUDA device: a captured graph a kind of step, replayed for every step.
+
+Launching the hundred small kernels of a step one by one costs more than running them, so whole
+steps (forward, backward, clip, optimizer) are captured once and replayed, several at a time.  A
+*shadow* of the model computes: its weights lie in the wanted precision and memory layout, as
+views of a few flat vectors, so that the optimizer is one pass over memory.  Parameters and
+moments are copied in at the start of a visit and back at its end; everything between visits
+(noise, projections, wipes) acts on the workspace exactly as it does on a CPU.  Nothing here waits
+for the device, so a peer's next visit is prepared while it computes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from unwalk.core.plan import Loss
+from unwalk.core.program import StepRule, Steps
+from unwalk.core.workspace import Workspace
+from unwalk.engines.cuda.clipped_steps import Clipped
+from unwalk.engines.cuda.compiled import compiled as by_compiler
+from unwalk.engines.cuda.compiled import cross_entropy, descend
+from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flattened
+from unwalk.engines.cuda.fused_network import Fused, fuse
+from unwalk.engines.cuda.groups import available, uses
+from unwalk.engines.cuda.layers import Convolution
+from unwalk.engines.cuda.overlapped_updates import OverlappedUpdates
+from unwalk.engines.cuda.record_gradients import Unfit
+from unwalk.engines.per_example import check_per_example, clipped_gradients
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WARM_UP = 3
+TOGETHER = 16
+"""Steps in one graph, where a visit has as many: one launch and one copy of batches for all."""
+
+
+class CapturedSteps:
+    """Runs ``Steps`` operations on a CUDA device by replaying graphs."""
+
+    def __init__(
+        self, work: Workspace, loss: Loss | None, *, precision: str, compiled: bool
+    ) -> None:
+        self.work = work
+        self.precision = precision
+        self.loss = loss
+        self.compiled = compiled
+        self.dtype = PRECISIONS[precision]
+        self.shadow = flat_copy_of(work.model)
+        self.blocks = flat_blocks(self.shadow, self.dtype)
+        self.weights = [w for block in self.blocks for w in block.weights]
+        self.side = torch.cuda.Stream() if compiled and uses("second stream") else None
+        self.fused = fuse(self.shadow, self.side, self._places()) if compiled else None
+        self.placed = set() if self.fused is None else self.fused.placed
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
+        self.kernels = compiled and available()
+        self.knobs = torch.zeros(6, device=work.device)
+        self.counter = torch.zeros((), device=work.device)
+        self.one = torch.ones((), device=work.device)
+        self.graphs: dict[tuple[object, ...], _Graph] = {}
+        self.counted = [
+            b for name, b in work.buffers.items() if name.endswith("num_batches_tracked")
+        ]
+
+    @cached_property
+    def clipped(self) -> Clipped | None:
+        """What steps that clip each example run on, but for models that it cannot take."""
+        wanted = self.compiled and uses("clipping")
+        return Clipped.of(self.shadow, self.side, self._places()) if wanted else None
+
+    def _places(self) -> dict[torch.Tensor, torch.Tensor]:
+        return {
+            weight: view
+            for block in self.blocks
+            for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
+        }
+
+    @staticmethod
+    def can_run(op: Steps) -> bool:
+        """Weighted rows are left to the reference."""
+        return op.weights is None
+
+    def run(
+        self,
+        op: Steps,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        moments: dict[str, torch.Tensor],
+        counter: int,
+        normals: Callable[[], torch.Tensor],
+    ) -> None:
+        """Take all steps of ``op`` on ``x`` (steps, minibatches, size, ...).
+
+        ``normals`` draws what a step with noise adds, as long as the parameters.
+        """
+        with _let_loose(self.precision):
+            self._load(op.rule, moments)
+            knobs = (
+                op.step_size,
+                -float(op.direction) * op.scale,
+                op.clip or 0.0,
+                op.rule.momentum,
+                op.rule.weight_decay,
+                -float(op.direction) * op.noise,
+            )
+            self.knobs.copy_(torch.tensor(knobs).pin_memory(), non_blocking=True)
+            self.counter.fill_(float(counter))
+            steps, done = x.shape[0], 0
+            while done < steps:
+                count = TOGETHER if steps - done >= TOGETHER else 1
+                drawn = torch.stack([normals() for _ in range(count)]) if op.noise else None
+                key = (count, tuple(x.shape[1:]), *_kind(op))
+                graph = self.graphs.get(key)
+                if graph is None:
+                    kept = self._snapshot()
+                    graph = self.graphs[key] = self._capture(op, x[:count], y[:count], drawn)
+                    self._restore(kept)
+                graph.replay(x[done : done + count], y[done : done + count], drawn)
+                done += count
+            self._store(op.rule, moments)
+            if self.counted:
+                torch._foreach_add_(self.counted, steps * x.shape[1])
+
+    def _state(self) -> list[torch.Tensor]:
+        """All that a step changes."""
+        mine = [self.counter, *self.work.buffers.values()]
+        if self.fused is not None:
+            mine += self.fused.state
+        for block in self.blocks:
+            mine += [block.masters, block.values, *block.moments.values()]
+        return mine
+
+    def _snapshot(self) -> list[torch.Tensor]:
+        return [t.clone() for t in self._state()]
+
+    def _restore(self, kept: list[torch.Tensor]) -> None:
+        for tensor, before in zip(self._state(), kept, strict=True):
+            tensor.copy_(before)
+
+    def _load(self, rule: StepRule, moments: dict[str, torch.Tensor]) -> None:
+        """Copy parameters and moments from the workspace into the blocks."""
+        if self.fused is not None:
+            self.fused.load()
+        views = self.work.layout.views(self.work.parameters)
+        for block in self.blocks:
+            torch._foreach_copy_(block.views(block.masters), [views[n] for n in block.names])
+            if block.values is not block.masters:
+                block.values.copy_(block.masters)
+            for slot in rule.slots:
+                held = block.moments.setdefault(slot, torch.zeros_like(block.masters))
+                flat = self.work.layout.views(moments[slot])
+                torch._foreach_copy_(block.views(held), [flat[n] for n in block.names])
+
+    def _store(self, rule: StepRule, moments: dict[str, torch.Tensor]) -> None:
+        """Copy them back."""
+        if self.fused is not None:
+            self.fused.store()
+        views = self.work.layout.views(self.work.parameters)
+        for block in self.blocks:
+            torch._foreach_copy_([views[n] for n in block.names], block.views(block.masters))
+            for slot in rule.slots:
+                flat = self.work.layout.views(moments[slot])
+                torch._foreach_copy_(
+                    [flat[n] for n in block.names], block.views(block.moments[slot])
+                )
+
+    def _capture(
+        self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
+    ) -> _Graph:
+        update = self._update(op)
+        overlapped = self._overlapped(op, x.shape[1])
+
+        def simply(block: Block) -> None:
+            update(block, self.knobs[1], self.knobs, self.counter)
+
+        def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
+            blocks = self.blocks
+            if op.clip_per_example is not None:
+                self._clipped_gradient(batch, labels, op.clip_per_example)
+            elif overlapped is None:
+                self._gradient(batch, labels)
+            else:
+                with overlapped.during(simply):
+                    self._gradient(batch, labels)
+                blocks = overlapped.rest()
+            with torch.no_grad():
+                if op.rule.optimizer == "adam":
+                    self.counter.add_(1.0)
+                scale = self.knobs[1]
+                if op.clip is not None:
+                    squares = [block.gradients.float().square().sum() for block in self.blocks]
+                    norm = torch.stack(squares).sum().sqrt() * scale.abs()
+                    scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
+                for block in blocks:
+                    if normals is not None:
+                        noised = block.gradients.float() * scale + self.knobs[
+                            5
+                        ] * self._as_laid_out(block, normals)
+                        update(replace(block, gradients=noised), self.one, self.knobs, self.counter)
+                    else:
+                        update(block, scale, self.knobs, self.counter)
+
+        network = self.fused if op.clip_per_example is None else self.clipped
+        try:
+            return _Graph(step, partial(self._lay_out, network), x, y, drawn)
+        except Unfit:
+            self.clipped = None
+            return _Graph(step, partial(self._lay_out, None), x, y, drawn)
+
+    def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
+        """A vector like the workspace's parameters, in the order of a block."""
+        found = torch.zeros_like(block.masters)
+        views = self.work.layout.views(flat)
+        torch._foreach_copy_(block.views(found), [views[n] for n in block.names])
+        return found
+
+    def _lay_out(
+        self, network: Fused | Clipped | None, room: torch.Tensor | None, x: torch.Tensor
+    ) -> torch.Tensor:
+        """Inputs of several steps in the wanted precision and memory layout, in ``room``."""
+        first = None if network is None else network.first
+        if x.dim() == 6 and first is not None:
+            return first.table(room, x, self.dtype)
+        if room is None:
+            room = torch.empty_like(x, dtype=self.dtype)
+            if x.dim() == 6:
+                room = room.permute(0, 1, 2, 4, 5, 3).contiguous().permute(0, 1, 2, 5, 3, 4)
+        return room.copy_(x)
+
+    def _overlapped(self, op: Steps, minibatches: int) -> OverlappedUpdates | None:
+        """Updates during the backward pass, where one needs the gradient of one minibatch only."""
+        alone = op.clip is None and op.clip_per_example is None and not op.noise
+        plain = alone and minibatches == 1 and op.rule.optimizer != "adam"
+        wanted = plain and uses("overlapped updates")
+        if self.fused is None or self.side is None or not wanted:
+            return None
+        found = [m for m in self.fused.network.modules() if isinstance(m, Convolution)]
+        overlapped = OverlappedUpdates(self.blocks, found, self.side)
+        return overlapped if overlapped.pieces else None
+
+    def _update(self, op: Steps) -> Update:
+        by_kernel = self.kernels and op.rule.optimizer != "adam"
+        return _by_kernel(op.rule) if by_kernel else _update(op.rule)
+
+    def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
+        """Mean of the gradients that were clipped example by example, into the blocks."""
+        if self.clipped is not None:
+            check_per_example(self.shadow)
+            self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
+            return
+
+        def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            if self.loss is None:
+                return functional.cross_entropy(output.float(), labels, reduction="none")
+            return self.loss(output.float(), labels)
+
+        found = clipped_gradients(
+            self.shadow, x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss
+        )
+        with torch.no_grad():
+            for block in self.blocks:
+                block.gradients.zero_()
+                pairs = zip(block.names, block.views(block.gradients), strict=True)
+                for name, view in pairs:
+                    if name in found:
+                        view.copy_(found[name])
+
+    def _gradient(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Mean gradient over minibatches into the blocks."""
+        minibatches = x.shape[0]
+        total: list[torch.Tensor] = []
+        for part in range(minibatches):
+            if self.side is not None:
+                self.side.wait_stream(torch.cuda.current_stream())
+            found = self._backward(self.forward(x[part]), y[part], minibatches)
+            if self.side is not None:
+                torch.cuda.current_stream().wait_stream(self.side)
+            with torch.no_grad():
+                if self.fused is not None:
+                    self.fused.settle()
+                if minibatches == 1:
+                    self._gather(found)
+                elif part == 0:
+                    total = [g.clone() for g in found]
+                else:
+                    torch._foreach_add_(total, found)
+        if minibatches > 1:
+            with torch.no_grad():
+                self._gather(total, everything=True)
+
+    def _gather(self, found: Sequence[torch.Tensor], *, everything: bool = False) -> None:
+        """Gradients into the blocks, but for those that are there already."""
+        left = iter(found)
+        for block in self.blocks:
+            mine = [next(left) for _ in block.weights]
+            if everything or not any(w in self.placed for w in block.weights):
+                flat = [flattened(g).to(block.gradients.dtype) for g in mine]
+                torch.cat(flat, out=block.gradients[: block.size])
+                continue
+            views = block.views(block.gradients)
+            rest = [k for k, w in enumerate(block.weights) if w not in self.placed]
+            if rest:
+                torch._foreach_copy_([views[k] for k in rest], [mine[k] for k in rest])
+
+    def _backward(
+        self, output: torch.Tensor, y: torch.Tensor, minibatches: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Gradients of the mean loss, divided by ``minibatches``."""
+        plain = self.loss is None and self.kernels and output.dim() == 2
+        if plain and not uses("softmax gradient"):
+            loss = by_compiler(cross_entropy)(output, y)
+            return torch.autograd.grad(loss / minibatches, self.weights)
+        if plain:
+            from unwalk.engines.cuda.kernels import step
+
+            share = 1.0 / (len(output) * minibatches)
+            start = step.softmax_gradient(output.detach(), y, share)
+            return torch.autograd.grad(output, self.weights, start)
+        if self.loss is None:
+            loss = functional.cross_entropy(output.float(), y)
+        else:
+            loss = self.loss(output.float(), y).mean()
+        return torch.autograd.grad(loss / minibatches, self.weights)
+
+
+def _kind(op: Steps) -> tuple[object, ...]:
+    """What a captured step depends on, besides the shape of its batches and the knobs."""
+    rule = op.rule
+    return rule.optimizer, rule.betas, op.clip is None, op.clip_per_example, bool(op.noise)
+
+
+Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def _by_kernel(rule: StepRule) -> Update:
+    """``sgd`` or ``momentum`` as one kernel: ours, or the compiler's."""
+
+    def update(
+        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+    ) -> None:
+        from unwalk.engines.cuda.kernels import step
+
+        velocity = block.moments["momentum"] if rule.optimizer == "momentum" else None
+        if not uses("optimizer step"):
+            values = None if block.values is block.masters else block.values
+            gradients = block.gradients
+            by_compiler(descend)(block.masters, values, gradients, velocity, knobs, scale)
+            return
+        step.descend(block.masters, block.values, block.gradients, velocity, knobs, scale)
+
+    return update
+
+
+def _update(rule: StepRule) -> Update:
+    """One optimizer step on a block; ``knobs`` holds step size, -, -, momentum, weight decay."""
+
+    def change(block: Block, scale: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
+        return block.gradients.float() * scale + knobs[4] * block.masters
+
+    def write(block: Block, step: torch.Tensor) -> None:
+        block.masters.sub_(step)
+        if block.values is not block.masters:
+            block.values.copy_(block.masters)
+
+    def sgd(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
+        write(block, knobs[0] * change(block, scale, knobs))
+
+    def momentum(
+        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+    ) -> None:
+        velocity = block.moments["momentum"]
+        velocity.copy_(knobs[3] * velocity + change(block, scale, knobs))
+        write(block, knobs[0] * velocity)
+
+    def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
+        first, second = rule.betas
+        gradient = change(block, scale, knobs)
+        mean, square = block.moments["mean"], block.moments["square"]
+        mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
+        square.copy_(second * square + (1.0 - second) * gradient.square())
+        root = (square / (1.0 - second**counter)).sqrt() + rule.damping
+        write(block, knobs[0] / (1.0 - first**counter) * mean / root)
+
+    return {"sgd": sgd, "momentum": momentum, "adam": adam}[rule.optimizer]
+
+
+class _Graph:
+    """Captured steps with their static inputs, whose first dimension counts steps."""
+
+    def __init__(
+        self,
+        step: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None],
+        lay_out: Callable[[torch.Tensor | None, torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        normals: torch.Tensor | None,
+    ) -> None:
+        self.lay_out = lay_out
+        self.normals = None if normals is None else normals.clone()
+        self.x, self.y = lay_out(None, x), y.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step(*self._given(0))
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        first = torch.cuda.Stream(priority=-1)  # what everything waits for comes first
+        with (
+            _no_collection(),
+            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
+        ):
+            for number in range(len(x)):
+                step(*self._given(number))
+
+    def _given(self, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        normals = None if self.normals is None else self.normals[number]
+        return self.x[number], self.y[number], normals
+
+    def replay(self, x: torch.Tensor, y: torch.Tensor, normals: torch.Tensor | None) -> None:
+        self.lay_out(self.x, x)
+        self.y.copy_(y)
+        if self.normals is not None and normals is not None:
+            self.normals.copy_(normals)
+        self.graph.replay()
+
+
+def capture(step: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
+    """A step as a graph in ``pool``; it runs a few times first, with its random numbers unused."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.random.fork_rng(devices=[device]):
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            step()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs of earlier walks must not be destroyed during a capture: that spoils it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def _let_loose(precision: str) -> Iterator[None]:
+    """Steps repeat one shape often, so trying every algorithm for it pays.
+
+    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  Other work
+    in the process finds these switches as they were.
+    """
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32
+    convolutions.benchmark = True
+    if precision != "float32":
+        convolutions.allow_tf32 = products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32 = before

@@ -1,0 +1,447 @@
+"""A network out of fewer kernels, for captured steps on a CUDA device.
+
+In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
+and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
+kernels forward and two backward for batch normalisation, of one each for group normalisation.  So
+is the mean over all places with the linear layer behind it: of one kernel forward and two backward.
+Weight gradients run beside the rest on a stream of their own, because nothing waits for them until
+the optimizer does.
+
+:func:`fuse` rewrites a model that :mod:`torch.fx` can trace; the kernels are written in Triton
+(:mod:`unwalk.engines.cuda.kernels`).  :class:`FusedEvaluation` is the same network in evaluation
+mode, with the running statistics in the place of a batch's own: measuring goes through many more
+pictures than a step, in layers that mostly move memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from unwalk.engines.cuda.batch_norm_state import BatchNormState
+from unwalk.engines.cuda.compiled import CompiledHead, CompiledNorm
+from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of
+from unwalk.engines.cuda.groups import available, uses
+from unwalk.engines.cuda.layers import (
+    Convolution,
+    First,
+    GroupNormalisation,
+    GroupNormState,
+    Head,
+    Linear,
+    Normalisation,
+)
+from unwalk.engines.cuda.record_gradients import RecordGradients
+
+Places = Mapping[torch.Tensor, torch.Tensor]
+"""Where the gradient of a trainable parameter belongs."""
+
+
+class Fused:
+    """A rewritten network in training mode, and the running statistics of its normalisations.
+
+    Modules, and so parameters, are the given model's own.  Its buffers are copied in by
+    :meth:`load` and back by :meth:`store`.  ``side`` is the stream of the weight gradients of
+    convolutions; whoever reads them has to wait for it.  Gradients of all that was rewritten land
+    in ``places``, or with ``per_record`` what each record adds to them lands there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        side: torch.cuda.Stream | None,
+        places: Places,
+        per_record: RecordGradients | None = None,
+    ) -> None:
+        counted = uses("batch normalisation")
+        self.norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and counted]
+        self.network = traced = fx.symbolic_trace(model)
+        channels = [norm.num_features for norm in self.norms]
+        device = next(iter(places)).device
+        self.running = torch.zeros(2, sum(channels), device=device)
+        self.news = torch.zeros_like(self.running)
+        self.moments = torch.zeros_like(self.running)
+        self.sums = torch.zeros(4, sum(channels), dtype=torch.int64, device=device)
+        rates = [torch.full((n.num_features,), n.momentum or 0.0) for n in self.norms]
+        self.rates = torch.cat([torch.zeros(0), *rates]).to(device)
+        self.held = [v for flat in self.running for v in flat.split(channels)]
+        starts = [sum(channels[:number]) for number in range(len(channels))]
+        self.slices = [slice(a, a + n) for a, n in zip(starts, channels, strict=True)]
+        self.placed: set[torch.Tensor] = set()
+        _check_uses(traced)
+        self._rewrite(traced, side, places, per_record)
+        traced.graph.lint()
+        traced.recompile()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.sums.zero_()
+        y: torch.Tensor = self.network(x)
+        return y
+
+    def settle(self) -> None:
+        """After the backward pass: the running statistics move on."""
+        self.running.lerp_(self.news, self.rates)
+
+    @property
+    def _buffers(self) -> list[torch.Tensor]:
+        means, variances = (
+            [b for b in kind if b is not None]
+            for kind in (
+                [n.running_mean for n in self.norms],
+                [n.running_var for n in self.norms],
+            )
+        )
+        return [*means, *variances]
+
+    def load(self) -> None:
+        """Take the model's running statistics over."""
+        if self.held:
+            torch._foreach_copy_(self.held, self._buffers)
+
+    def store(self) -> None:
+        """Give them back."""
+        if self.held:
+            torch._foreach_copy_(self._buffers, self.held)
+
+    def hold_still(self) -> None:
+        """Take the running statistics for moments, as evaluation mode does."""
+        self.load()
+        for module in self.network.modules():
+            if isinstance(module, Normalisation):
+                layer = module.layer
+                mean, variance = layer.running
+                if module.shifted is not None and module.shifted.bias is not None:
+                    mean = mean - module.shifted.bias
+                layer.moments[0] = mean
+                layer.moments[1] = (variance + layer.eps).rsqrt()
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """What a step changes."""
+        return [self.running]
+
+    @property
+    def first(self) -> First | None:
+        """The layer that the input goes into, where it wants the input in another form."""
+        for module in self.network.modules():
+            if isinstance(module, First):
+                return module
+        return None
+
+    def _rewrite(
+        self,
+        traced: fx.GraphModule,
+        side: torch.cuda.Stream | None,
+        places: Places,
+        per_record: RecordGradients | None,
+    ) -> None:
+        for node in list(traced.graph.nodes):
+            if isinstance(_module(traced, node), nn.Identity):
+                node.replace_all_uses_with(node.args[0])
+                traced.graph.erase_node(node)
+        shifted = set()
+        for node in list(traced.graph.nodes):
+            norm = _module(traced, node)
+            if isinstance(norm, nn.BatchNorm2d) and not uses("batch normalisation"):
+                _fuse_norm(traced, node, norm)
+            elif isinstance(norm, nn.BatchNorm2d):
+                at = self.slices[self.norms.index(norm)]
+                layer = BatchNormState(
+                    weight=norm.weight,
+                    bias=norm.bias,
+                    for_weight=places[norm.weight],
+                    for_bias=places[norm.bias],
+                    sums=self.sums[:, at],
+                    running=self.running[:, at],
+                    news=self.news[:, at],
+                    moments=self.moments[:, at],
+                    eps=norm.eps,
+                )
+                self.placed |= {norm.weight, norm.bias}
+                shifted.add(_fuse_norm(traced, node, layer))
+            elif isinstance(norm, nn.GroupNorm) and not uses("group normalisation"):
+                _fuse_norm(traced, node, norm)
+            elif isinstance(norm, nn.GroupNorm) and _trained(norm, places):
+                grouped = GroupNormState(
+                    weight=norm.weight,
+                    bias=norm.bias,
+                    for_weight=places[norm.weight],
+                    for_bias=places[norm.bias],
+                    groups=norm.num_groups,
+                    eps=norm.eps,
+                    side=side,
+                    per_record=per_record,
+                )
+                self.placed |= {norm.weight, norm.bias}
+                _fuse_norm(traced, node, grouped)
+        for node in list(traced.graph.nodes):
+            module = _module(traced, node)
+            if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
+                source = node.args[0]
+                outermost = source.op == "placeholder" and len(source.users) == 1
+                biased = module.bias is not None and module not in shifted
+                as_product = outermost and First.takes(module) and uses("first layer")
+                kind = First if as_product else Convolution
+                mine = kind(
+                    module, side, places[module.weight], biased=biased, per_record=per_record
+                )
+                self.placed.add(module.weight)
+                traced.add_submodule(str(node.target), mine)
+                if isinstance(mine, Convolution):
+                    _link(traced, node, mine)
+            elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
+                traced.add_submodule(str(node.target), Linear(module, side, per_record))
+            elif isinstance(module, nn.Linear) and _trained(module, places) and Head.takes(module):
+                bias = module.bias
+                if not uses("head"):
+                    _fuse_head(traced, node, CompiledHead(module))
+                    continue
+                head = Head(module, side, places[module.weight], places.get(bias))
+                if _fuse_head(traced, node, head):
+                    self.placed |= {p for p in (module.weight, bias) if p is not None}
+
+
+def _link(traced: fx.GraphModule, node: fx.Node, mine: Convolution) -> None:
+    """Acquaint a convolution with the batch normalisations behind it and in front of it."""
+    if not uses("normalisation sums"):
+        return
+    user, source = _only_user(node), node.args[0]
+    behind = None if user is None else _module(traced, user)
+    if user is not None and isinstance(behind, Normalisation) and user.args[0] is node:
+        mine.behind = (behind,)
+    if isinstance(source, fx.Node) and _only_user(source) is node and len(source.args) == 1:
+        front = _module(traced, source)
+        if isinstance(front, Normalisation) and front.plain:
+            mine.front = (front,)
+
+
+def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:
+    """The rewritten network, or None where it cannot be traced or has nothing to fuse."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    grouped = [m for m in model.modules() if isinstance(m, nn.GroupNorm) and _trained(m, places)]
+    if not (norms or grouped) or not available():
+        return None
+    if not all(_usual(norm) and _trained(norm, places) for norm in norms):
+        return None
+    if sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()) > len(norms):
+        return None
+    try:
+        return Fused(model, side, places)
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+def fuse_by_record(
+    model: nn.Module, side: torch.cuda.Stream | None, places: Places, per_record: RecordGradients
+) -> Fused | None:
+    """The network that fills ``per_record``, or None where some layer cannot.
+
+    Trainable may be convolutions in one group, linear layers and group normalisations, each with
+    all of its parameters.
+    """
+    mixes = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    if not available() or not places or mixes or not uses("group normalisation"):
+        return None
+    known: set[torch.Tensor] = set()
+    for module in model.modules():
+        if type(module) in (nn.Conv2d, nn.Linear, nn.GroupNorm) and _trained(module, places):
+            if isinstance(module, nn.Conv2d) and not (_plain(module) and module.groups == 1):
+                return None
+            known |= set(module.parameters())
+    if known != set(places):
+        return None
+    try:
+        return Fused(model, side, places, per_record)
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _check_uses(traced: fx.GraphModule) -> None:
+    """Places take one gradient: a parameter that is used twice cannot have one."""
+    used: Counter[torch.Tensor] = Counter()
+    for node in traced.graph.nodes:
+        module = _module(traced, node)
+        used.update([] if module is None else module.parameters())
+        if node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            used.update([getattr(traced.get_submodule(owner), name)])
+    if any(count > 1 for count in used.values()):
+        raise ValueError("a parameter is used twice.")
+
+
+def _trained(layer: nn.Module, places: Places) -> bool:
+    """Whether its weight, and its bias where it has one, are parameters that are trained."""
+    if layer.weight is None or (layer.bias is None and isinstance(layer, nn.GroupNorm)):
+        return False
+    return layer.weight in places and (layer.bias is None or layer.bias in places)
+
+
+def _module(traced: fx.GraphModule, node: fx.Node) -> nn.Module | None:
+    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _usual(norm: nn.BatchNorm2d) -> bool:
+    return norm.affine and norm.track_running_stats and norm.momentum is not None
+
+
+def _plain(conv: nn.Conv2d) -> bool:
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
+def _is_relu(traced: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op == "call_function":
+        return node.target in (torch.relu, functional.relu)
+    return isinstance(_module(traced, node), nn.ReLU)
+
+
+def _is_pool(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """A pool of 2 x 2 places without overlap or padding."""
+    pool = _module(traced, node)
+    return (
+        isinstance(pool, nn.MaxPool2d)
+        and pool.kernel_size in (2, (2, 2))
+        and pool.stride in (2, (2, 2))
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not pool.ceil_mode
+        and not pool.return_indices
+    )
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 else None
+
+
+def _fuse_norm(
+    traced: fx.GraphModule,
+    node: fx.Node,
+    layer: BatchNormState | GroupNormState | nn.BatchNorm2d | nn.GroupNorm,
+) -> nn.Conv2d | None:
+    """Put one call in the place of a normalisation and of what follows it.
+
+    Given the normalisation itself, that call is left to ``torch.compile``.  Returns the convolution
+    in front whose bias may be left out: it only shifts the mean that batch normalisation takes away
+    again.
+    """
+    graph = traced.graph
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before = _module(traced, source)
+    shifted = None
+    if isinstance(before, nn.Conv2d) and before.bias is not None and len(source.users) == 1:
+        shifted = before
+    gone, other = [node], None
+    follower = _only_user(node)
+    if follower is not None and follower.target in (operator.add, torch.add):
+        others = [a for a in follower.args if a is not node]
+        behind = _only_user(follower)
+        plain = len(others) == 1 and not follower.kwargs
+        if plain and isinstance(others[0], fx.Node) and behind is not None:
+            earlier = list(graph.nodes).index(others[0]) < list(graph.nodes).index(node)
+            if earlier and _is_relu(traced, behind):  # the later one of two takes the sum
+                gone, other = [node, follower, behind], others[0]
+    elif follower is not None and _is_relu(traced, follower):
+        gone = [node, follower]
+        behind = _only_user(follower)
+        if behind is not None and _is_pool(traced, behind):
+            gone.append(behind)
+    last = gone[-1]
+    pooled = _is_pool(traced, last)
+    twice = len(last.users) == 2 and not pooled
+    name = f"{str(node.target).replace('.', '_')}_fused"
+    relu = len(gone) > 1
+    mine: nn.Module
+    if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+        shifted = None
+        mine = CompiledNorm(layer, relu=relu, pooled=pooled, twice=twice)
+    elif isinstance(layer, GroupNormState):
+        shifted = None
+        mine = GroupNormalisation(layer, relu=relu, pooled=pooled, twice=twice)
+    else:
+        mine = Normalisation(layer, shifted, relu=relu, pooled=pooled, twice=twice)
+    traced.add_module(name, mine)
+    with graph.inserting_before(last):
+        call = graph.call_module(name, (source,) if other is None else (source, other))
+        if twice:
+            for number, user in enumerate(list(last.users)):
+                user.replace_input_with(last, graph.call_function(operator.getitem, (call, number)))
+        else:
+            last.replace_all_uses_with(call)
+    for old in reversed(gone):
+        graph.erase_node(old)
+    return shifted
+
+
+def _is_mean(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """The mean over all places."""
+    pool = _module(traced, node)
+    return isinstance(pool, nn.AdaptiveAvgPool2d) and pool.output_size in (1, (1, 1))
+
+
+def _is_flatten(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """One row a record."""
+    layer = _module(traced, node)
+    if isinstance(layer, nn.Flatten):
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    named = (node.op, node.target)
+    if named not in (("call_function", torch.flatten), ("call_method", "flatten")):
+        return False
+    return (node.args[1:], node.kwargs) in (((1,), {}), ((1, -1), {}), ((), {"start_dim": 1}))
+
+
+def _fuse_head(traced: fx.GraphModule, node: fx.Node, head: Head | CompiledHead) -> bool:
+    """Put one call in the place of mean, flatten and linear layer, where it is behind both."""
+    flat = node.args[0] if node.args else None
+    if not isinstance(flat, fx.Node) or not _is_flatten(traced, flat) or not flat.args:
+        return False
+    mean = flat.args[0]
+    if not isinstance(mean, fx.Node) or not _is_mean(traced, mean) or not mean.args:
+        return False
+    if _only_user(flat) is None or _only_user(mean) is None:
+        return False
+    traced.add_submodule(str(node.target), head)
+    node.args = mean.args
+    for old in (flat, mean):
+        traced.graph.erase_node(old)
+    return True
+
+
+class FusedEvaluation:
+    """Answers as the model does; :meth:`load` takes over what the model has learnt since."""
+
+    def __init__(self, model: nn.Module, blocks: list[Block], network: Fused) -> None:
+        self.model, self.blocks, self.network = model, blocks, network
+        network.network.eval()
+
+    @staticmethod
+    def of(model: nn.Module, dtype: torch.dtype) -> FusedEvaluation | None:
+        """None where the model cannot be rewritten."""
+        shadow = flat_copy_of(model)
+        blocks = flat_blocks(shadow, dtype)
+        places: dict[torch.Tensor, torch.Tensor] = {
+            weight: view
+            for block in blocks
+            for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
+        }
+        network = fuse(shadow, None, places)
+        return None if network is None else FusedEvaluation(model, blocks, network)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Take parameters and running statistics over."""
+        mine = dict(self.model.named_parameters())
+        for block in self.blocks:
+            torch._foreach_copy_(block.views(block.masters), [mine[n] for n in block.names])
+            if block.values is not block.masters:
+                block.values.copy_(block.masters)
+        self.network.hold_still()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.network.network(x)
+        return y

@@ -1,0 +1,540 @@
+"""Optimizer steps of many walks together: padded to the longest visit, masked where one is over.
+
+Walks with the same kind of optimizer form a *team*: matrices with one row a walk, on which a step
+works in place.  A team of all walks works on the fleet's own matrices, any other on copies.  A
+device that has an executor prepares a step that comes a second time; teams are then rounded up to
+a few sizes, with rows that take no part.  Records of all visited peers stand in one table
+(:class:`RecordTable`), from which the batches of a step are gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unwalk.core import events as ev
+from unwalk.core.data import Shard
+from unwalk.core.errors import InvalidInput
+from unwalk.core.program import Rows, StepRule, Steps
+from unwalk.engines.cuda import Executor, executor_for
+from unwalk.engines.execute import Bench, to_device
+from unwalk.engines.fleet_gradients import BatchedGradient, Buffers
+
+Party = dict[int, tuple[Steps, Bench]]
+"""Row of the fleet: its operation and what it works with."""
+
+SIZES = 8
+"""Teams whose steps are prepared by an executor have one of so many sizes."""
+
+
+@dataclass(eq=False)
+class Order:
+    """Walks whose steps differ in nothing but the rows they take: one of them, and what is told."""
+
+    op: Steps
+    event: ev.GradientSteps
+    party: Party = field(default_factory=dict)
+
+
+def settings(op: Steps, origin: str) -> tuple[object, ...]:
+    """Equal for operations of one :class:`Order`, for as long as both are there."""
+    return (
+        *(op.batches.shape, op.weights is None, op.data, op.direction, op.step_size, op.scale),
+        *(op.noise, id(op.rule), id(op.clip), id(op.clip_per_example), origin),
+    )
+
+
+class LockStep:
+    """Takes the steps of many walks at once; row r of every matrix belongs to walk r."""
+
+    def __init__(
+        self, parameters: torch.Tensor, buffers: Buffers, gradient: BatchedGradient
+    ) -> None:
+        self.parameters = parameters
+        self.buffers = buffers
+        self.gradient = gradient
+        self.records = RecordTable(parameters.device)
+        self.moments: dict[str, torch.Tensor] = {}
+        self.shown: dict[str, tuple[torch.Tensor, ...]] = {}
+        self.steps: dict[tuple[object, ...], Step] = {}
+        self.executor = executor_for(parameters.device)
+
+    def run(self, orders: Iterable[Order]) -> None:
+        """Group orders by optimizer and take every group's steps."""
+        groups: dict[tuple[object, ...], list[Order]] = {}
+        for order in orders:
+            op, rule = order.op, order.op.rule
+            key: tuple[object, ...]
+            key = (rule.optimizer, rule.state, rule.betas, rule.damping, op.clip_per_example)
+            if self.gradient.mixes_rows:
+                _check_batch_norm(op)
+                key = (*key, op.batches.shape[1:])
+            groups.setdefault(key, []).append(order)
+        for group in groups.values():
+            self._group(group)
+
+    def _group(self, orders: list[Order]) -> None:
+        party = orders[0].party
+        for order in orders[1:]:
+            party = party | order.party
+        party = party if len(orders) == 1 else dict(sorted(party.items()))
+        kind = Kind(
+            next(iter(party.values()))[0].rule,
+            bound=orders[0].op.clip_per_example,
+            clipped=any(order.op.clip is not None for order in orders),
+            noisy=any(order.op.noise for order in orders),
+        )
+        if kind.rule.state == "carried":
+            for slot in kind.rule.slots:
+                self._carry(slot, party)
+        feed = _Feed(orders, party, self.records, self.parameters)
+        step = self._step(kind, len(party), feed)
+        team = step.team
+        rows = None
+        if team.parameters is not self.parameters:
+            rows = to_device(torch.tensor(list(party)), self.parameters.device)
+        self._load(team, kind.rule, rows, party)
+        team.knobs[: len(party)] = feed.knobs
+        for number in range(feed.steps):
+            feed.fill(step.batch, number, self._noise(party, number) if kind.noisy else None)
+            step.replay()
+        self._store(team, kind.rule, rows, party)
+
+    def _step(self, kind: Kind, count: int, feed: _Feed) -> Step:
+        """What takes a step of so many walks; it is kept, and prepared when it comes again."""
+        everyone = count == len(self.parameters)
+        size = count
+        if self.executor is not None:
+            some = -(-len(self.parameters) // SIZES)
+            size = min(len(self.parameters), -(-count // some) * some)
+        key = (kind, size, everyone, feed.width, feed.taken.shape)
+        held = self.steps.get(key)
+        if held is None:
+            team = self._team(kind.rule, size, everyone)
+            batch = feed.room(size, self.parameters.shape[1] if kind.noisy else 0)
+            held = Step(self.gradient, team, kind, batch, self.executor)
+            if self.executor is not None or everyone:
+                self.steps[key] = held
+        else:
+            held.prepare()
+        return held
+
+    def _team(self, rule: StepRule, size: int, everyone: bool) -> Team:
+        first = self.parameters[:1]
+        carried = everyone and rule.state == "carried"
+        parameters, buffers = self.parameters, self.buffers
+        if not everyone:
+            parameters = first.repeat(size, 1)
+            buffers = {k: v[:1].repeat(size, *[1] * (v.dim() - 1)) for k, v in buffers.items()}
+        return Team(
+            parameters=parameters,
+            buffers=buffers,
+            moments={
+                slot: self.moments[slot] if carried else torch.zeros_like(parameters)
+                for slot in rule.slots
+            },
+            counters=first.new_zeros(size, 1),
+            knobs=first.new_zeros(size, 6),
+        )
+
+    def _load(self, team: Team, rule: StepRule, rows: torch.Tensor | None, party: Party) -> None:
+        """Put the party's rows into its team; no ``rows`` where they are the fleet's own."""
+        count = len(party)
+        if rows is not None:
+            team.parameters[:count] = self.parameters[rows]
+            for name, many in team.buffers.items():
+                many[:count] = self.buffers[name][rows]
+        seen: list[int] = []
+        if rule.state == "carried":
+            seen = [bench.work.optimizer_steps for _, bench in party.values()]
+            if rows is not None:
+                for slot in rule.slots:
+                    team.moments[slot][:count] = self.moments[slot][rows]
+        elif rule.state == "local":
+            seen = [bench.local.optimizer_steps for _, bench in party.values()]
+            zero = torch.zeros_like(self.parameters[0])
+            for slot in rule.slots:
+                held = [bench.local.moments.get(slot, zero) for _, bench in party.values()]
+                team.moments[slot][:count] = torch.stack(held)
+        else:
+            for slot in rule.slots:
+                team.moments[slot].zero_()
+        if rule.optimizer == "adam":
+            counters = torch.tensor(seen or [0] * count, dtype=team.counters.dtype)
+            team.counters[:count, 0] = to_device(counters, self.parameters.device)
+
+    def _carry(self, slot: str, party: Party) -> None:
+        """Moments that travel stand in one matrix; every walk's state shows its own row."""
+        if slot not in self.moments:
+            self.moments[slot] = torch.zeros_like(self.parameters)
+            self.shown[slot] = self.moments[slot].unbind()
+        shown, blank = self.shown[slot], []
+        for row, (_, bench) in party.items():
+            held, mine = bench.work.moments.get(slot), shown[row]
+            if held is mine:
+                continue
+            if held is None:
+                blank.append(row)
+            else:
+                mine.copy_(held)
+            bench.work.moments[slot] = mine
+        if blank:
+            where = to_device(torch.tensor(blank), self.parameters.device)
+            self.moments[slot].index_fill_(0, where, 0.0)
+
+    def _store(self, team: Team, rule: StepRule, rows: torch.Tensor | None, party: Party) -> None:
+        """Put the team's rows back, and give every walk or peer its moments."""
+        count = len(party)
+        if rows is not None:
+            self.parameters[rows] = team.parameters[:count]
+            for name, many in team.buffers.items():
+                self.buffers[name][rows] = many[:count]
+            if rule.state == "carried":
+                for slot in rule.slots:
+                    self.moments[slot][rows] = team.moments[slot][:count]
+        if rule.state == "carried":
+            for op, bench in party.values():
+                before = bench.work.optimizer_steps if rule.slots else 0
+                bench.work.optimizer_steps = before + op.batches.shape[0]
+        elif rule.state == "local":
+            for slot in rule.slots:
+                mine = [torch.empty_like(self.parameters[0]) for _ in party]
+                torch._foreach_copy_(mine, list(team.moments[slot][:count].unbind()))
+                for (_, bench), moment in zip(party.values(), mine, strict=True):
+                    bench.local.moments[slot] = moment
+            for op, bench in party.values():
+                before = bench.local.optimizer_steps if rule.slots else 0
+                bench.local.optimizer_steps = before + op.batches.shape[0]
+
+    def _noise(self, party: Party, step: int) -> torch.Tensor:
+        """Each walk's own noise, in its own order; zero for walks whose visit is over."""
+        drawn = self.parameters.new_zeros(len(party), self.parameters.shape[1])
+        for place, (op, bench) in enumerate(party.values()):
+            if op.noise and step < op.batches.shape[0]:
+                torch.mul(bench.normals(), op.noise, out=drawn[place])
+        return drawn
+
+
+class _Feed:
+    """The batches of a party, step by step."""
+
+    def __init__(
+        self, orders: Sequence[Order], party: Party, records: RecordTable, like: torch.Tensor
+    ) -> None:
+        shapes = [order.op.batches.shape for order in orders]
+        self.steps = max(shape[0] for shape in shapes)
+        self.width = max(shape[1] * shape[2] for shape in shapes)
+        rows = np.zeros((self.steps, len(party), self.width), np.int64)
+        weights = np.zeros(rows.shape, np.float64)
+        active = np.zeros((self.steps, len(party), 1), bool)
+        knobs = np.zeros((len(party), 6), np.float64)
+        place_of = {row: place for place, row in enumerate(party)}
+        for order, (count, parts, size) in zip(orders, shapes, strict=True):
+            size *= parts
+            ops = [op for op, _ in order.party.values()]
+            places = [place_of[row] for row in order.party]
+            mine = _by_step([op.batches for op in ops], count, size)
+            if order.op.weights is None:
+                weights[:count, places, :size] = 1.0 / size
+            else:
+                shares = _by_step([op.weights for op in ops if op.weights is not None], count, size)
+                weights[:count, places, :size] = np.where(mine < 0, 0.0, shares)
+                mine = np.maximum(mine, 0)
+            rows[:count, places, :size] = mine
+            active[:count, places] = True
+            knobs[places] = knobs_of(order.op)
+        self.weights = to_device(torch.from_numpy(weights).to(like.dtype), like.device)
+        self.active = to_device(torch.from_numpy(active), like.device)
+        self.knobs = to_device(torch.from_numpy(knobs).to(like.dtype), like.device)
+        self.taken = records.take(rows, [bench for _, bench in party.values()])
+
+    def room(self, size: int, noise: int) -> Batch:
+        """A batch for ``size`` walks, to be filled; walks that never come are not active."""
+        x, y = self.taken.room(size, self.width)
+        return Batch(
+            x=x,
+            y=y,
+            weights=self.weights.new_zeros(size, self.width),
+            active=self.active.new_zeros(size, 1),
+            noise=self.weights.new_zeros(size, noise) if noise else None,
+        )
+
+    def fill(self, batch: Batch, step: int, noise: torch.Tensor | None) -> None:
+        """Copy one step's batch in."""
+        count = self.active.shape[1]
+        self.taken.fill(batch.x[:count], batch.y[:count], step)
+        batch.weights[:count] = self.weights[step]
+        batch.active[:count] = self.active[step]
+        batch.active[count:] = False
+        if noise is not None and batch.noise is not None:
+            batch.noise[:count] = noise
+
+
+def _by_step(tables: list[npt.NDArray[Any]], count: int, size: int) -> npt.NDArray[Any]:
+    """Tables of equal shape as one of (steps, walks, rows)."""
+    return np.concatenate(tables).reshape(len(tables), count, size).swapaxes(0, 1)
+
+
+def _check_batch_norm(op: Steps) -> None:
+    if op.weights is not None or op.batches.shape[1] > 1:
+        raise InvalidInput(
+            "batch normalisation mixes the rows of a batch, so in a fleet every visit needs "
+            "plain minibatches; use a GroupNorm model or the in-process engine."
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a captured step depends on, besides shapes."""
+
+    rule: StepRule
+    bound: float | None
+    clipped: bool
+    noisy: bool
+
+
+@dataclass(eq=False)
+class Team:
+    """Matrices of the walks that step together: one row a walk."""
+
+    parameters: torch.Tensor
+    buffers: Buffers
+    moments: dict[str, torch.Tensor]
+    counters: torch.Tensor
+    knobs: torch.Tensor
+
+
+@dataclass(eq=False)
+class Batch:
+    """What a step reads: one batch a walk, its weights, and whether the walk takes part."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    weights: torch.Tensor
+    active: torch.Tensor
+    noise: torch.Tensor | None
+
+
+def knobs_of(op: Steps) -> tuple[float, ...]:
+    """Step size, scale, clip, sign, momentum and weight decay: a walk's row of the knobs."""
+    return (
+        op.step_size,
+        op.scale,
+        math.inf if op.clip is None else op.clip,
+        -float(op.direction),
+        op.rule.momentum,
+        op.rule.weight_decay,
+    )
+
+
+def take_step(
+    gradient: BatchedGradient,
+    team: Team,
+    kind: Kind,
+    batch: Batch,
+    executor: Executor | None = None,
+) -> None:
+    """One step of every walk that is active."""
+    slopes, fresh = gradient(
+        team.parameters, team.buffers, batch.x, batch.y, batch.weights, kind.bound
+    )
+    if kind.rule.slots:
+        team.counters.add_(batch.active)
+    if (
+        executor is None
+        or batch.noise is not None
+        or not executor.fleet_update(
+            kind.rule,
+            team.parameters,
+            slopes,
+            team.moments,
+            team.knobs,
+            _corrections(kind.rule, team.counters),
+            batch.active,
+            clipped=kind.clipped,
+        )
+    ):
+        _plain(team, kind, slopes, batch)
+    for name, old in team.buffers.items():
+        if fresh[name] is not old:
+            old.copy_(_where(batch.active, fresh[name], old))
+
+
+def _corrections(rule: StepRule, counters: torch.Tensor) -> torch.Tensor:
+    """What Adam divides its two moments by, as columns."""
+    if rule.optimizer != "adam":
+        return counters
+    seen = counters.clamp(min=1.0)
+    return torch.cat([1.0 - beta**seen for beta in rule.betas], dim=1)
+
+
+def _plain(team: Team, kind: Kind, slopes: torch.Tensor, batch: Batch) -> None:
+    """The update in torch's own words."""
+    rule, active, parameters = kind.rule, batch.active, team.parameters
+    rate, scale, clip, sign, momentum, decay = team.knobs.split(1, dim=1)
+    slopes = slopes * scale
+    if kind.clipped:
+        norms = slopes.norm(dim=1, keepdim=True)
+        slopes = slopes * (clip / (norms + 1e-12)).clamp(max=1.0)
+    if batch.noise is not None:
+        slopes = slopes + batch.noise
+    slopes = slopes * sign + decay * parameters
+    if rule.optimizer == "sgd":
+        change = slopes
+    elif rule.optimizer == "momentum":
+        change = _put(
+            team.moments["momentum"], team.moments["momentum"] * momentum + slopes, active
+        )
+    else:
+        first, second = rule.betas
+        mean = torch.lerp(team.moments["mean"], slopes, 1.0 - first)
+        square = team.moments["square"] * second + slopes.square() * (1.0 - second)
+        mean, square = (
+            _put(team.moments[slot], new, active)
+            for slot, new in (("mean", mean), ("square", square))
+        )
+        by_first, by_second = _corrections(rule, team.counters).split(1, dim=1)
+        change = mean / by_first / ((square / by_second).sqrt() + rule.damping)
+    parameters.sub_(torch.where(active, rate * change, 0.0))
+
+
+def _put(old: torch.Tensor, new: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    return old.copy_(_where(active, new, old))
+
+
+def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    mask = active.view(-1, *[1] * (new.dim() - 1))
+    return torch.where(mask, new, old)
+
+
+class Step:
+    """A step with the team and the batch that it works on."""
+
+    def __init__(
+        self,
+        gradient: BatchedGradient,
+        team: Team,
+        kind: Kind,
+        batch: Batch,
+        executor: Executor | None = None,
+    ) -> None:
+        self.gradient, self.team, self.kind, self.batch = gradient, team, kind, batch
+        self.executor = executor
+        self.prepared: Callable[[], None] | None = None
+
+    def _take(self) -> None:
+        take_step(self.gradient, self.team, self.kind, self.batch, self.executor)
+
+    def prepare(self) -> None:
+        """Have the executor prepare the step, once; no walk is active while that happens."""
+        if self.executor is not None and self.prepared is None:
+            self.batch.active.zero_()
+            self.prepared = self.executor.captured(self._take)
+
+    def replay(self) -> None:
+        """Take the step on what team and batch hold now."""
+        if self.prepared is None:
+            self._take()
+        else:
+            self.prepared()
+
+
+@dataclass(frozen=True, eq=False)
+class Taken(ABC):
+    """Batches of a visit, (steps, walks, rows, ...), out of tables of inputs and labels."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    lead: ClassVar[int] = 1
+    """Dimensions of the tables before those of a record."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a record."""
+        return tuple(self.x.shape[self.lead :])
+
+    def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for inputs and labels of ``size`` walks with ``width`` rows each."""
+        return (
+            self.x.new_zeros(size, width, *self.shape),
+            self.y.new_zeros(size, width, *self.y.shape[self.lead :]),
+        )
+
+    @abstractmethod
+    def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
+        """Write one step's inputs and labels into ``x`` and ``y``."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn(Taken):
+    """Batches that were taken before the first step, each walk's in its own order."""
+
+    lead: ClassVar[int] = 3
+
+    def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
+        x.copy_(self.x[step])
+        y.copy_(self.y[step])
+
+
+@dataclass(frozen=True, eq=False)
+class _Listed(Taken):
+    """Batches that are gathered from the tables when their step comes."""
+
+    rows: torch.Tensor
+
+    def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
+        rows = self.rows[step].view(-1)
+        torch.index_select(self.x, 0, rows, out=x.view(-1, *self.x.shape[1:]))
+        torch.index_select(self.y, 0, rows, out=y.view(-1, *self.y.shape[1:]))
+
+
+class RecordTable:
+    """Every visited shard in one table, but those whose records are changed as they are taken."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.shards: dict[int, tuple[int, Shard]] = {}
+        self.used = 0
+        self.x = torch.empty(0)
+        self.y = torch.empty(0)
+
+    def take(self, rows: Rows, benches: Sequence[Bench]) -> Taken:
+        """Batches of (steps, walks, rows) row numbers of each walk's own shard."""
+        if all(b.shard.augment is None and b.shard.stamp is None for b in benches):
+            starts = np.array([self._start(bench.shard) for bench in benches])
+            at = to_device(torch.from_numpy(rows + starts[:, None]), self.device)
+            return _Listed(self.x, self.y, at)
+        xs, ys = [], []
+        listed = to_device(torch.from_numpy(rows), self.device).unbind(1)
+        for index, bench in zip(listed, benches, strict=True):
+            x, y = bench.shard.take(index.reshape(-1), bench.generator)
+            xs.append(x.view(*index.shape, *x.shape[1:]))
+            ys.append(y.view(*index.shape, *y.shape[1:]))
+        return _Drawn(torch.stack(xs, 1), torch.stack(ys, 1))
+
+    def _start(self, shard: Shard) -> int:
+        """Where a shard begins in the table; it is added when it is first asked for."""
+        found = self.shards.get(id(shard))
+        if found is None:
+            found = self.shards[id(shard)] = (self.used, shard)
+            self._add(shard)
+        return found[0]
+
+    def _add(self, shard: Shard) -> None:
+        need = self.used + len(shard.y)
+        if need >= len(self.y):  # a row is left over, which stands for the rows of an empty shard
+            room = max(need + 1, 2 * len(self.y))
+            x = shard.x.new_zeros(room, *shard.x.shape[1:])
+            y = shard.y.new_zeros(room, *shard.y.shape[1:])
+            if self.used:
+                x[: self.used], y[: self.used] = self.x[: self.used], self.y[: self.used]
+            self.x, self.y = x, y
+        self.x[self.used : need], self.y[self.used : need] = shard.x, shard.y
+        self.used = need

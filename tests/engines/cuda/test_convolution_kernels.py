@@ -1,0 +1,221 @@
+"""Convolutions in bfloat16 on Hopper against torch's own in float32."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from unwalk.core.program import StepRule, Steps
+from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines.cuda import (
+    CapturedSteps,
+    captured_steps,
+    overlapped_updates,
+)
+from unwalk.engines.cuda.batch_norm_state import BatchNormState
+from unwalk.engines.cuda.groups import without
+from unwalk.engines.cuda.layers import Convolution
+from unwalk.tasks.resnet import Block
+
+pytestmark = pytest.mark.device
+SHAPES = {  # batch, channels in and out, places across, size, stride
+    "many places": (8, 64, 64, 32, 3, 1),
+    "many channels": (8, 512, 512, 4, 3, 1),
+    "many channels, many pictures": (256, 512, 512, 4, 3, 1),
+    "half as many places": (8, 64, 128, 32, 3, 2),
+    "half as many places, few": (5, 128, 256, 4, 3, 2),
+    "brought to size": (8, 128, 256, 16, 1, 2),
+    "one place": (3, 192, 64, 1, 1, 1),
+    "a box that is not full": (7, 256, 64, 4, 3, 1),
+    "down to one place": (70, 64, 64, 2, 3, 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernels are for devices of compute capability 9.0")
+
+
+def drawn(*shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(*shape, generator=generator).to("cuda", torch.bfloat16)
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def near(found, wanted):
+    return float((found.float() - wanted).norm()) < 4e-3 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_convolutions_and_their_gradients_equal_torch_ones(shape):
+    from unwalk.engines.cuda.kernels import convolution as kernels
+
+    batch, inner, outer, across, size, stride = shape
+    x = drawn(batch, inner, across, across, seed=0)
+    weight = drawn(outer, inner, size, size, seed=1)
+    assert kernels.fits(x, weight, stride)
+    y = kernels.convolve(x, weight, stride)
+    wanted = functional.conv2d(x.float(), weight.float(), stride=stride, padding=size // 2)
+    assert y.shape == wanted.shape
+    assert near(y, wanted)
+    gradient = drawn(*y.shape, seed=2)
+    for_x = kernels.input_gradient(gradient, weight, stride)
+    back = conv2d_input(x.shape, weight.float(), gradient.float(), stride, size // 2)
+    assert near(for_x, back)
+    places = torch.full((2, *weight.shape), float("nan"), device="cuda", dtype=torch.bfloat16)
+    for place in (lying := [p.contiguous(memory_format=torch.channels_last) for p in places]):
+        kernels.weight_gradient(gradient, x, place, stride)
+    wanted = conv2d_weight(x.float(), weight.shape, gradient.float(), stride, size // 2)
+    assert near(lying[0], wanted)
+    assert torch.equal(*lying)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"across": 12},
+        {"inner": 48},
+        {"size": 5},
+        {"stride": 3},
+        {"dtype": torch.float32},
+        {"format": torch.contiguous_format},
+    ],
+    ids=str,
+)
+def test_other_shapes_are_left_to_others(change):
+    from unwalk.engines.cuda.kernels import convolution as kernels
+
+    base = {"across": 8, "inner": 64, "size": 3, "stride": 1, "dtype": torch.bfloat16}
+    how = {**base, "format": torch.channels_last, **change}
+    x = torch.zeros(2, how["inner"], how["across"], how["across"], device="cuda")
+    weight = torch.zeros(64, how["inner"], how["size"], how["size"], device="cuda")
+    x, weight = (t.to(how["dtype"]).contiguous(memory_format=how["format"]) for t in (x, weight))
+    assert kernels.fits(x, weight, how["stride"]) == (change == {})
+
+
+def layer_of(channels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randn(2, channels, generator=generator).cuda() for _ in range(2)]
+    return BatchNormState(
+        weight=drawn[0][0],
+        bias=drawn[0][1],
+        for_weight=torch.zeros(channels, device="cuda"),
+        for_bias=torch.zeros(channels, device="cuda"),
+        sums=torch.zeros(4, channels, dtype=torch.int64, device="cuda"),
+        running=drawn[1],
+        news=torch.zeros(2, channels, device="cuda"),
+        moments=torch.zeros(2, channels, device="cuda"),
+        eps=1e-5,
+    )
+
+
+def counted(layer):
+    total = layer.sums.double() * 2.0**-40
+    layer.sums.zero_()
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_sums_of_the_normalisations_round_it_are_those_of_their_own_kernels(shape):
+    from unwalk.engines.cuda.kernels import batch_norm
+    from unwalk.engines.cuda.kernels import convolution as kernels
+
+    batch, inner, outer, across, size, stride = shape
+    x = drawn(batch, inner, across, across, seed=0)
+    weight = drawn(outer, inner, size, size, seed=1)
+    behind, front = layer_of(outer, 3), layer_of(inner, 4)
+    y = kernels.convolve(x, weight, stride, behind)
+    found = counted(behind)
+    batch_norm.statistics(y, behind)
+    wanted = counted(behind)
+    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert float(wanted[1].abs().min()) > 0
+    if stride > 1:
+        return
+    before = drawn(batch, inner, across, across, seed=5)
+    batch_norm.statistics(before, front)
+    batch_norm.normalise(before, front, None, None, relu=True)
+    front.sums.zero_()
+    gradient = drawn(*y.shape, seed=2)
+    for_x = kernels.input_gradient(gradient, weight, stride, front, before)
+    found = counted(front)
+    batch_norm.sum_up(for_x, None, before, front, None, relu=True)
+    wanted = counted(front)
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+    assert float(wanted[3].abs().median()) > 0
+
+
+def test_sums_on_the_way_leave_the_results_alone():
+    from unwalk.engines.cuda.kernels import convolution as kernels
+
+    x, weight = drawn(64, 64, 32, 32, seed=0), drawn(64, 64, 3, 3, seed=1)
+    before, layer = drawn(64, 64, 32, 32, seed=2), layer_of(64, 3)
+    y = kernels.convolve(x, weight, 1)
+    for_x = kernels.input_gradient(x, weight, 1)
+    for _ in range(300):
+        assert torch.equal(kernels.convolve(x, weight, 1, layer), y)
+        assert torch.equal(kernels.input_gradient(x, weight, 1, layer, before), for_x)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        Block(64, 64, 1, nn.BatchNorm2d),
+        Block(64, 128, 2, nn.BatchNorm2d),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+def after_steps(precision, *, ours):
+    with without(*() if ours else ("convolutions", "weight gradients")):
+        return taken_steps(precision)
+
+
+def taken_steps(precision):
+    work = Workspace(build_model(network, 0), torch.device("cuda"))
+    work.model.train()
+    start = work.parameters.clone()
+    steps = CapturedSteps(work, None, precision=precision, compiled=True)
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(4, 1, 24, 3, 8, 8, generator=generator).cuda()
+    y = torch.randint(10, (4, 1, 24), generator=generator).cuda()
+    op = Steps(np.zeros((4, 1, 24), dtype=np.int64), "all", StepRule("momentum"), 0.05)
+    moments = {"momentum": torch.zeros_like(work.parameters)}
+    steps.run(op, x, y, moments, 0, lambda: torch.zeros_like(work.parameters))
+    linked = [] if steps.fused is None else steps.fused.network.modules()
+    links = sum(len(m.behind) + len(m.front) for m in linked if isinstance(m, Convolution))
+    return work.parameters - start, links, dict(work.buffers)
+
+
+def test_steps_taken_early_are_the_same_steps(monkeypatch):
+    late, _, _ = after_steps("bfloat16", ours=True)
+    monkeypatch.setattr(overlapped_updates, "ENOUGH", 40_000)
+    made = []
+
+    class Watched(overlapped_updates.OverlappedUpdates):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(captured_steps, "OverlappedUpdates", Watched)
+    soon, _, _ = after_steps("bfloat16", ours=True)
+    assert len(made[0].pieces) > 2
+    assert torch.equal(soon, late)
+
+
+def test_a_network_of_them_moves_as_one_of_torch_ones():
+    exact, _, there = after_steps("float32", ours=False)
+    plain, _, _ = after_steps("bfloat16", ours=False)
+    mine, links, here = after_steps("bfloat16", ours=True)
+    assert links == 7  # five norms behind convolutions other than the first, two of them in front
+    far = float((plain - exact).norm())
+    assert 0 < float((mine - exact).norm()) < 1.5 * far < 0.3 * float(exact.norm())
+    for name, buffer in there.items():
+        assert torch.allclose(here[name].float(), buffer.float(), rtol=0.05, atol=0.02), name

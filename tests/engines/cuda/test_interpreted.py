@@ -1,0 +1,63 @@
+"""A small case of every kernel in Triton's interpreter, for machines without a CUDA device."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.engines.cuda import test_clipped_steps as clipped
+from tests.engines.cuda import test_fleet_layers as fleet
+from tests.engines.cuda import test_fused_network as networks
+from tests.engines.cuda import test_group_norm_kernels as group
+from tests.engines.cuda import test_head as head
+from tests.kernels import interpreted, quiet
+from unwalk.engines.cuda import fleet_layers
+
+pytestmark = [interpreted, quiet]
+
+
+def test_group_normalisation():
+    group.test_group_norm_forward_and_backward("pairs", torch.float32, True, True, True)
+    group.test_group_norm_with_a_pool((2, 8, 4, 4, 6), torch.float32)
+
+
+def test_norms_by_record():
+    group.test_norms_of_convolutions_by_record("padded", torch.float32)
+    group.test_records_are_scaled_in_float32()
+
+
+def test_the_head():
+    head.test_forward_and_backward("uneven", True, torch.float32)
+
+
+def test_a_network_with_batch_normalisation():
+    networks.test_outputs_gradients_and_running_statistics_are_the_same("residual", False)
+
+
+def test_gradients_clipped_by_record():
+    clipped.test_clipped_gradients_equal_the_reference("rows", False, clipped.squares)
+
+
+def tiny():
+    """A layer with a pool, a small layer that goes by rows, and a normalisation."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 2),
+        nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4),
+    )  # fmt: skip
+
+
+def test_layers_of_a_fleet(monkeypatch):
+    monkeypatch.setattr(fleet_layers, "PROGRAMS", 4)
+    assert fleet_layers.takes_rows(5, 16, 16, (3, 3), fleet_layers.Spec((2, 2), 1, 0))
+    assert fleet_layers.takes_lines(5, 16, 16, (3, 3), fleet_layers.Spec((2, 2), 1, 1))
+    model, *given = fleet.setting(tiny, (1, 6, 6), models=1)
+    mine, reference = fleet.both(monkeypatch, model)
+    got, fresh = mine(*given)
+    want, wanted = reference(*fleet.doubled(given))
+    assert float((got - want).norm()) < 1e-5 * float(want.norm())
+    for name, buffer in wanted.items():
+        assert torch.allclose(fresh[name].double(), buffer.double(), rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_updates_of_a_fleet(optimizer):
+    fleet.test_the_one_pass_update_equals_the_plain_one(optimizer, True)
