@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,25 +174,28 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so
             answers = [await services[p].answer(by.me, words) for p in HONEST if p != by.me]
             return [codec.parse(answer, 1 << 18) for answer in answers]
 
-        def refused(reason: str) -> int:
-            return sum(reason in str(e.get("reason")) for e in here.events)
+        def refused(reason: str, times: int = 1) -> bool:
+            return sum(reason in str(e.get("reason")) for e in here.events) >= times
+
+        def fenced(number: int) -> bool:
+            return all(services[p].state.fence == (number, LIAR) for p in HONEST)
 
         for by, chain, reason in (
             (liar, "ab" * 32, "not whole"),
             (others[0], basis.chain, "has no copy"),
         ):
             await told(1, by, chain)
-            await here.until(lambda why=reason: refused(why) > 0)
+            await here.until(partial(refused, reason))
             assert holder.state.fence == (0, basis.generation[1])
             assert holder.state.held is not None
         for number in range(1, 5):
             for answer in await told(number, liar, basis.chain):
                 assert answer.get("kind") != "refused"
-            await here.until(lambda n=number: all(services[p].state.fence[0] == n for p in HONEST))
+            await here.until(partial(fenced, number))
         await told(5, liar, basis.chain)
-        await here.until(lambda: refused("has opened 4 generations") == 3)
+        await here.until(partial(refused, "has opened 4 generations", 3))
         for peer in HONEST:
-            assert services[peer].state.fence == (4, LIAR)
+            assert fenced(4)
             rows = services[peer].store.db.execute("SELECT number FROM openings").fetchall()
             assert rows == [(4,)]
             entries = services[peer].store.entries(liar.run_id)

@@ -295,12 +295,13 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
     if fence <= state.fence or state.committed is not None:
         return state
     state = replace(state, fence=fence, lineage=lineage, public=None)
-    if state.held is not None:
-        if state.stage == "offered" and belongs(state.held.generation, state.held.hop, lineage):
+    held = state.held
+    if held is not None:
+        if state.stage == "offered" and belongs(held.generation, held.hop, lineage):
             state = _handed(state, watching=False)
         else:
-            if state.held.hop == 0 and len(state.held.lineage) == 1:
-                state = replace(state, kept=state.held, kept_for=fence[1])
+            if held.hop == 0 and len(held.lineage) == 1:
+                state = replace(state, kept=held, kept_for=fence[1])
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
     return replace(state, watching=False)
 
