@@ -295,6 +295,8 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
     right = known[-1][0][0] + 1
     assert opening(right) == (right, LIAR)
     with pytest.raises(Refused, match=f"not {right}"):
+        opening(2**30, (LIAR, 2**30 - 1))
+    with pytest.raises(Corrupt, match="allowed: up to"):
         opening(2**31, (LIAR, 2**31 - 1))
 
 
