@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -63,10 +64,40 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
         with pytest.raises(Refused, match="did not get the token"):
             check(Liar(here.folder, first["peer"]).entry({"body": first}), None)
         _recoveries(here, service, before)
+        _stays(here, service, [log[hop] for hop in sorted(log)])
         _draws(service, log)
         _sightings(here, service)
 
     lived(tmp_path, script, peers=4, lease=60.0)
+
+
+def _stays(here: Village, service: Service, log: list[Entry]) -> None:
+    """Who has the token cannot say that it stayed there: the whole route is drawn again."""
+    service.succession.whole(log)
+    start = 5
+    liar = Liar(here.folder, log[start]["body"]["peer"])
+    others = [p for p in range(4) if p != liar.me]
+    for over in ([], others):
+        made = log[: start + 1]
+        for entry in log[start + 1 :]:
+            last, old = made[-1], entry["body"]
+            stay = {"sender": liar.me, "receiver": liar.me, "path": []}
+            visit = {**old["visit"], **stay}
+            data = BARE + bare_text(service.run_id, (0, old["generation"][1]), visit)
+            body = {
+                **old,
+                "peer": liar.me,
+                "previous": last["chain"],
+                "token_in": last["body"]["token"],
+                "passed_over": over,
+                "visit": visit,
+                "bare": liar.bundle.sign(data).hex(),
+            }
+            made.append(liar.entry({"body": body}))
+        for before, entry in pairwise(made):
+            service.succession.entry(entry, before["body"], service.state.lineage)
+        with pytest.raises(Refused, match="not where the route leads"):
+            service.succession.whole(made)
 
 
 def _recoveries(here: Village, service: Service, before: Entry) -> None:

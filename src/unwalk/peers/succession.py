@@ -93,11 +93,26 @@ class Succession:
         return self.work.move(1, NOBODY, {}, 0).receiver
 
     def whole(self, entries: Sequence[Entry]) -> None:
-        """Refuse a log that does not lead from the walk's beginning, one entry after the other."""
-        before = None
+        """Refuse a log that does not lead from the walk's beginning, one entry after the other.
+
+        The route is drawn again: each visit has to be where it leads, past those that its entry
+        names as passed over.
+        """
+        before, at = None, NOBODY
+        memory: Mapping[str, int] = {}
         for entry in entries:
-            self.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
-            before = entry["body"]
+            body = entry["body"]
+            self.entry(entry, before, codec.lineage_from(body["lineage"]))
+            if body["kind"] == "hop":
+                over = codec.listed(
+                    body["passed_over"], "passed_over", most=len(self.rules.members)
+                )
+                drawn = self.work.choose(body["hop"], at, memory, over)
+                way = (body["visit"]["receiver"], tuple(body["visit"]["path"]))
+                if drawn is None or (drawn[1].receiver, drawn[1].path) != way:
+                    raise Refused(f"visit {body['hop']} is not where the route leads.")
+                memory = drawn[1].memory
+            before, at = body, body["peer"]
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
