@@ -229,7 +229,7 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
         first = services[0]
         value = first.state.committed
         assert value is not None
-        log = first.store.chain(value.chain, first.start_chain)
+        log = first.store.chain(first.run_id, value.chain, first.start_chain)
         assert log is not None
         known, check = first.state.lineage, first.succession.entry
         before = None
@@ -293,6 +293,8 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
     right = known[-1][0][0] + 1
     assert opening(right) == (right, LIAR)
     with pytest.raises(Refused, match=f"not {right}"):
+        opening(2**30, (LIAR, 2**30 - 1))
+    with pytest.raises(Corrupt, match="allowed: up to"):
         opening(2**31, (LIAR, 2**31 - 1))
 
 

@@ -85,10 +85,10 @@ def false_sightings(chapters: Chapters, service: Service) -> None:
     """Says, signed, that the walk is over, far ahead, never begun, or of a high generation."""
     answer, rng = service.talk.answer, random.Random(chapters.me)
 
-    def lie(sender: int, data: bytes) -> dict[str, Any]:
+    async def lie(sender: int, data: bytes) -> dict[str, Any]:
         record = codec.parse(data, 1 << 20)
         if record.get("kind") != "where":
-            return answer(sender, data)
+            return await answer(sender, data)
         said = pr.sighting(service.state)
         far = (said.fence, (service.work.hops - 1, 0))
         high = (said.fence[0] + 7, chapters.me)

@@ -23,6 +23,8 @@ from unwalk.peers.protocol import (
 
 DIGEST_LENGTH = 64
 LARGEST = 1 << 31
+LAST_GENERATION = 1 << 30
+"""The highest number of a generation: a state that holds it, or the next one, can be read."""
 LONGEST_LINEAGE = 4096
 DEEPEST = 12
 
@@ -140,6 +142,8 @@ def lineage_from(value: Any) -> Lineage:
         if len(three) != 3:
             raise Corrupt("lineage holds something that is no (number, peer, visits).")
         number, peer, start = (whole(n, "lineage") for n in three)
+        if number > LAST_GENERATION:
+            raise Corrupt(f"lineage has generation {number}; allowed: up to {LAST_GENERATION}.")
         if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
             raise Corrupt("lineage does not grow.")
         found.append(((number, peer), start))

@@ -280,7 +280,8 @@ def committed_log(folder: Path) -> list[Entry]:
     with closing(read_only(path)) as db:
         specs = _chapters(db, len(bundle.network.peers))
         while place != start:
-            row = db.execute("SELECT entry FROM entries WHERE chain = ?", (place,)).fetchone()
+            query = "SELECT entry FROM entries WHERE chain = ? AND run = ?"
+            row = db.execute(query, (place, found["run"])).fetchone()
             if row is None:
                 raise InvalidInput(
                     f"{folder} does not have the whole log yet; a peer gathers it after the end."

@@ -63,7 +63,8 @@ class Delivery:
 
     def _gather(self, chain: str, target: int) -> bytes:
         found: list[Any] = []
-        while len(found) < MOST_ENTRIES and (entry := self.service.store.entry(chain)) is not None:
+        store, run = self.service.store, self.service.run_id
+        while len(found) < MOST_ENTRIES and (entry := store.entry(run, chain)) is not None:
             body = entry["body"]
             if body["peer"] == target:  # it made that one, and knew what came before
                 break
@@ -81,7 +82,7 @@ class Delivery:
         target = state.path[0]
         begun, self.early = self.early, None
         if begun is None or begun[0] != parcel:
-            entry = service.store.entry(parcel.chain) or {}
+            entry = service.store.entry(service.run_id, parcel.chain) or {}
             log = self.log(entry.get("body", {}).get("previous", ""), target)
             pieces = FilePieces(service.store.file(parcel.token), codec.dump(entry), log)
             begun = parcel, self.send(state, service.open_move, pieces)

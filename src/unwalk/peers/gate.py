@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from unwalk.core.errors import Corrupt, Refused, UnwalkError
+from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Move
 from unwalk.peers import codec
 from unwalk.peers.hoplog import Entry, lineage_json, parse_entry
@@ -131,7 +131,12 @@ class Gate:
         entry = parse_entry(codec.parse(data, MESSAGE))
         token = codec.digest(entry["body"].get("token"), "token")
         parcel = replace(offer.parcel, chain=entry["chain"], token=token)
-        return replace(offer, parcel=parcel, entry=self._entry(parcel, entry))
+        self._entry(parcel, entry)
+        elsewhere = parcel.leg > len(offer.move.path) - len(offer.path)  # a relay drew again
+        movers = {entry["body"]["peer"], *([offer.sender] if elsewhere else [])}
+        if offer.mover not in movers:
+            raise Refused(f"peer {offer.mover} did not have the token to send it on.")
+        return replace(offer, parcel=parcel, entry=entry)
 
     def _peer(self, value: Any, what: str) -> int:
         return codec.whole(value, what, high=len(self.network.peers) - 1)
@@ -176,7 +181,7 @@ class Gate:
         attempt = codec.whole(record["attempt"], "attempt", high=ATTEMPTS)
         return self._peer(record["mover"], "mover"), attempt, Move(receiver, path, known)
 
-    def _entry(self, parcel: Parcel, entry: Entry) -> Entry:
+    def _entry(self, parcel: Parcel, entry: Entry) -> None:
         """The signed head of the log has to say the same as the parcel."""
         body = entry["body"]
         same = {
@@ -193,7 +198,6 @@ class Gate:
         expected = parcel.generation[1] if body.get("kind") == "recovery" else body.get("peer")
         if signer != expected or body.get("peer") != signer:
             raise Refused(f"the log entry was not signed by peer {expected}.")
-        return entry
 
     def content(self, offer: Offer, path: Path) -> TokenFile:
         """The token's own bytes; whether they have the right digest is seen elsewhere."""
@@ -217,11 +221,20 @@ class Gate:
             raise Refused(f"the token is after hop {done}, not after the last one.")
 
     def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
-        """The sender has to follow the route, which anybody can draw again."""
+        """The sender has to follow the route, which anybody can draw again.
+
+        It may draw again only where a draw led to somebody, or through somebody, passed over.
+        """
+        over, hop = set(offer.passed_over), offer.parcel.hop + 1
         try:
-            drawn = self.work.move(offer.parcel.hop + 1, offer.mover, memory, offer.attempt)
-        except UnwalkError as error:
+            for attempt in range(offer.attempt):
+                if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):
+                    raise Refused(f"draw {attempt} of the route led to nobody that is passed over.")
+            drawn = self.work.move(hop, offer.mover, memory, offer.attempt)
+        except InvalidInput as error:
             raise Refused(f"the route leads nowhere from there: {error}") from error
+        if over & set(drawn.path):
+            raise Refused("the route leads through somebody that is said to be passed over.")
         same = (drawn.receiver, drawn.path, dict(drawn.memory))
         if same != (offer.move.receiver, offer.move.path, dict(offer.move.memory)):
             raise Refused("the token was not sent where the route's rule leads.")

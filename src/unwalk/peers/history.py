@@ -126,14 +126,17 @@ def opening(store: Store, run: str, generation: Generation) -> Entry | None:
         entry: Entry = json.loads(text)
         if entry["body"]["kind"] == "recovery":
             return entry
-    return None
+    query = "SELECT entry FROM openings WHERE run = ? AND number = ? AND opener = ?"
+    row = store.db.execute(query, (run, *generation)).fetchone()
+    found: Entry | None = None if row is None else json.loads(row[0])
+    return found
 
 
 def forget_runs(store: Store, runs: Sequence[str]) -> None:
     """Delete states, logs and what was kept between visits of walks that are over."""
     with store.transaction() as db:
         for run in runs:
-            for table in ("runs", "entries", "locals"):
+            for table in ("runs", "entries", "openings", "locals"):
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
     for run in runs:
         forget_texts(store, end_of(run))
@@ -142,7 +145,7 @@ def forget_runs(store: Store, runs: Sequence[str]) -> None:
 def forget_logs(store: Store, run: str) -> None:
     """Delete the log of a walk and what was kept between visits; its state stays."""
     with store.transaction() as db:
-        for table in ("entries", "locals"):
+        for table in ("entries", "openings", "locals"):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
     forget_texts(store, end_of(run))
 

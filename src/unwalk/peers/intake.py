@@ -20,7 +20,7 @@ from unwalk.peers.memory import give_back
 from unwalk.peers.protocol import Parcel, Reply
 from unwalk.peers.space import DiskFull
 from unwalk.peers.store import Incoming, KeptLocal
-from unwalk.peers.succession import MOST_ENTRIES, MOST_RECOVERIES
+from unwalk.peers.succession import MOST_ENTRIES
 from unwalk.peers.tokens import TokenFile
 from unwalk.peers.wire import CHUNK, MESSAGE
 
@@ -152,20 +152,8 @@ class Intake:
             for item in codec.listed(record["log"], "log", most=MOST_ENTRIES):
                 parsed = parse_entry(item)
                 sent[parsed["chain"]] = parsed
-        fresh, later, store = list[Entry](), offer.entry, service.store
-        known = service.state.lineage
-        while (chain := later["body"]["previous"]) != service.start_chain:
-            here = store.entry(chain)
-            entry = here or sent.get(chain) or await service.talk.find_entry(chain, offer.sender)
-            if entry is None or len(fresh) > service.work.hops + MOST_RECOVERIES:
-                raise Refused("the log of the token is not whole.")
-            service.succession.entry(later, entry["body"], known)
-            if here is not None:
-                break
-            fresh.append(entry)
-            later = entry
-        else:
-            service.succession.entry(later, None, known)
+        fresh = await service.talk.led_to(offer.entry, offer.sender, sent)
+        service.succession.admit(offer.entry)
         return fresh
 
     async def receive_bytes(self, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
@@ -185,12 +173,12 @@ class Intake:
         """Run something that waits for the disk in a thread."""
         return asyncio.get_running_loop().run_in_executor(self.service.disk, call, *args)
 
-    def answer(self, sender: int, message: bytes) -> bytes:
+    async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message."""
         try:
             if not self.rate.allows(sender, monotonic()):
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
-            return codec.dump(self.service.talk.answer(sender, message))
+            return codec.dump(await self.service.talk.answer(sender, message))
         except UnwalkError as error:
             return self._refusal(sender, error)
 

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.plan import Move
+from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.intake import move_to, words_of
@@ -111,6 +112,10 @@ class Lookout:
             highest = known_by(answers.values(), service.poll.rules.lies)
             if max(highest, before.generation[0]) < service.state.fence[0]:
                 await service.talk.announce()  # so that others can sign that they know of it
+                return
+            if max(highest, service.state.fence[0]) >= codec.LAST_GENERATION:
+                why = "no generation is left; begin a new network to train on"
+                service.journal.write("not recovered", reason=why)
                 return
             if overrun:
                 self._count_overrun(lost)

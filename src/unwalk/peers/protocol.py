@@ -295,15 +295,18 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
     """News of a generation: a lower token that is here is dropped.
 
     A copy of one that was handed over stays until another is handed over: whoever opened the
-    generation may have lied about what it goes on from.
+    generation may have lied about what it goes on from.  So does what the walk begins with.
     """
     if fence <= state.fence or state.committed is not None:
         return state
     state = replace(state, fence=fence, lineage=lineage, public=None)
-    if state.held is not None:
-        if state.stage == "offered" and belongs(state.held.generation, state.held.hop, lineage):
+    held = state.held
+    if held is not None:
+        if state.stage == "offered" and belongs(held.generation, held.hop, lineage):
             state = _handed(state, watching=False)
         else:
+            if held.hop == 0 and len(held.lineage) == 1:
+                state = replace(state, kept=held, kept_for=fence[1])
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
     return replace(state, watching=False)
 

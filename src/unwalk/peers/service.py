@@ -90,7 +90,11 @@ class Service:
         self.intake, self.ahead = Intake(self), Ahead(self)
         self.ends = Ends(self)
         self.poll = self.ends.poll
-        self.succession = Succession(trust, work, self.poll.rules, self.run_id, self.start_chain)
+        spec = self.chapter.spec
+        only = spec.holder if spec is not None and spec.method == "seal" else None
+        self.succession = Succession(
+            trust, work, self.poll.rules, self.run_id, self.start_chain, only
+        )
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
         found = self.store.load(self.run_id)
@@ -167,8 +171,8 @@ class Service:
             arrival=arrival,
         )
         self.state, self.open_move = state, open_move
-        if arrival is not None and arrival.peer == self.me:
-            self.arrivals.append(arrival)
+        if arrival is not None:
+            self.arrivals = self.store.arrivals(self.run_id)
         if not self.collecting:
             self.collecting = True
             asyncio.get_running_loop().call_later(TIDY, self._collect)
@@ -252,7 +256,7 @@ class Service:
 
     async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message came."""
-        return self.intake.answer(sender, message)
+        return await self.intake.answer(sender, message)
 
     # What this peer does by itself
 
@@ -422,7 +426,8 @@ class Service:
         if found is None:
             return None
         attempt, move = found
-        record = move_to(self.me, attempt, move, state.passed_over)
+        named = over if attempt else state.passed_over
+        record = move_to(self.me, attempt, move, tuple(sorted(named)))
         record["sender"] = self.open_move.get("sender", NOBODY)
         return pr.address(state, move.path), record
 

@@ -49,6 +49,9 @@ CREATE TABLE IF NOT EXISTS entries (
     chain TEXT PRIMARY KEY, run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL,
     hop INTEGER NOT NULL, peer INTEGER NOT NULL, entry TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS entries_by_hop ON entries (run, number, opener, hop);
+CREATE TABLE IF NOT EXISTS openings (
+    run TEXT NOT NULL, opener INTEGER NOT NULL, number INTEGER NOT NULL, entry TEXT NOT NULL,
+    PRIMARY KEY (run, opener));
 CREATE TABLE IF NOT EXISTS locals (
     run TEXT NOT NULL, number INTEGER NOT NULL, opener INTEGER NOT NULL, hop INTEGER NOT NULL,
     numbers TEXT NOT NULL, file TEXT NOT NULL, PRIMARY KEY (run, number, opener, hop));
@@ -63,6 +66,8 @@ SETTLE = 200
 """Changes after which the database's log is taken over into its file, at least."""
 LOCALS = 4
 """So many visits back a peer can return to what it kept then."""
+ARRIVALS = 4
+"""Tokens that are kept for one peer's first contact in one walk: those of the last lineages."""
 
 Fault = Callable[[str], None]
 
@@ -410,9 +415,7 @@ class Store:
         """One change of state, whole or not at all."""
         with self.transaction() as db:
             if arrival is not None:
-                came = (run, *arrival.generation, arrival.done, arrival.peer, arrival.token)
-                db.execute("INSERT OR REPLACE INTO arrivals VALUES (?,?,?,?,?,?)", came)
-                self.archived.add(arrival.token)
+                self._put_arrival(run, arrival)
             if entry is not None:
                 self._put_entry(run, entry)
             if local is not None:
@@ -423,6 +426,29 @@ class Store:
                 "INSERT OR REPLACE INTO runs VALUES (?,?,?)",
                 (run, json.dumps(codec.state_to(state)), json.dumps(move)),
             )
+
+    def _put_arrival(self, run: str, arrival: Arrival) -> None:
+        """Keep a token from first contact; those of lineages long replaced are given back."""
+        came = (run, *arrival.generation, arrival.done, arrival.peer, arrival.token)
+        self.db.execute("INSERT OR REPLACE INTO arrivals VALUES (?,?,?,?,?,?)", came)
+        self.archived.add(arrival.token)
+        query = (
+            "SELECT token, number, opener, done FROM arrivals WHERE run = ? AND peer = ? "
+            "ORDER BY number DESC, opener DESC, done DESC LIMIT -1 OFFSET ?"
+        )
+        for token, *place in self.db.execute(query, (run, arrival.peer, ARRIVALS)).fetchall():
+            where = "run = ? AND number = ? AND opener = ? AND done = ? AND peer = ?"
+            self.db.execute(f"DELETE FROM arrivals WHERE {where}", (run, *place, arrival.peer))
+            left = self.db.execute("SELECT 1 FROM arrivals WHERE token = ?", (token,)).fetchone()
+            if left is None:
+                self.archived.discard(token)
+
+    def put_opening(self, run: str, entry: Entry) -> None:
+        """How a generation was opened whose token is not here: the latest of each opener stays."""
+        number, opener = entry["body"]["generation"]
+        with self.transaction() as db:
+            row = (run, opener, number, json.dumps(entry))
+            db.execute("INSERT OR REPLACE INTO openings VALUES (?,?,?,?)", row)
 
     def _put_entry(self, run: str, entry: Entry) -> None:
         body = entry["body"]
@@ -436,9 +462,10 @@ class Store:
             for entry in entries:
                 self._put_entry(run, entry)
 
-    def entry(self, chain: str) -> Entry | None:
-        """The log entry with this chain value."""
-        row = self.db.execute("SELECT entry FROM entries WHERE chain = ?", (chain,)).fetchone()
+    def entry(self, run: str, chain: str) -> Entry | None:
+        """The entry of a walk's log with this chain value."""
+        query = "SELECT entry FROM entries WHERE chain = ? AND run = ?"
+        row = self.db.execute(query, (chain, run)).fetchone()
         found: Entry | None = None if row is None else json.loads(row[0])
         return found
 
@@ -449,11 +476,11 @@ class Store:
         )
         return [json.loads(row[0]) for row in rows]
 
-    def chain(self, end: str, start: str) -> list[Entry] | None:
-        """Entries from ``start`` to ``end``, or None while one is missing."""
+    def chain(self, run: str, end: str, start: str) -> list[Entry] | None:
+        """Entries of a walk's log from ``start`` to ``end``, or None while one is missing."""
         found = []
         while end != start:
-            entry = self.entry(end)
+            entry = self.entry(run, end)
             if entry is None:
                 return None
             found.append(entry)

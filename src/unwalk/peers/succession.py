@@ -9,7 +9,7 @@ which a quorum signed that none of them had seen the token any further.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -17,18 +17,23 @@ from typing import Any
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import canonical
 from unwalk.peers import codec
+from unwalk.peers.chapter import NO_TOKEN
 from unwalk.peers.decisions import Rules
-from unwalk.peers.hoplog import Entry, parse_entry
+from unwalk.peers.hoplog import BARE, Entry, bare_text, parse_entry
 from unwalk.peers.protocol import Generation, Lineage, Sighting, belongs
 from unwalk.peers.trust import Bundle, Trust
+from unwalk.peers.wire import MESSAGE
 from unwalk.peers.work import Work
 from unwalk.walks import NOBODY
+from unwalk.walks.routes import Uniform
 
 PREFIX = b"unwalk-sighting-1:"
 MOST_ENTRIES = 64
 """Entries of the log that travel with a token; what is missing is asked for."""
 MOST_RECOVERIES = 4096
 """Entries of one log besides its hops."""
+SHORT_SIGHTING = 2048
+"""Bytes that a signed sighting may have, however many peers there are."""
 SIGNED = ("sighting", "signature", "certificate")
 
 
@@ -77,6 +82,10 @@ class Succession:
     rules: Rules
     run: str
     start: str
+    only: int | None = None
+    """The peer that alone may begin the walk; None: whoever has what it begins with."""
+    opened: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The generations that a peer was seen to open after a visit."""
 
     @cached_property
     def first(self) -> int:
@@ -84,17 +93,35 @@ class Succession:
         return self.work.move(1, NOBODY, {}, 0).receiver
 
     def whole(self, entries: Sequence[Entry]) -> None:
-        """Refuse a log that does not lead from the walk's beginning, one entry after the other."""
-        before = None
+        """Refuse a log that does not lead from the walk's beginning, one entry after the other.
+
+        The route is drawn again: each visit has to be where it leads, past those that its entry
+        names as passed over.
+        """
+        before, at = None, NOBODY
+        memory: Mapping[str, int] = {}
         for entry in entries:
-            self.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
-            before = entry["body"]
+            body = entry["body"]
+            self.entry(entry, before, codec.lineage_from(body["lineage"]))
+            if body["kind"] == "hop":
+                over = codec.listed(
+                    body["passed_over"], "passed_over", most=len(self.rules.members)
+                )
+                drawn = self.work.choose(body["hop"], at, memory, over)
+                way = (body["visit"]["receiver"], tuple(body["visit"]["path"]))
+                if drawn is None or (drawn[1].receiver, drawn[1].path) != way:
+                    raise Refused(f"visit {body['hop']} is not where the route leads.")
+                memory = drawn[1].memory
+            before, at = body, body["peer"]
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
         found = codec.fields_of(record, "a sighting", *SIGNED)
         sighting = codec.sighting_from(found["sighting"])
         data = words(self.run, asker, chain, found["sighting"])
+        most = max(SHORT_SIGHTING, MESSAGE // (2 * len(self.trust.network.peers)))
+        if len(data) > most:  # or a recovery could not be handed on that shows it
+            raise Refused(f"a sighting has {len(data)} bytes; allowed: up to {most}.")
         pem, signature = str(found["certificate"]), str(found["signature"])
         name = self.trust.check(pem, signature, data, past=True)
         return self.trust.network.index(name), sighting
@@ -149,6 +176,8 @@ class Succession:
         body = entry["body"]
         if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
             raise Refused("a log entry is of another walk, or not signed by its peer.")
+        if before is not None and before["run"] != self.run:
+            raise Refused("a log entry goes on from one of another walk.")
         lineage = codec.lineage_from(body["lineage"])
         if before is None:
             done, earlier, first = 0, lineage[:1], self.first
@@ -163,18 +192,63 @@ class Succession:
         if body["kind"] == "recovery":
             if body["hop"] != done or lineage[:-1] != earlier:
                 raise Refused("a recovery does not follow the entry before it.")
+            self._opener(body, before)
             self.recovery(body, known)
             return
         visit = body["visit"]
         if body["hop"] != done + 1 or lineage != earlier:
             raise Refused(f"visit {body['hop']} does not follow visit {done}.")
-        if visit["hop"] != self.work.base + body["hop"]:
+        if body["token_in"] != (before["token"] if before and done else NO_TOKEN):
+            raise Refused(f"visit {body['hop']} did not get the token that visit {done} left.")
+        counted = (visit["hop"], visit["phase"], visit["phase_hop"])
+        if counted != (self.work.base + body["hop"], self.work.phase.name, body["hop"]):
             raise Refused("a log entry is about another visit.")
         if before is not None and before["kind"] == "hop":
             stayed = not visit["path"] and visit["receiver"] != before["peer"]
             if visit["sender"] != before["peer"] or stayed:
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
+        data = BARE + bare_text(self.run, lineage[-1][0], visit)
+        self.trust.check(entry["certificate"], body["bare"], data, past=True)
+
+    def _opener(self, body: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+        """A recovery goes on from a copy, which few can have.
+
+        Whoever made the entry before it kept one, and so did relays on the way from there.  What
+        a walk begins with is kept by all who have it.
+        """
+        if before is None or not before["hop"]:
+            if self.only not in (None, body["peer"]):
+                raise Refused(f"only peer {self.only} can begin this walk.")
+            return
+        if body["token"] != before["token"]:
+            raise Refused(f"a recovery goes on from another token than visit {body['hop']} left.")
+        if body["peer"] != before["peer"] and not self._relays:
+            raise Refused(
+                f"peer {body['peer']} has no copy from visit {body['hop']} to go on from."
+            )
+
+    @property
+    def _relays(self) -> bool:
+        """Whether the token may be sent through peers that do not visit."""
+        return not self.work.graph.complete and not isinstance(self.work.phase.route, Uniform)
+
+    def admit(self, entry: Entry) -> None:
+        """Count the generations that a peer opens after one visit: as many as there are peers.
+
+        More are not needed: each passes over one peer that was lost.  So nobody can have a token
+        dropped again and again.
+        """
+        body = entry["body"]
+        if body["kind"] != "recovery":
+            return
+        numbers = self.opened.setdefault((body["peer"], body["hop"]), set())
+        if body["generation"][0] not in numbers and len(numbers) >= len(self.trust.network.peers):
+            raise Refused(
+                f"peer {body['peer']} has opened {len(numbers)} generations after visit "
+                f"{body['hop']}; no more are taken."
+            )
+        numbers.add(body["generation"][0])
 
     def _way(self, visit: Mapping[str, Any]) -> None:
         """A visit's way has to lead along the graph to its peer."""

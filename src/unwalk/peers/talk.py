@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ class Talk:
         self.service, self.brought = service, dict[str, int]()
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
+        self.hearing: set[int] = set()
 
     def words(self, kind: str, **fields: Any) -> bytes:
         """A message as it travels."""
@@ -62,7 +63,7 @@ class Talk:
 
     # Answers
 
-    def answer(self, sender: int, data: bytes) -> dict[str, Any]:
+    async def answer(self, sender: int, data: bytes) -> dict[str, Any]:
         """What a peer says to a message; may change state, in one transaction."""
         service = self.service
         record = service.gate.message(data)
@@ -75,7 +76,7 @@ class Talk:
             generation = codec.pair(record["generation"], "generation")
             service.put(pr.released(service.state, generation, place))
         elif kind == "fence":
-            self.hear_opening(record["entry"])
+            await self.hear_opening(sender, record["entry"])
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
             return {"entry": opening(service.store, service.run_id, generation)}
@@ -87,7 +88,8 @@ class Talk:
         elif kind == "decide":
             return {"poll": service.poll.answer(sender, record["poll"])}
         elif kind == "entry":
-            return {"entry": service.store.entry(codec.digest(record["chain"], "chain"))}
+            chain = codec.digest(record["chain"], "chain")
+            return {"entry": service.store.entry(service.run_id, chain)}
         return {"sighting": codec.sighting_to(pr.sighting(service.state))}
 
     # Questions
@@ -126,14 +128,50 @@ class Talk:
                 found[peer] = Seen(sighting, record)
         return found
 
-    def hear_opening(self, record: Any) -> None:
-        """Somebody shows how a generation was opened; refused unless it was allowed."""
+    async def hear_opening(self, peer: int, record: Any) -> None:
+        """Somebody shows how a generation was opened; refused unless it was allowed.
+
+        Where what it goes on from is not known here, that is asked for.
+        """
         service = self.service
-        known = service.state.lineage
-        entry, fence, lineage = service.succession.opening(record, known)
-        if fence > service.state.fence:
-            service.store.add_entries(service.run_id, [entry])
+        entry, fence, lineage = service.succession.opening(record, service.state.lineage)
+        if fence <= service.state.fence:
+            return
+        if peer in self.hearing:
+            raise Refused("another generation that you show is being looked up; ask again.")
+        self.hearing.add(peer)
+        try:
+            async with asyncio.timeout(service.limits.lease):
+                await self.led_to(entry, peer)
+        except TimeoutError as error:
+            raise Refused("the log of a generation did not come within the lease.") from error
+        finally:
+            self.hearing.discard(peer)
+        if fence > service.state.fence and not service.closed:
+            service.succession.admit(entry)
+            service.store.put_opening(service.run_id, entry)
             service.put(pr.fenced(service.state, fence, lineage))
+
+    async def led_to(
+        self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
+    ) -> list[Entry]:
+        """Check an entry, and the log before it back to the last one known here; what is new.
+
+        What was not ``sent`` is asked for, of the peer ``first`` before the others.
+        """
+        service, fresh, known = self.service, list[Entry](), self.service.state.lineage
+        while (chain := later["body"]["previous"]) != service.start_chain:
+            here = service.store.entry(service.run_id, chain)
+            entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
+            if entry is None or len(fresh) > service.work.hops + MOST_RECOVERIES:
+                raise Refused("the log of the token is not whole.")
+            service.succession.entry(later, entry["body"], known)
+            if here is not None:
+                return fresh
+            fresh.append(entry)
+            later = entry
+        service.succession.entry(later, None, known)
+        return fresh
 
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
         """Have somebody who knows of a generation show how it was opened; whether it did."""
@@ -141,7 +179,7 @@ class Talk:
         record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
         try:
             with codec.reading("an opening"):
-                self.hear_opening(record)
+                await self.hear_opening(peer, record)
         except UnwalkError as error:
             service.journal.write("refused", sender=peer, reason=str(error)[:300])
             return False
@@ -351,7 +389,8 @@ class Talk:
         service = self.service
         chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
-            entry = service.store.entry(chain) or await self.find_entry(chain, asked)
+            here = service.store.entry(service.run_id, chain)
+            entry = here or await self.find_entry(chain, asked)
             if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
                 return None
             found.append(entry)

@@ -34,6 +34,8 @@ from unwalk.peers.network import Network, read_document
 KNOWN = 4096
 LONGEST_PEM = 4096
 """Characters of a certificate; ours have about a thousand."""
+SIGNATURE = 128
+"""Digits of a signature."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Trust:
         """The name of the peer that signed ``data``."""
         identity = self.identity(pem, past=past, chapter=chapter)
         try:
+            if len(signature) != SIGNATURE:  # spaces between the digits would be read over
+                raise ValueError(signature[:SIGNATURE])
             identity.signing.verify(bytes.fromhex(signature), data)
         except (InvalidSignature, ValueError) as error:
             raise Refused(f"the signature is not {identity.peer}'s.") from error

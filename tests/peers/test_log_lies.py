@@ -1,0 +1,285 @@
+"""What a member may write into the log, and what not: entries, recoveries, draws, sightings."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.peers.harness import Village, lived
+from tests.peers.liars import Liar
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.peers import codec, succession
+from unwalk.peers import protocol as pr
+from unwalk.peers.gate import Offer
+from unwalk.peers.hoplog import BARE, Entry, bare_text, recovery_body
+from unwalk.peers.protocol import Parcel, Sighting
+from unwalk.peers.service import Service
+from unwalk.peers.store import ARRIVALS, Arrival, Store
+from unwalk.peers.talk import Seen
+
+LIAR, HONEST = 2, (0, 1, 3)
+
+
+def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path):
+    """Another token, walk, phase or count; no second signature; a draw that nobody explains."""
+
+    async def script(here: Village) -> None:
+        service, *_ = (here.start(peer) for peer in range(4))
+        await here.until(here.finished)
+        value = service.state.committed
+        assert value is not None
+        log = {e["body"]["hop"]: e for e in service.store.entries(service.run_id)}
+        before, entry = log[4], log[5]
+        liar = Liar(here.folder, entry["body"]["peer"])
+        visit, body = entry["body"]["visit"], before["body"]
+
+        def check(entry: Entry, before: Any = body) -> None:
+            service.succession.entry(entry, before, service.state.lineage)
+
+        def signed(**changes: Any) -> dict[str, Any]:
+            said = {**visit, **changes}
+            data = BARE + bare_text(service.run_id, (0, 0), said)
+            return {"visit": said, "bare": liar.bundle.sign(data).hex()}
+
+        check(entry)
+        check(liar.entry(entry, **signed(gradients=3)))
+        for changes, reason in (
+            ({"token_in": "a" * 64}, "did not get the token"),
+            ({"token_in": "0" * 64}, "did not get the token"),
+            ({"bare": "00" * 64}, "signature is not"),
+            ({"bare": ""}, "signature is not"),
+            (signed(phase_hop=77), "about another visit"),
+            (signed(phase="nowhere"), "about another visit"),
+        ):
+            with pytest.raises(Refused, match=reason):
+                check(liar.entry(entry, **changes))
+        with pytest.raises(Refused, match="one of another walk"):
+            check(entry, {**body, "run": "f" * len(service.run_id)})
+        first = {**log[1]["body"], "token_in": body["token"]}
+        with pytest.raises(Refused, match="did not get the token"):
+            check(Liar(here.folder, first["peer"]).entry({"body": first}), None)
+        _recoveries(here, service, before)
+        _stays(here, service, [log[hop] for hop in sorted(log)])
+        _draws(service, log)
+        _sightings(here, service)
+
+    lived(tmp_path, script, peers=4, lease=60.0)
+
+
+def _stays(here: Village, service: Service, log: list[Entry]) -> None:
+    """Who has the token cannot say that it stayed there: the whole route is drawn again."""
+    service.succession.whole(log)
+    start = 5
+    liar = Liar(here.folder, log[start]["body"]["peer"])
+    others = [p for p in range(4) if p != liar.me]
+    for over in ([], others):
+        made = log[: start + 1]
+        for entry in log[start + 1 :]:
+            last, old = made[-1], entry["body"]
+            stay = {"sender": liar.me, "receiver": liar.me, "path": []}
+            visit = {**old["visit"], **stay}
+            data = BARE + bare_text(service.run_id, (0, old["generation"][1]), visit)
+            body = {
+                **old,
+                "peer": liar.me,
+                "previous": last["chain"],
+                "token_in": last["body"]["token"],
+                "passed_over": over,
+                "visit": visit,
+                "bare": liar.bundle.sign(data).hex(),
+            }
+            made.append(liar.entry({"body": body}))
+        for before, entry in pairwise(made):
+            service.succession.entry(entry, before["body"], service.state.lineage)
+        with pytest.raises(Refused, match="not where the route leads"):
+            service.succession.whole(made)
+
+
+def _recoveries(here: Village, service: Service, before: Entry) -> None:
+    """Only who made an entry has a copy of its token, and only of that one."""
+    maker = before["body"]["peer"]
+
+    def check(peer: int, token: str) -> None:
+        lineage = (*codec.lineage_from(before["body"]["lineage"]), ((1, peer), 4))
+        body = recovery_body(
+            run=service.run_id,
+            generation=(1, peer),
+            lineage=lineage,
+            peer=peer,
+            hop=4,
+            token=token,
+            lost=-1,
+        )
+        entry = Liar(here.folder, peer).entry({"body": body | {"previous": before["chain"]}})
+        service.succession.entry(entry, before["body"], service.state.lineage)
+
+    token = before["body"]["token"]
+    with pytest.raises(Refused, match="shows 1 peers of 3"):  # all the rest is in order
+        check(maker, token)
+    with pytest.raises(Refused, match="another token"):
+        check(maker, "a" * 64)
+    with pytest.raises(Refused, match="has no copy"):
+        check((maker + 1) % 4, token)
+
+
+def _draws(service: Service, log: dict[int, Entry]) -> None:
+    """A route is drawn again only if the draws before led to peers that were passed over."""
+    work, hop = service.work, 6
+    mover = log[hop - 1]["body"]["peer"]
+    draws = [work.move(hop, mover, {}, attempt) for attempt in range(20)]
+    again = next(k for k, move in enumerate(draws) if move.receiver != draws[0].receiver)
+    parcel = Parcel((0, 0), hop - 1, 0, "", "", service.state.lineage)
+    plain = Offer(mover, parcel, draws[again].path, mover, again, draws[again], (), 8)
+    service.gate.route(replace(plain, passed_over=(draws[0].receiver,)), {})
+    for over in ((), (draws[again].receiver,), tuple(range(4))):
+        with pytest.raises(Refused, match="passed over"):
+            service.gate.route(replace(plain, passed_over=over), {})
+    stamp = codec.dump(log[hop - 1])
+    assert service.gate.stamped(plain, stamp).entry == log[hop - 1]
+    with pytest.raises(Refused, match="did not have the token"):
+        service.gate.stamped(replace(plain, mover=(mover + 1) % 4), stamp)
+
+
+def _sightings(here: Village, service: Service) -> None:
+    """Nobody can make what another peer has to show too long to be handed on."""
+    bundle = Liar(here.folder, LIAR).bundle
+
+    def record(generations: int) -> dict[str, Any]:
+        lineage = tuple(((number, LIAR), number) for number in range(generations))
+        said = Sighting(lineage[-1][0], lineage, ((0, 0), (0, 0)))
+        return succession.sign(bundle, service.run_id, 0, "c", said)
+
+    assert service.succession.sighted(record(100), 0, "c")[0] == LIAR
+    with pytest.raises(Refused, match="a sighting has"):
+        service.succession.sighted(record(4000), 0, "c")
+    padded = record(1)
+    padded["signature"] = padded["signature"].replace("a", "a" + " " * 40)
+    with pytest.raises(Refused, match="signature is not"):
+        service.succession.sighted(padded, 0, "c")
+
+
+def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so_many(tmp_path):
+    """From nowhere none; from its last visit one for each peer; and one row stays of them all."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        liar = services[LIAR]
+
+        def stuck(service: Service) -> Any:
+            visit = service._visit
+
+            async def one() -> None:
+                if service.open_move.get("mover") == LIAR:
+                    await asyncio.sleep(600.0)
+                await visit()
+
+            return one
+
+        for peer in HONEST:
+            services[peer]._visit = stuck(services[peer])  # type: ignore[method-assign]
+        await here.until(lambda: liar.state.kept is not None and liar.state.kept.hop > 0)
+        basis = liar.state.kept
+        assert basis is not None
+        holder = services[liar.state.kept_for]
+        await here.until(lambda: holder.state.held is not None)
+        others = [services[p] for p in HONEST if p != holder.me]
+
+        async def told(number: int, by: Service, chain: str) -> list[dict[str, Any]]:
+            seen = await by.talk.ask_all(chain)
+            body = recovery_body(
+                run=by.run_id,
+                generation=(number, by.me),
+                lineage=(*basis.lineage, ((number, by.me), basis.hop)),
+                peer=by.me,
+                hop=basis.hop,
+                token=basis.token,
+                lost=holder.me,
+                sightings=[s.record for p, s in seen.items() if p != holder.me],
+            )
+            words = by.talk.words("fence", entry=by.sign(chain, body))
+            answers = [await services[p].answer(by.me, words) for p in HONEST if p != by.me]
+            return [codec.parse(answer, 1 << 18) for answer in answers]
+
+        def refused(reason: str, times: int = 1) -> bool:
+            return sum(reason in str(e.get("reason")) for e in here.events) >= times
+
+        def fenced(number: int) -> bool:
+            return all(services[p].state.fence == (number, LIAR) for p in HONEST)
+
+        for by, chain, reason in (
+            (liar, "ab" * 32, "not whole"),
+            (others[0], basis.chain, "has no copy"),
+        ):
+            await told(1, by, chain)
+            await here.until(partial(refused, reason))
+            assert holder.state.fence == (0, basis.generation[1])
+            assert holder.state.held is not None
+        for number in range(1, 5):
+            for answer in await told(number, liar, basis.chain):
+                assert answer.get("kind") != "refused"
+            await here.until(partial(fenced, number))
+        await told(5, liar, basis.chain)
+        await here.until(partial(refused, "has opened 4 generations", 3))
+        for peer in HONEST:
+            assert fenced(4)
+            rows = services[peer].store.db.execute("SELECT number FROM openings").fetchall()
+            assert rows == [(4,)]
+            entries = services[peer].store.entries(liar.run_id)
+            assert {e["body"]["kind"] for e in entries} <= {"hop"}
+
+    lived(tmp_path, script, peers=4, lease=60.0)
+
+
+def test_what_a_walk_begins_with_stays_where_it_is_when_a_generation_is_opened():
+    """Else whoever opens one before the first visit could have a chapter given up."""
+    state = pr.begin(0, 3, 12, 0, "start", "t")
+    after = pr.fenced(state, (1, 2), (((0, 0), 0), ((1, 2), 0)))
+    assert after.held is None
+    assert (after.kept, after.kept_for) == (state.held, 2)
+
+
+def test_kept_tokens_of_lineages_that_were_replaced_are_given_back(tmp_path):
+    store = Store(tmp_path / "store")
+    state, tokens = pr.begin(0, 3, 12, 1, "0" * 64, "0" * 64, has=False), []
+    for number in range(10):
+        tokens.append(store.write([memoryview(bytes([number]))]))
+        store.pinned.clear()
+        store.save("run", state, {}, arrival=Arrival((number, 1), 3, 0, tokens[-1]))
+    other = store.write([memoryview(b"other")])
+    store.save("run", state, {}, arrival=Arrival((0, 1), 3, 1, other))
+    store.pinned.clear()
+    store.collect("run", state)
+    kept = [*tokens[-ARRIVALS:], other]
+    assert {a.token for a in store.arrivals("run")} == set(kept)
+    assert {p.stem for p in store.tokens.glob("*.safetensors")} == set(kept)
+    store.close()
+
+
+def test_numbers_of_generations_end_where_a_peer_can_still_start_again(tmp_path):
+    last = codec.LAST_GENERATION
+    lineage = (((0, 0), 0), ((last, 1), 0))
+    assert codec.lineage_from(codec.lineage_to(lineage)) == lineage
+    with pytest.raises(Corrupt, match="allowed: up to"):
+        codec.lineage_from([[0, 0, 0], [last + 1, 1, 0]])
+
+    async def script(here: Village) -> None:
+        service = here.start(1)
+        assert service.state.kept is not None
+        service.put(replace(service.state, fence=(last, 1), lineage=lineage))
+        said = Sighting((last, 1), lineage, ((0, 0), pr.NOWHERE))
+
+        async def answers(chain: str = "") -> dict[int, Seen]:
+            return {p: Seen(said, {}) for p in (0, 2, 3) if p != service.state.kept_for}
+
+        service.lookout._ask = answers  # type: ignore[method-assign]
+        await service.lookout.look_around()
+        assert any("no generation is left" in str(e.get("reason")) for e in here.events)
+        await here.crash(1)
+        assert here.start(1).state.fence == (last, 1)
+
+    lived(tmp_path, script, peers=4, lease=60.0)
