@@ -9,7 +9,7 @@ which a quorum signed that none of them had seen the token any further.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -96,7 +96,7 @@ class Succession:
         """Refuse a log that does not lead from the walk's beginning, one entry after the other.
 
         The route is drawn again: each visit has to be where it leads, past those that its entry
-        names as passed over.
+        names as passed over.  Whoever recovers a walk that has not begun does the first visit.
         """
         before, at = None, NOBODY
         memory: Mapping[str, int] = {}
@@ -104,15 +104,23 @@ class Succession:
             body = entry["body"]
             self.entry(entry, before, codec.lineage_from(body["lineage"]))
             if body["kind"] == "hop":
-                over = codec.listed(
-                    body["passed_over"], "passed_over", most=len(self.rules.members)
-                )
-                drawn = self.work.choose(body["hop"], at, memory, over)
-                way = (body["visit"]["receiver"], tuple(body["visit"]["path"]))
-                if drawn is None or (drawn[1].receiver, drawn[1].path) != way:
-                    raise Refused(f"visit {body['hop']} is not where the route leads.")
-                memory = drawn[1].memory
+                memory = self._led(body, at, memory)
             before, at = body, body["peer"]
+
+    def _led(
+        self, body: Mapping[str, Any], at: int, memory: Mapping[str, int]
+    ) -> Mapping[str, int]:
+        """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""
+        over = codec.listed(body["passed_over"], "passed_over", most=len(self.rules.members))
+        begun = body["hop"] == 1 and at != NOBODY
+        found = self.work.choose(body["hop"], NOBODY if begun else at, memory, over)
+        if found is None:
+            raise Refused(f"the route leads nowhere from visit {body['hop'] - 1}.")
+        drawn = replace(found[1], receiver=at, path=()) if begun else found[1]
+        visit = body["visit"]
+        if (drawn.receiver, drawn.path) != (visit["receiver"], tuple(visit["path"])):
+            raise Refused(f"visit {body['hop']} is not where the route leads.")
+        return drawn.memory
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""

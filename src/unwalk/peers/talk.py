@@ -132,7 +132,7 @@ class Talk:
         Where what it goes on from is not known here, that is asked for.
         """
         service = self.service
-        entry, fence, lineage = service.succession.opening(record, service.state.lineage)
+        entry, fence, lineage = service.succession.opening(record, pr.shown(service.state)[1])
         if fence <= service.state.fence:
             return
         if peer in self.hearing:
@@ -157,7 +157,7 @@ class Talk:
 
         What was not ``sent`` is asked for, of the peer ``first`` before the others.
         """
-        service, fresh, known = self.service, list[Entry](), self.service.state.lineage
+        service, fresh, known = self.service, list[Entry](), pr.shown(self.service.state)[1]
         while (chain := later["body"]["previous"]) != service.start_chain:
             here = service.store.entry(service.run_id, chain)
             entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
