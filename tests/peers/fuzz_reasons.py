@@ -15,6 +15,7 @@ from unwalk.core import errors, events, transcript
 from unwalk.peers import (
     agenda,
     chapters,
+    closing,
     codec,
     council,
     decisions,
@@ -38,9 +39,9 @@ from unwalk.peers import (
 )
 
 MODULES: tuple[ModuleType, ...] = (
-    *(agenda, chapters, codec, council, decisions, ends, erasure, events, gate, history, hoplog),
-    *(intake, leaving, minutes, network, poll, store, succession, talk, tokens, transcript, trust),
-    *(votes, wire),
+    *(agenda, chapters, closing, codec, council, decisions, ends, erasure, events, gate, history),
+    *(hoplog, intake, leaving, minutes, network, poll, store, succession, talk, tokens),
+    *(transcript, trust, votes, wire),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)

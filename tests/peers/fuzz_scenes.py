@@ -290,6 +290,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
     text, decision = council.known[0]
     for message in (
         council.words("agenda-ask", number=1),
+        council.words("agenda-end", number=1),
         council.words("agenda-visits", number=0, after=0),
         council.words("agenda-visits", number=1, after=2),
         council.words("agenda-receipt", number=1),

@@ -31,6 +31,7 @@ from unwalk.core.token import Token
 from unwalk.core.transcript import canonical
 from unwalk.peers import codec
 from unwalk.peers.agenda import Spec
+from unwalk.peers.closing import closing_of, end_from, end_text
 from unwalk.peers.database import read_only
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Decision, Vote
 from unwalk.peers.gate import PROTOCOL
@@ -38,7 +39,7 @@ from unwalk.peers.hoplog import Entry, sign_entry
 from unwalk.peers.intake import move_to
 from unwalk.peers.minutes import matter_of, words_of
 from unwalk.peers.poll import end_of
-from unwalk.peers.protocol import Parcel, PeerState
+from unwalk.peers.protocol import Parcel, PeerState, Value
 from unwalk.peers.tokens import token_pieces
 from unwalk.peers.trust import Bundle
 from unwalk.peers.votes import Matter, Writer, digest_of, words
@@ -119,7 +120,8 @@ class Liar:
         round: int = 0,
     ) -> Decision:
         """A decision with votes of ``voters``, each signed by whom ``by`` says, or by itself."""
-        value, signer = digest_of(text), dict(by or {})
+        found, signer = end_from(text), dict(by or {})
+        value = digest_of(text) if found is None else found[1].digest
 
         def votes(kind: str) -> frozenset[Vote]:
             plain = [Vote(kind, round, value, NEVER, v) for v in voters]
@@ -213,6 +215,12 @@ class Liar:
         body = {k: v for k, v in document.items() if k not in ("signer", "signature")}
         body["peers"] = {**document["peers"], **changes}
         return sign(body, self.bundle.keys.signing, self.bundle.certificate_pem.decode())
+
+
+def unwalked_end() -> str:
+    """An end of training that nobody walked to."""
+    value = Value((0, 0), "0" * 64, "1" * 64, "salt")
+    return end_text(value, closing_of(value, "2" * 64, "3" * 64))
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_pa
         chapters.aftermath.again.clear()
         assert "peer-1" in await chapters.aftermath.receipts(1)
         message = chapters.council.words("agenda-ask", number=1)
-        for old, new in ((b'"test"', b'"other"'), (b'"protocol":2', b'"protocol":1')):
+        for old, new in ((b'"test"', b'"other"'), (b'"protocol":3', b'"protocol":2')):
             answer = codec.parse(here.peers[0].council.answer(2, message.replace(old, new)), 9999)
             assert answer["kind"] == "refused"
 

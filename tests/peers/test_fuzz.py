@@ -88,8 +88,8 @@ def rows(target: Target, table: str) -> int:
 
 def test_a_visit_with_events_that_are_none_is_refused(record):
     """A member that is asked for visits could end the peer that asked."""
-    call = next(c for c in record.calls if c.kind == "agenda-visits" and c.parts)
-    visit = json.loads(call.answer)["visits"][0]
+    calls = [c for c in record.calls if c.kind == "agenda-visits" and c.parts]
+    visit = next(found[0] for c in calls if (found := json.loads(c.answer)["visits"]))
     odd_events: list[Any] = [["x"], [[]], [None], [7], 7, "x"]
     for events in odd_events:
         odd = {**visit, "visit": {**visit["visit"], "events": events}}

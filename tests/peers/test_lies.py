@@ -11,7 +11,7 @@ import pytest
 
 from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
-from tests.peers.liars import Liar
+from tests.peers.liars import Liar, unwalked_end
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
@@ -20,9 +20,7 @@ from unwalk.peers import decisions as de
 from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.ends import end_text
 from unwalk.peers.hoplog import recovery_body
-from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
 from unwalk.peers.service import Service
 from unwalk.peers.votes import decision_to, digest_of
@@ -51,7 +49,7 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
             decision = decision_to(liar.made_up(matter, text, voters, by))
             fields = {"number": 1, "value": text, "decision": decision}
             answers += await liar.tell_all(other, liar.words("agenda-decided", **fields))
-        garbage = end_text(Value((0, 0), "0" * 64, "1" * 64, "salt"))
+        garbage = unwalked_end()
         fake = liar.made_up(liar.end(), garbage, (LIAR,))
         poll = liar.shown(liar.end(), [], fake, texts=[garbage])
         await liar.tell_all(other, liar.words("decide", poll=poll))
@@ -405,6 +403,7 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
     transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
     visits = attest.read_visits(place.with_name(attest.VISITS))
     trust = attest._trust(said, here.folder / "ca.pem", None)
+    end = said["receipts"][0]["end"]
     specs = attest._check_decided(said, trust, [p.name for p in trust.network.peers])
     places = attest._line(specs, trust.network, decided=True)
     serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
@@ -421,9 +420,9 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                 attest._check_visits(visits, transcript, judge, places)
             if first <= 1:
                 with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
-                    attest._check_receipts(said, judge)
+                    attest._check_receipts(said, judge, end)
             else:
-                assert len(attest._check_receipts(said, judge)) == len(network.peers)
+                assert len(attest._check_receipts(said, judge, end)) == len(network.peers)
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from tests.peers import deletions, harness, lying_daemons
 from tests.peers.floods import forget_peak, resident
 from tests.peers.harness import Town, check_end, town
-from tests.peers.liars import Liar, lying
+from tests.peers.liars import Liar, lying, unwalked_end
 from tests.peers.trials import furthest
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.cli import app
@@ -31,10 +31,9 @@ from unwalk.cli.forgetting import _hand_in
 from unwalk.peers import attest, codec, succession
 from unwalk.peers.daemon import chapters_of
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.ends import end_text
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.network import Network
-from unwalk.peers.protocol import Parcel, Sighting, Value
+from unwalk.peers.protocol import Parcel, Sighting
 from unwalk.peers.provision import revoke
 from unwalk.peers.tokens import open_token
 from unwalk.peers.votes import decision_to, digest_of
@@ -111,7 +110,7 @@ async def counts_another_out(liar: Liar) -> None:
 
 async def made_up_end(liar: Liar) -> None:
     """Row 5 b: an end with a value that is none, signed by the liar for everybody."""
-    garbage = end_text(Value((0, 0), "0" * 64, "1" * 64, "salt"))
+    garbage = unwalked_end()
     by = dict.fromkeys(range(PEERS), LIAR)
     for text in (garbage, "garbage", "{}"):
         for voters in ((LIAR,), range(PEERS)):

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.peers.deletions import records_of
-from tests.peers.liars import Liar
+from tests.peers.liars import Liar, unwalked_end
 from tests.peers.trials_scenes import FULL, Scene
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import attest, codec, succession
 from unwalk.peers.database import read_only
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, PROPOSE, Vote
-from unwalk.peers.ends import end_text
 from unwalk.peers.hoplog import recovery_body, sign_entry
-from unwalk.peers.protocol import Parcel, Sighting, Value
+from unwalk.peers.protocol import Parcel, Sighting
 from unwalk.peers.tokens import token_pieces
 from unwalk.peers.votes import decision_to, digest_of
 from unwalk.peers.work import Work, plan_of
@@ -346,7 +345,7 @@ async def made_up(scene: Scene) -> str:
             for peer in good:
                 answer = await tell(liar, peer, liar.words("agenda-decided", **fields))
                 assert answer.get("kind") in ("refused", None), answer
-        garbage = end_text(Value((0, 0), "0" * 64, "1" * 64, "salt"))
+        garbage = unwalked_end()
         end = liar.end()
         fake = liar.made_up(end, garbage, (me,))
         shown = liar.shown(end, [], fake, texts=[garbage])

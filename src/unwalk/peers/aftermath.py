@@ -7,6 +7,8 @@ where it was.  The named points (``store.fault``) are those that tests kill a pe
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from unwalk.core.refusals import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers import attest, codec, history
 from unwalk.peers.agenda import MOST_REQUESTS, Spec, line, run_of
+from unwalk.peers.closing import visits_digest
 from unwalk.peers.erasure import Kept, Receipt, erase_since, receipt_of
 from unwalk.peers.forgetting import first_visit, walked
 from unwalk.peers.identity import now
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 AGAIN = 2.0
 """Seconds before peers whose receipt is missing are asked again, at most."""
+SELDOM = 60.0
+"""Seconds before a certificate that does not verify is looked at again."""
 VANISHED = "vanished/"
 """Facts that name the request with which a peer is given up, by that peer's number."""
 GONE = "the token from before the records were used is gone"
@@ -53,6 +58,7 @@ class Aftermath:
         self.receipted: set[int] = set()
         self.complete: set[int] = set()
         self.again: dict[int, float] = {}
+        self.doubted: dict[str, float] = {}
         self.asked: dict[int, float] = {}
         self.quiet, self.leaving = Quiet(self), Leaving(self)
         for spec in chapters.specs:
@@ -78,11 +84,12 @@ class Aftermath:
         for number in self._over():
             if number not in self.receipted and self._has_successor(number):
                 try:
-                    await self._erase(number)
+                    erased = await self._erase(number)
                 except InvalidInput as error:  # somebody reads the database just now
                     self.chapters.journal.write("not erased yet", reason=str(error)[:300])
                     return
-                self.receipted.add(number)
+                if erased:
+                    self.receipted.add(number)
         if self.chapters.requests is None:
             return
         for number in self._over():
@@ -109,15 +116,19 @@ class Aftermath:
         later = range(number, len(chapters.specs) + 1)
         return any(chapters.final(n) is not None for n in later)
 
-    async def _erase(self, number: int) -> None:
-        """Erase all that is left of the walk since first contact, and sign that.
+    async def _erase(self, number: int) -> bool:
+        """Erase all that is left of the walk since first contact, and sign that; whether it is.
 
+        What the chapter ended with stands in the receipt, and is asked for if this peer was away.
         Own records stay, also where the chapter says that this peer has vanished: they go only
         when its own organisation asks.
         """
         chapters, store = self.chapters, self.chapters.store
         if receipt_of(store, chapters.runs[number], number) is not None:
-            return
+            return True
+        closing = await chapters.council.have_end(number)
+        if closing is None:
+            return False
         for earlier in {n for n, _ in chapters.line(number)}:
             await self.have_visits(earlier)
         spec = self._spec(number)
@@ -139,9 +150,11 @@ class Aftermath:
             number,
             keep=keep,
             kept=[Kept(run) for run in gone],
+            end=closing.digest,
         )
         store.archive(chapters.service.run_id)
         chapters.journal.write("erased", chapter=number, files=len(receipt.erased))
+        return True
 
     async def have_line(self) -> bool:
         """See to it that all visits on the line that leads to the present model are here."""
@@ -152,14 +165,33 @@ class Aftermath:
         return True
 
     async def have_visits(self, number: int) -> bool:
-        """See to it that all committed visits of a chapter are here."""
+        """See to it that all committed visits of a chapter are here, and how it ended."""
         chapters = self.chapters
+        if await chapters.council.have_end(number) is None:
+            return False
         spec = None if number == 0 else self._spec(number)
         count = chapters.book.hops if spec is None else spec.hops
         if history.count_visits(chapters.store, chapters.runs[number]) == count:
             return True
         base = 0 if spec is None else spec.before
         return await chapters.council.fetch_visits(number, count, base)
+
+    async def _have_all(self, number: int) -> bool:
+        """See to it that all is here that the certificate of a chapter rests on."""
+        for chapter in sorted({n for n, _ in self.chapters.line(number)} | {number}):
+            if not await self.have_visits(chapter):
+                return False
+        return True
+
+    def ends(self, places: Sequence[tuple[int, int]]) -> tuple[attest.ShownEnd, ...]:
+        """How the chapters ended that ``places`` lie in, as a certificate shows it."""
+        chapters, found = self.chapters, list[attest.ShownEnd]()
+        for number, count in sorted(Counter(chapter for chapter, _ in places).items()):
+            known = history.end_decision(chapters.store, chapters.runs[number])
+            assert known is not None
+            visits = history.visits_of(chapters.store, chapters.runs[number], count)
+            found.append((number, *known, visits_digest(visits)))
+        return tuple(found)
 
     # The requests of this peer's own chapters
 
@@ -169,7 +201,7 @@ class Aftermath:
         assert requests is not None
         assert records is not None
         if self._spec(number).vanished:
-            if await self.have_visits(number):
+            if await self._have_all(number):
                 await self._certify(number, Batch((), ()))
             return
         batch = requests.of_chapter(number)
@@ -185,7 +217,7 @@ class Aftermath:
                 return
             requests.advance([r.id for r in batch.requests if r.stage == "committed"], "erasing")
             chapters.store.fault("request erasing")
-        if not await self.have_visits(number):
+        if not await self._have_all(number):
             return
         await self._certify(number, requests.of_chapter(number))
 
@@ -209,7 +241,7 @@ class Aftermath:
         document = attest.intact(place)
         if document is None or len(document["peers"]["receipts"]) != len(known):
             transcript, visits = self.transcript(number)
-            spec = self._spec(number)
+            spec, places = self._spec(number), self._places(number)
             facts = attest.Facts(
                 number,
                 chapters.runs[number],
@@ -217,7 +249,7 @@ class Aftermath:
                 0 if spec.method == "restart" else spec.position,
                 known,
                 tuple(chapters.council.known[:number]),
-                model=chapters.model(number + 1),
+                self.ends(places),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others
@@ -229,11 +261,33 @@ class Aftermath:
             )
             open_ = [r.id for r in batch.requests if r.stage == "erasing"]
             requests.advance(open_, "erasing", certificate=name)
-        if not document["peers"]["pending"]:
-            open_ = [r.id for r in batch.requests if r.stage == "erasing"]
+        open_ = [r.id for r in batch.requests if r.stage == "erasing"]
+        if not document["peers"]["pending"] and await self.verifies(name, open_):
             requests.advance(open_, "done", certificate=name)
             chapters.store.fault("request done")
             self.complete.add(number)
+
+    async def verifies(self, name: str, ids: Sequence[str]) -> bool:
+        """Whether a certificate of this peer's own does; if not, its requests say why."""
+        chapters, requests = self.chapters, self.chapters.requests
+        assert requests is not None
+        if monotonic() < self.doubted.get(name, 0.0):
+            return False
+        bundle = chapters.bundle
+        place = bundle.store / attest.FOLDER / name / FILE
+        files = bundle.folder / "ca.pem", bundle.folder / "network.json"
+        try:
+            found = await asyncio.to_thread(attest.verified, place, *files)
+            problems = found["problems"]
+        except UnwalkError as error:
+            problems = [str(error)]
+        if not problems:
+            return True
+        self.doubted[name] = monotonic() + SELDOM
+        why = f"the certificate {name} was issued, but does not verify: {problems[0]}"
+        requests.advance(ids, "erasing", reason=why[:300])
+        chapters.journal.write("certificate does not verify", to=name, reason=why[:300])
+        return False
 
     async def receipts(self, number: int) -> dict[str, dict[str, Any]]:
         """Receipts that are here, after asking those whose receipt is missing."""
@@ -244,6 +298,9 @@ class Aftermath:
             known[chapters.bundle.name] = own.to_json()
         known = {**history.receipts_of(chapters.store, history.LEAVERS), **known}
         if monotonic() < self.again.get(number, 0.0):
+            return known
+        closing = await chapters.council.have_end(number)
+        if closing is None:
             return known
         missing = [n for n, p in enumerate(chapters.network.peers) if p.name not in known]
         message = chapters.council.words("agenda-receipt", number=number)
@@ -256,7 +313,9 @@ class Aftermath:
                 run = chapters.runs[number]
                 with codec.reading("a receipt"):
                     receipt = Receipt.from_json(record)
-                    signer = receipt.check(chapters.trust, run=run, chapter=number)
+                    signer = receipt.check(
+                        chapters.trust, run=run, chapter=number, end=closing.digest
+                    )
                 if signer != peer:
                     raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
             except UnwalkError as error:
@@ -272,7 +331,7 @@ class Aftermath:
         """What a chapter's certificate is made from, and the same as it was signed."""
         chapters, spec = self.chapters, self._spec(number)
         plan = chapters.book.forgetting(spec, chapters.runs[number], chapters.specs[: number - 1])
-        places = chapters.line(number) + [(number, k) for k in range(1, spec.hops + 1)]
+        places = self._places(number)
         visits = chapters.visits(places)
         signed = [visits[chapter][place - 1] for chapter, place in places]
         header = plan.header()
@@ -280,6 +339,11 @@ class Aftermath:
         if spec.method == "rewind" and not spec.vanished and first != spec.peer:
             header["recovered"] = True
         return walked(header, places, visits), signed
+
+    def _places(self, number: int) -> list[tuple[int, int]]:
+        """The visits that the certificate of a chapter rests on."""
+        own = [(number, k) for k in range(1, self._spec(number).hops + 1)]
+        return self.chapters.line(number) + own
 
     # The next chapter
 

@@ -12,10 +12,11 @@ As receipts come in it is issued again, with the same claims.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import math
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing as closing_file
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,15 +29,16 @@ from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
 from unwalk.core.transcript import Hop, Transcript, canonical
-from unwalk.peers import minutes
+from unwalk.peers import codec, minutes
 from unwalk.peers.agenda import Spec, line, marked, run_of
+from unwalk.peers.closing import Closing, closing_from, salted, visits_digest
+from unwalk.peers.database import read_only
 from unwalk.peers.erasure import LEFT, Receipt
 from unwalk.peers.forgetting import Book, as_walked, silent_spec
 from unwalk.peers.history import check_visit
 from unwalk.peers.identity import now, raw_key
 from unwalk.peers.identity import read_certificate as read_pem
 from unwalk.peers.network import Network, read_document
-from unwalk.peers.register import SECRET
 from unwalk.peers.trust import Bundle, Trust, network_from, read_network
 from unwalk.runs.assemble import resolve
 from unwalk.runs.store import write_file
@@ -48,14 +50,18 @@ RULE = (
     "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
 )
 
+ShownEnd = tuple[int, str, dict[str, Any], str]
+"""The number of a chapter, what stays of its end, the votes for that, and the digest of those of
+its visits that are not on the line."""
+
 
 @dataclass(frozen=True)
 class Facts:
     """What a certificate says of peers; ``receipts`` by name, of those who have erased.
 
-    ``decisions`` are all chapters up to this one, with the votes that decided them.  Requests that
-    needed no walk were not ``decided``: they are those of the peer that issues the certificate.
-    ``model`` is the digest of the token that the chapter ended with, where it is here.
+    ``decisions`` are all chapters up to this one, with the votes that decided them, ``ends`` how
+    those on the line ended.  Requests that needed no walk were not ``decided``: they are those of
+    the peer that issues the certificate.
     """
 
     chapter: int
@@ -63,10 +69,10 @@ class Facts:
     requests: tuple[str, ...]
     erased_after: int
     receipts: Mapping[str, dict[str, Any]]
-    decisions: Sequence[tuple[str, dict[str, Any]]] = ()
+    decisions: Sequence[tuple[str, dict[str, Any]]]
+    ends: Sequence[ShownEnd]
     decided: bool = True
     silent: bool = False
-    model: str | None = None
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -142,14 +148,10 @@ def issue(
     network, folder = bundle.network, bundle.store / FOLDER
     place = folder / name
     text = visits_text(visits)
-    version, model = 1, None
+    version = 1
     if (before := intact(place / FILE)) is not None:
         version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
-        model = before["model"]
-    token = bundle.store / "tokens" / f"{facts.model}.safetensors"
-    if facts.model is not None and token.is_file():
-        model = model_of(salted(token, bundle.noise_secret, facts.run))
-    document = certificate_of(transcript, model)
+    document = certificate_of(transcript, released_as(closing_from(facts.ends[-1][1])))
     claim = proved(document)
     issued_before, changed = read_all(folder)
     others = [
@@ -164,6 +166,7 @@ def issue(
         "network": network.name,
         "network_file": {"network": content, "signature": signature},
         "decisions": [list(decision) for decision in facts.decisions],
+        "ends": [list(end) for end in facts.ends],
         "decided": facts.decided,
         "members": [p.name for p in network.peers],
         "peer": network.peers[document["public"]["unlearner"]].name,
@@ -232,7 +235,7 @@ def check(
         names = [p.name for p in trust.network.peers]
         if (said["members"], said["network"]) != (names, trust.network.name):
             return ["members are not those of the network's file"], []
-        _check_issuer(document, said, trust)
+        _check_issuer(document, said, trust, newest=network is not None)
         path = place.with_name(VISITS)
         if not path.is_file():
             return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
@@ -243,7 +246,10 @@ def check(
         _check_header(transcript, specs, said, trust.network)
         places = _line(specs, trust.network, decided=said["decided"] is True)
         _check_visits(visits, transcript, trust, places)
-        signers = _check_receipts(said, trust)
+        last = _check_ends(said, trust, specs, visits, places)
+        if document["model"] != released_as(last):
+            return ["the model is not the one that the peers decided on"], []
+        signers = _check_receipts(said, trust, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return ["peers.peer is not the peer that forgets"], []
     except UnwalkError as error:
@@ -254,6 +260,7 @@ def check(
     notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
     if said["decisions"]:
         notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
+    notes.append("a quorum signed which visits and which model each chapter on the line ended with")
     if network is None:
         notes.append("revocation not checked: that needs --network with the network's newest file")
     else:
@@ -265,6 +272,10 @@ def check(
         notes.append(f"left, with everything erased: {', '.join(gone)}")
     if said["pending"]:
         notes.append(f"still pending: {', '.join(said['pending'])}")
+    alone = ["version", "issued", "composed"]
+    if said["decided"] is not True:
+        alone.append("that no visit used the records")
+    notes.append(f"said by the issuer alone: {', '.join(alone)}")
     return [], notes
 
 
@@ -280,14 +291,26 @@ def _trust(said: Mapping[str, Any], authority: Path, newest: Path | None) -> Tru
     return Trust(ca, network)
 
 
-def _check_issuer(document: Mapping[str, Any], said: Mapping[str, Any], trust: Trust) -> None:
-    """The peer that the certificate names as its issuer has to have signed it, with its own key."""
+def _check_issuer(
+    document: Mapping[str, Any], said: Mapping[str, Any], trust: Trust, *, newest: bool
+) -> None:
+    """The peer that the certificate names as its issuer has to have signed it, with its own key.
+
+    Nobody but the issuer says when requests without a walk were answered: it may not have been
+    revoked from any chapter on, as far as the newest network file tells.
+    """
     signer = document["signer"]
     identity = trust.identity(str(signer["chain"]), past=True, chapter=said["chapter"])
     if identity.peer != said["issuer"]:
         raise Refused(f"the certificate says that {said['issuer']} issued it, not {identity.peer}.")
     if raw_key(identity.signing).hex() != signer["public_key"]:
         raise Refused(f"the key that signed is not that of {identity.peer}.")
+    first = trust.network.revoked.get(identity.serial)
+    if newest and said["decided"] is not True and first is not None:
+        raise Refused(
+            f"the certificate of {identity.peer} was revoked from chapter {first} on, and nobody "
+            "else says that its records were never used."
+        )
 
 
 def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) -> list[Spec]:
@@ -378,14 +401,50 @@ def _check_visits(
         before = signed
 
 
-def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
+def _check_ends(
+    said: Mapping[str, Any],
+    trust: Trust,
+    specs: Sequence[Spec],
+    visits: Sequence[dict[str, Any]],
+    places: Sequence[tuple[int, str, int]],
+) -> Closing:
+    """The visits have to be those that the peers decided on, of each chapter on the line.
+
+    How the last of them ended.
+    """
+    walked: dict[int, list[dict[str, Any]]] = {}
+    for visit, (chapter, _, _) in zip(visits, places, strict=True):
+        walked.setdefault(chapter, []).append(visit)
+    shown = codec.listed(said["ends"], "ends", most=minutes.MOST_CHAPTERS + 1)
+    if [end[0] for end in shown] != sorted(walked):
+        raise Refused("it is not shown of each chapter on the line how it ended.")
+    closing = None
+    for number, text, decision, rest in shown:
+        closing = minutes.read_end(trust, number, specs, text, decision)
+        if closing.void:
+            raise Refused(f"chapter {number} was given up; it ended without a visit.")
+        found = visits_digest(walked[number], codec.digest(rest, "the rest of the visits"))
+        if found != closing.visits:
+            raise Refused(
+                f"the visits of chapter {number} are not those that the peers decided on."
+            )
+    assert closing is not None
+    after = len(places)
+    if said["decided"] is True:
+        after = 0 if specs[-1].method == "restart" else specs[-1].position
+    if said["erased_after_hop"] != after:
+        raise Refused(f"what was erased begins after hop {after}, by what was decided.")
+    return closing
+
+
+def _check_receipts(said: Mapping[str, Any], trust: Trust, end: str) -> list[str]:
     names = set()
     for record in said["receipts"]:
         receipt = Receipt.from_json(record)
         if receipt.run == LEFT:  # it kept nothing at all
             receipt.check(trust, chapter=0)
         else:
-            receipt.check(trust, run=said["run"], chapter=said["chapter"])
+            receipt.check(trust, run=said["run"], chapter=said["chapter"], end=end)
         names.add(receipt.peer)
     pending = list(said["pending"])
     everybody = sorted([*names, *pending]) == sorted(said["members"])
@@ -395,20 +454,9 @@ def _check_receipts(said: Mapping[str, Any], trust: Trust) -> list[str]:
     return sorted(names)
 
 
-def salted(token: Path, secret: bytes, run: str) -> bytes:
-    """A chapter's model as it is released: its token with a salt of the issuer's in its header.
-
-    A certificate outlives the model, and its digest must not tell whether a guess of an erased
-    model is right: without the file nobody else knows the salt.
-    """
-    raw = token.read_bytes()
-    end = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:end])
-    key = hmac.new(secret, f"unwalk/model-salt/{run}".encode(), hashlib.sha256)
-    header["__metadata__"]["unwalk-salt"] = key.hexdigest()
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + raw[end:]
+def released_as(closing: Closing) -> dict[str, str]:
+    """What a certificate says of the model that a chapter ended with."""
+    return {"file": MODEL, "sha256": closing.model}
 
 
 def released(document: Mapping[str, Any], place: Path) -> bytes | None:
@@ -418,13 +466,13 @@ def released(document: Mapping[str, Any], place: Path) -> bytes | None:
     store = place.resolve().parent.parent.parent
     try:
         said, run = document["model"], document["peers"]["run"]
-        secret = (store.parent / SECRET).read_bytes()
-        for token in sorted((store / "tokens").glob("*.safetensors")):
-            if model_of(raw := salted(token, secret, run)) == said:
-                return raw
-    except (OSError, KeyError, TypeError, ValueError):  # nobody's store, or not to be read
+        with closing_file(read_only(store / "state.sqlite")) as db:
+            row = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+        end = json.loads(row[0])["committed"]
+        raw = salted(store / "tokens" / f"{end['token']}.safetensors", end["salt"])
+    except (OSError, sqlite3.Error, LookupError, TypeError, ValueError):  # nobody's store, or gone
         return None
-    return None
+    return raw if model_of(raw) == said else None
 
 
 def verified(place: Path, authority: Path, network: Path | None = None) -> dict[str, Any]:

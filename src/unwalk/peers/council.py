@@ -12,9 +12,17 @@ from unwalk.core.transcript import canonical
 from unwalk.peers import codec, history, leaving
 from unwalk.peers import decisions as de
 from unwalk.peers.agenda import Spec
+from unwalk.peers.closing import Closing, closing_from, visits_digest
 from unwalk.peers.erasure import receipt_of
 from unwalk.peers.gate import HEAD, PROTOCOL, Rate
-from unwalk.peers.minutes import Said, matter_of, read_chapter, read_decision, words_of
+from unwalk.peers.minutes import (
+    Said,
+    matter_of,
+    read_chapter,
+    read_decision,
+    read_end,
+    words_of,
+)
 from unwalk.peers.poll import Poll, pace_of
 from unwalk.peers.votes import Clerk, decision_from, decision_to
 from unwalk.peers.wire import MESSAGE
@@ -26,6 +34,7 @@ BODY = {
     "agenda-decide": ("number", "poll"),
     "agenda-decided": ("number", "value", "decision"),
     "agenda-ask": ("number",),
+    "agenda-end": ("number",),
     "agenda-visits": ("number", "after"),
     "agenda-receipt": ("number",),
     "agenda-left": ("number", "receipt"),
@@ -233,6 +242,10 @@ class Council:
             if number < len(chapters.runs):
                 found = history.visits_of(chapters.store, chapters.runs[number], after, PAGE)
             return {"visits": found}
+        if kind == "agenda-end":
+            known = number < len(chapters.runs)
+            end = history.end_decision(chapters.store, chapters.runs[number]) if known else None
+            return {"end": None if end is None else list(end)}
         if number < 1:
             raise Corrupt("the agenda begins with chapter 1.")
         if kind == "agenda-ask":
@@ -352,10 +365,35 @@ class Council:
             fields = {"number": number + place, "value": text, "decision": decision}
             await self.ask(peer, self.words("agenda-decided", **fields), "decided")
 
+    async def have_end(self, number: int) -> Closing | None:
+        """What stays of how a chapter ended, asked for if need be; None while nobody shows it."""
+        chapters, run = self.chapters, self.chapters.runs[number]
+        known = history.end_decision(chapters.store, run)
+        if known is not None:
+            return closing_from(known[0])
+        message = self.words("agenda-end", number=number)
+        for peer, shown in (await self.ask_all(message, "end")).items():
+            try:
+                if not isinstance(shown, list) or len(shown) != 2:
+                    raise Corrupt("an end is not shown with its votes.")
+                with codec.reading("an end"):
+                    closing = read_end(chapters.trust, number, self.specs, *shown)
+            except UnwalkError as error:
+                chapters.journal.write("refused", sender=peer, reason=str(error)[:300])
+                continue
+            history.put_end(chapters.store, run, closing.text, shown[1])
+            return closing
+        return None
+
     async def fetch_visits(self, number: int, count: int, base: int) -> bool:
-        """Ask others for the visits of a chapter; whether all ``count`` are here now."""
+        """Ask others for the visits of a chapter; whether all ``count`` are here now.
+
+        They have to be those that the peers decided on when the chapter ended.
+        """
         chapters = self.chapters
-        run = chapters.runs[number]
+        run, closing = chapters.runs[number], await self.have_end(number)
+        if closing is None:
+            return False
         for peer in range(len(chapters.network.peers)):
             if peer == chapters.me:
                 continue
@@ -372,6 +410,8 @@ class Council:
                 with codec.reading("a visit"):
                     for place, visit in enumerate(found, 1):
                         history.check_visit(chapters.trust, visit, run, base + place)
+                    if visits_digest(found) != closing.visits:
+                        raise Refused("those visits are not the ones that were decided on.")
             except UnwalkError:
                 continue
             history.put_visits(chapters.store, run, found)

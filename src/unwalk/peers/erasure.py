@@ -22,7 +22,7 @@ from unwalk.peers.identity import now
 from unwalk.peers.store import Store
 from unwalk.peers.trust import Bundle, Trust
 
-FORMAT = 1
+FORMAT = 2
 PREFIX = b"unwalk-erasure-1:"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS erasures (
@@ -50,7 +50,8 @@ class Receipt:
     """A peer's word that it erased: ``erased`` are keyed digests of token files (see
     :func:`hidden_name`), ``records`` is a number.
 
-    ``run`` and ``chapter`` say which forgetting it belongs to, ``time`` when it was done (UTC).
+    ``run`` and ``chapter`` say which forgetting it belongs to, ``end`` what the peers had decided
+    that it ended with (see :mod:`unwalk.peers.closing`), ``time`` when it was done (UTC).
     """
 
     network: str
@@ -60,6 +61,7 @@ class Receipt:
     erased: tuple[str, ...]
     records: int
     time: str
+    end: str = ""
     signature: str = ""
     certificate: str = ""
 
@@ -90,7 +92,7 @@ class Receipt:
         names = tuple(Receipt.__dataclass_fields__)
         if not isinstance(record, dict) or set(record) != set(names):
             raise Corrupt(f"a receipt has other fields than {', '.join(names)}.")
-        for name in ("network", "run", "peer", "time", "signature", "certificate"):
+        for name in ("network", "run", "peer", "time", "end", "signature", "certificate"):
             if not isinstance(record[name], str) or len(record[name]) > LONGEST_CERTIFICATE:
                 raise Corrupt(f"{name} of a receipt is no text.")
         for name in ("chapter", "records"):
@@ -106,11 +108,18 @@ class Receipt:
             raise Corrupt("the time of a receipt is not in UTC, ISO 8601.")
         return Receipt(**{**record, "erased": tuple(erased)})
 
-    def check(self, trust: Trust, *, run: str | None = None, chapter: int | None = None) -> int:
+    def check(
+        self,
+        trust: Trust,
+        *,
+        run: str | None = None,
+        chapter: int | None = None,
+        end: str | None = None,
+    ) -> int:
         """The number of the peer that signed it; :class:`Refused` where anything is wrong.
 
-        ``run`` and ``chapter``, where given, are what it has to be for; the signer's certificate
-        must not be revoked from that chapter on.
+        ``run``, ``chapter`` and ``end``, where given, are what it has to be for; the signer's
+        certificate must not be revoked from that chapter on.
         """
         words, of = self.words(), None if self.run == LEFT else self.chapter
         signer = trust.check(self.certificate, self.signature, words, past=True, chapter=of)
@@ -118,7 +127,7 @@ class Receipt:
             raise Refused(f"a receipt of {self.peer} was signed by {signer}.")
         if self.network != trust.network.name:
             raise Refused(f"a receipt is for network {self.network}.")
-        for name, wanted in (("run", run), ("chapter", chapter)):
+        for name, wanted in (("run", run), ("chapter", chapter), ("end", end)):
             if wanted is not None and getattr(self, name) != wanted:
                 raise Refused(f"a receipt is for {name} {getattr(self, name)}, not {wanted}.")
         return trust.network.index(signer)
@@ -133,12 +142,14 @@ def erase_since(
     keep: Collection[str],
     kept: Iterable[Kept] = (),
     records: int = 0,
+    end: str = "",
 ) -> Receipt:
     """Erase every token but those in ``keep``, and what ``kept`` names; the signed receipt.
 
     ``keep`` holds the digests of the model that forgot and of tokens from before first contact:
     everything else under ``tokens`` goes, also spare files.  ``records`` is the number of records
-    that left this peer's own store.  Asked again for the same chapter, the answer is the same.
+    that left this peer's own store, ``end`` what the chapter ended with.  Asked again for the same
+    chapter, the answer is the same.
     """
     check_count("chapter", chapter)
     store.db.executescript(SCHEMA)
@@ -152,7 +163,7 @@ def erase_since(
     said = now().isoformat(timespec="seconds")
     name = bundle.network.name
     hidden = tuple(hidden_name(bundle, digest) for digest in erased)
-    receipt = Receipt(name, run, chapter, bundle.name, hidden, records, said).signed(bundle)
+    receipt = Receipt(name, run, chapter, bundle.name, hidden, records, said, end).signed(bundle)
     with store.transaction() as db:
         db.execute(
             "UPDATE erasures SET planned = '[]', receipt = ? WHERE run = ? AND chapter = ?",

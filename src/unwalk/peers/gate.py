@@ -19,7 +19,7 @@ from unwalk.peers.trust import Trust
 from unwalk.peers.wire import MESSAGE
 from unwalk.peers.work import ATTEMPTS, Work
 
-PROTOCOL = 2
+PROTOCOL = 3
 HEAD = ("protocol", "network", "run", "kind")
 OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 

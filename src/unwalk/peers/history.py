@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS receipts (
     chapter INTEGER NOT NULL, peer TEXT NOT NULL, receipt TEXT NOT NULL,
     PRIMARY KEY (chapter, peer));
 CREATE TABLE IF NOT EXISTS left_peers (peer INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS ends (
+    run TEXT PRIMARY KEY, text TEXT NOT NULL, decision TEXT NOT NULL);
 """
 LEAVERS = -1
 """Under this number stand the receipts of peers that have left: good for every chapter."""
@@ -49,10 +51,30 @@ def put_chapter(store: Store, number: int, text: str, decision: dict[str, Any]) 
         db.execute("INSERT OR IGNORE INTO agenda VALUES (?, ?, ?)", row)
 
 
+def put_end(store: Store, run: str, text: str, decision: dict[str, Any]) -> None:
+    """Write down what stays of how a walk ended, with the votes that decided it."""
+    store.db.executescript(SCHEMA)
+    with store.transaction() as db:
+        row = (run, text, json.dumps(decision))
+        db.execute("INSERT OR IGNORE INTO ends VALUES (?, ?, ?)", row)
+
+
+def end_decision(store: Store, run: str) -> tuple[str, dict[str, Any]] | None:
+    """What stays of how a walk ended, and the votes that decided it, if they are known here."""
+    store.db.executescript(SCHEMA)
+    query = "SELECT text, decision FROM ends WHERE run = ?"
+    row = store.db.execute(query, (run,)).fetchone()
+    return None if row is None else (row[0], json.loads(row[1]))
+
+
+def bare_visits(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """The visits of a log, as they stay."""
+    return [bare_visit(e) for e in entries if e["body"]["kind"] == "hop"]
+
+
 def keep_visits(store: Store, run: str, entries: Iterable[Entry]) -> None:
     """Set the visits of a committed log aside, in order."""
-    hops = [e for e in entries if e["body"]["kind"] == "hop"]
-    put_visits(store, run, [bare_visit(e) for e in hops])
+    put_visits(store, run, bare_visits(entries))
 
 
 def put_visits(store: Store, run: str, visits: Sequence[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Chapters as they were proposed and decided: who signed them, and which votes they need."""
+"""Chapters and their ends as they were decided: who signed them, which votes they need."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import canonical
 from unwalk.peers import codec
-from unwalk.peers.agenda import Spec
+from unwalk.peers.agenda import Spec, run_of
+from unwalk.peers.closing import Closing, closing_from
 from unwalk.peers.decisions import Decision
 from unwalk.peers.network import Network
+from unwalk.peers.poll import end_of
 from unwalk.peers.trust import Trust
 from unwalk.peers.votes import LONGEST_TEXT, Matter, decision_from, digest_of
 
@@ -31,6 +33,14 @@ def matter_of(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
     """Which chapter is ``number``: who decides that was said by the chapter before."""
     left = decided[number - 2].left if number > 1 else ()
     return Matter(f"chapter {number}", number, network.rules(left, first=number))
+
+
+def end_matter(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
+    """How the walk of chapter ``number`` ended, or that of training: number 0."""
+    spec = decided[number - 1] if number else None
+    run = network.run_id if spec is None else run_of(network.run_id, spec)
+    left = () if spec is None else spec.left
+    return Matter(end_of(run), number, network.rules(left, first=number))
 
 
 def words_of(run: str, spec: Spec) -> bytes:
@@ -63,6 +73,15 @@ def read_decision(
     if decision.value != digest_of(said.text):
         raise Refused(f"those votes on chapter {number} are for another one.")
     return said, decision
+
+
+def read_end(trust: Trust, number: int, decided: Sequence[Spec], text: Any, record: Any) -> Closing:
+    """What stays of how a chapter's walk ended; refused unless a quorum decided on that."""
+    closing, matter = closing_from(text), end_matter(trust.network, number, decided)
+    decision = decision_from(record, trust, trust.network.run_id, matter)
+    if decision.value != closing.digest:
+        raise Refused(f"those votes on {matter.name} are for another one.")
+    return closing
 
 
 def read_all(trust: Trust, run: str, records: Any) -> list[Spec]:

@@ -88,6 +88,7 @@ class Poll:
     ``judge`` says whether this peer stands for a value now, given its text and whether a quorum
     has voted for it before.  ``offer`` is what it would have decided itself, if anything.  ``told``
     hears of the decision, once it is written down.  ``tell`` shows something to another peer.
+    ``digest`` makes of a text the value that is voted on.
     """
 
     def __init__(
@@ -102,10 +103,11 @@ class Poll:
         told: Callable[[str, Decision], None],
         tell: Tell,
         pace: float,
+        digest: Callable[[str], str] = digest_of,
     ) -> None:
         self.clerk, self.store, self.journal, self.matter = clerk, store, journal, matter
         self.judge, self.offer, self.told, self.tell, self.pace = judge, offer, told, tell, pace
-        self.me = clerk.bundle.index
+        self.digest, self.me = digest, clerk.bundle.index
         self.texts: dict[str, str] = {}
         self.offers: dict[int, str] = {}
         self.fork: str | None = None
@@ -164,6 +166,7 @@ class Poll:
         for text in (*texts, *([] if found["offer"] is None else [found["offer"]])):
             if not isinstance(text, str) or not text.isascii() or len(text) > LONGEST_TEXT:
                 raise Corrupt("a value is no short plain text.")
+        known = {self.digest(text): text for text in texts}
         with codec.reading("what a peer shows"):
             heard = self.clerk.heard(self.matter, found, self.state)
         self._check_fork(heard.decided)
@@ -171,7 +174,6 @@ class Poll:
             return
         if found["offer"] is not None and sender in self.rules.members:
             self.offers[sender] = found["offer"]
-        known = {digest_of(text): text for text in texts}
         if heard.decided is not None and heard.decided.value not in {**self.texts, **known}:
             raise Refused("a decision came without what was decided.")
         if heard.votes or heard.opened or heard.chains or found["offer"] is not None:
@@ -211,7 +213,7 @@ class Poll:
             value = de.to_propose(state)
             text = None if value else self._to_offer()
             if text is not None:
-                value = digest_of(text)
+                value = self.digest(text)
                 self.texts[value] = text
                 good = good | {value}
             if value:

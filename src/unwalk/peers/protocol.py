@@ -26,7 +26,7 @@ votes for an end only if it has it whole (:func:`hold`): the log and the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 Generation = tuple[int, int]
@@ -208,13 +208,18 @@ def visited(state: PeerState, chain: str, token: str, salt: str = "") -> PeerSta
     return hold(state, Value(parcel.generation, chain, token, salt)) if stage == "final" else state
 
 
-def hold(state: PeerState, value: Value, wanted: Value | None = None) -> PeerState:
-    """This peer has an end whole: log and bytes.  Of too many the oldest go, but for ``wanted``."""
-    if state.committed is not None or value in state.ends:
+def hold(state: PeerState, value: Value, wanted: Collection[str] = ()) -> PeerState:
+    """This peer has an end whole: log and bytes.  One that differs in its salt only is the same.
+
+    Of too many the last of the oldest generation goes, but for those whose chain is ``wanted``: so
+    nobody can push one out with others of its kind.
+    """
+    if state.committed is not None or any(e.chain == value.chain for e in state.ends):
         return state
     ends = (*state.ends, value)
     if len(ends) > MOST_ENDS:
-        gone = min((e for e in ends if e != wanted), key=lambda e: e.generation)
+        spare = [e for e in reversed(ends) if e.chain not in wanted] or [value]
+        gone = min(spare, key=lambda e: e.generation)
         ends = tuple(e for e in ends if e != gone)
     return replace(state, ends=ends)
 

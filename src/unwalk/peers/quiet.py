@@ -47,6 +47,8 @@ class Quiet:
         requests = chapters.requests
         assert requests is not None
         batch = requests.batch_of(fresh)
+        if not await self.aftermath.have_line():
+            return
         if not await self.aftermath.erase_records(batch):
             return
         requests.advance(batch.ids, "erasing")
@@ -67,9 +69,9 @@ class Quiet:
             len(places),
             known,
             tuple(chapters.council.known[:last]),
+            self.aftermath.ends(places),
             decided=False,
             silent=not last,
-            model=chapters.model(len(chapters.specs) + 1),
         )
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
@@ -94,6 +96,7 @@ class Quiet:
                 said["erased_after_hop"],
                 known,
                 tuple((text, decision) for text, decision in said["decisions"]),
+                tuple(tuple(end) for end in said["ends"]),
                 decided=False,
             )
             said = attest.issue(
@@ -104,6 +107,6 @@ class Quiet:
                 facts,
                 said["issued"],
             )["peers"]
-        if not said["pending"]:
+        if not said["pending"] and await self.aftermath.verifies(name, ids):
             requests.advance(ids, "done")
             chapters.store.fault("request done")

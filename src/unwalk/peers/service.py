@@ -178,6 +178,8 @@ class Service:
             asyncio.get_running_loop().call_later(TIDY, self._collect)
         self.news = monotonic()
         self.changed.set()
+        if state.ends != before.ends:
+            self.ends.look()
         self._count(before, state)
 
     def _collect(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
@@ -33,6 +33,8 @@ BODY = {
 AGAIN = 5.0
 """Seconds between attempts to bring the last token to a neighbour, at most."""
 SOON = 0.1
+MOST_BROUGHT = 2
+"""Ends of one generation, or later ones, that one neighbour may bring before one is proposed."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Talk:
     """Messages of one service."""
 
     def __init__(self, service: Service) -> None:
-        self.service = service
+        self.service, self.brought = service, dict[str, int]()
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
         self.hearing: set[int] = set()
@@ -246,24 +248,44 @@ class Talk:
         """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
         service, value = self.service, offer.value
         committed, receiving = service.state.committed, service.intake.receiving
-        if committed is not None and committed != value:
+        if committed is not None and replace(committed, salt=value.salt) != value:
             raise Refused("that is not what this run was committed to, as far as known here.")
-        if value in service.state.ends or (
+        if any(end.chain == value.chain for end in service.state.ends) or (
             committed is not None and service.store.file(value.token).exists()
         ):
             return Reply("accepted")
+        if committed is None:
+            self._room_for(sender, value)
         if sender in receiving or len(receiving) >= 2:
             raise Refused("another token is on its way already.")
         receiving.add(sender)
         try:
-            entries = [] if committed is not None else await self._whole_log(value, sender)
-            await self._receive_final(offer, chunks, entries)
+            entries = [] if committed is not None else await self.whole_log(value, sender)
+            await self._receive_final(sender, offer, chunks, entries)
         finally:
             receiving.discard(sender)
         return Reply("accepted")
 
+    def _room_for(self, sender: int, value: pr.Value) -> None:
+        """Refuse an end beyond those that are kept, unless it is voted on: then it takes a place.
+
+        One that is refused is brought again; so nobody can keep those out that somebody proposes.
+        """
+        state, wanted = self.service.state, self.service.ends.wanted()
+        mine = [
+            e
+            for e in state.ends
+            if self.brought.get(e.chain) == sender
+            and e.generation >= value.generation
+            and e.chain not in wanted
+        ]
+        if value.chain in wanted:
+            return
+        if len(mine) >= MOST_BROUGHT or pr.hold(state, value, wanted) == state:
+            raise Refused(f"{len(state.ends)} other ends are kept here until one is decided.")
+
     async def _receive_final(
-        self, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
+        self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
     ) -> None:
         service, value = self.service, offer.value
         incoming = Incoming(service.store, offer.size)
@@ -277,7 +299,11 @@ class Talk:
             incoming.keep(digest)
             if service.state.committed is None:
                 service.store.add_entries(service.run_id, entries)
-                service.put(pr.hold(service.state, value, service.ends.wanted()))
+                service.ends.checked(value.chain, entries)
+                state = pr.hold(service.state, value, service.ends.wanted())
+                known = {**self.brought, value.chain: sender}
+                self.brought = {e.chain: known[e.chain] for e in state.ends if e.chain in known}
+                service.put(state)
             service.journal.write("final")
             service.changed.set()
             service.notify()
@@ -288,7 +314,7 @@ class Talk:
             service.store.pinned.discard(value.token)
             incoming.discard()
 
-    async def _whole_log(self, value: pr.Value, first: int) -> list[Entry]:
+    async def whole_log(self, value: pr.Value, first: int) -> list[Entry]:
         """The log that leads to an end, every entry checked; refused unless it is whole."""
         service = self.service
         entries = await self.gather(value, first)
