@@ -10,7 +10,6 @@ from unwalk.core.transcript import canonical
 from unwalk.peers import codec
 from unwalk.peers import protocol as pr
 from unwalk.peers.decisions import Decision, to_propose
-from unwalk.peers.lookout import CONSENT
 from unwalk.peers.poll import Poll, end_of, pace_of
 from unwalk.peers.protocol import Value
 from unwalk.peers.votes import Clerk, Matter
@@ -64,8 +63,7 @@ class Ends:
             return False
         if value.chain == service.start_chain:
             same = chapter.model != "" and value.token == chapter.model
-            alone = pr.outside(state) and service.lookout.idle >= CONSENT
-            return chapter.spec is not None and same and (polled or alone)
+            return chapter.spec is not None and same and (polled or service.lookout.consents)
         return value in state.ends and (polled or value.generation >= pr.shown(state)[0])
 
     def wanted(self) -> Value | None:

@@ -107,6 +107,16 @@ def opening(store: Store, run: str, generation: Generation) -> Entry | None:
     return None
 
 
+def beginning(store: Store, run: str, start: str) -> Entry | None:
+    """The first entry of a walk's log, whose chain begins with ``start``, if it is known here."""
+    query = "SELECT entry FROM entries WHERE run = ? AND hop <= 1 ORDER BY hop DESC"
+    for (text,) in store.db.execute(query, (run,)):
+        entry: Entry = json.loads(text)
+        if entry["body"]["previous"] == start:
+            return entry
+    return None
+
+
 def forget_runs(store: Store, runs: Sequence[str]) -> None:
     """Delete states, logs and what was kept between visits of walks that are over."""
     with store.transaction() as db:

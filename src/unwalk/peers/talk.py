@@ -12,7 +12,7 @@ from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers import codec, succession
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
-from unwalk.peers.history import opening
+from unwalk.peers.history import beginning, opening
 from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
@@ -27,6 +27,7 @@ BODY = {
     "release": ("generation", "place"),
     "fence": ("entry",),
     "opening": ("generation",),
+    "beginning": (),
     "decide": ("poll",),
     "entry": ("chain",),
 }
@@ -77,6 +78,8 @@ class Talk:
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
             return {"entry": opening(service.store, service.run_id, generation)}
+        elif kind == "beginning":
+            return {"entry": beginning(service.store, service.run_id, service.start_chain)}
         elif kind == "where":
             if service.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
@@ -122,6 +125,20 @@ class Talk:
                 continue
             if who == peer:
                 found[peer] = Seen(sighting, record)
+        return found
+
+    async def beginnings(self) -> dict[int, Entry]:
+        """The first entry of the walk's log, from each who counts and can show one."""
+        service, found = self.service, dict[int, Entry]()
+        for peer, record in (await self._ask_all(self.words("beginning"), "entry")).items():
+            try:
+                with codec.reading("a log entry"):
+                    entry = parse_entry(record)
+                    service.succession.entry(entry, None, service.state.lineage)
+            except UnwalkError:
+                continue
+            if peer not in service.chapter.left:
+                found[peer] = entry
         return found
 
     def hear_opening(self, record: Any) -> None:
