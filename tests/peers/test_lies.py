@@ -261,8 +261,39 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
         with pytest.raises(Refused, match="begin where"):
             check(third, None, known)
         self_made(here, first, known)
+        await made_up(here, first, log)
 
     lived(tmp_path, script, peers=4, train__hops=8)
+
+
+async def made_up(here: Village, service: Service, log: list[Any]) -> None:
+    """An end that nobody walked to: its log is asked for up to the first entry that is wrong."""
+    value, mine = service.state.committed, liar_of(here)
+    assert value is not None
+    service.state, before = replace(service.state, committed=None), service.state
+    entry, asked = service.store.entry, list[str]()
+    visit = {**log[-1]["body"]["visit"], "sender": LIAR, "receiver": LIAR, "path": []}
+    right = {"peer": LIAR, "visit": visit, "generation": list(value.generation)}
+    chain, served = "0" * 64, dict[str, Any]()
+    for hop in (*range(4), 6, 7, 8):  # 4 and 5 are missing
+        body = {**right, "hop": hop, "visit": {**visit, "hop": hop}, "previous": chain}
+        made = mine.entry({"body": {**log[-1]["body"], **body}})
+        chain = made["chain"]
+        served[chain] = made
+
+    async def find_entry(chain: str, first: int) -> Any:
+        asked.append(chain)
+        return served.get(chain)
+
+    service.store.entry = lambda chain: None  # type: ignore[method-assign]
+    service.talk.find_entry = find_entry  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="not the end"):
+        await service.talk.gather(replace(value, chain=chain, token="1" * 64))
+    assert len(asked) == 1
+    with pytest.raises(Refused, match="visit 6 does not follow visit 3"):
+        await service.talk.gather(replace(value, chain=chain))
+    assert len(asked) == 1 + 4
+    service.state, service.store.entry = before, entry  # type: ignore[method-assign]
 
 
 def self_made(here: Village, service: Service, known: pr.Lineage) -> None:

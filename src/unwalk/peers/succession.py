@@ -8,7 +8,7 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -82,13 +82,6 @@ class Succession:
     def first(self) -> int:
         """The peer that the walk begins with."""
         return self.work.move(1, NOBODY, {}, 0).receiver
-
-    def whole(self, entries: Sequence[Entry]) -> None:
-        """Refuse a log that does not lead from the walk's beginning, one entry after the other."""
-        before = None
-        for entry in entries:
-            self.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
-            before = entry["body"]
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""

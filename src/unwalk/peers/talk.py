@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -273,14 +273,8 @@ class Talk:
         entries = await self.gather(value, first)
         if not entries:
             raise Refused("the log that leads to that end is not whole.")
-        work, last = service.work, entries[-1]["body"]
-        hops = check_chain(
-            entries, service.start_chain, value.chain, service.trust.signer, work.base
-        )
-        ends = (last["kind"], tuple(last["generation"]), last.get("token"))
-        service.succession.whole(entries)
-        if len(hops) != work.hops or ends != ("hop", value.generation, value.token):
-            raise Refused("that is not the end of the log that leads to it.")
+        work, signer = service.work, service.trust.signer
+        check_chain(entries, service.start_chain, value.chain, signer, work.base)
         return entries
 
     async def spread(self) -> None:
@@ -338,18 +332,38 @@ class Talk:
         return entries
 
     async def gather(self, value: pr.Value, first: int = -1) -> list[Entry] | None:
-        """The log that leads to ``value``, asked for entry by entry, last one first."""
-        service = self.service
+        """The log that leads to ``value``, asked for entry by entry, last one first.
+
+        Unless that is what was decided, each entry is checked as it comes: a log that somebody
+        made up is refused at the first one that is wrong, not once it is all here.
+        """
+        service, decided = self.service, self.service.state.committed is not None
         chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
             entry = service.store.entry(chain) or await self.find_entry(chain, asked)
             if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
                 return None
-            found.append(entry)
             body = entry["body"]
+            if not decided:
+                self._check_before(found[-1] if found else None, body, value)
+            found.append(entry)
             chain = body["previous"]
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
+        if found and not decided:
+            self._check_before(found[-1], None, value)
         return found[::-1]
+
+    def _check_before(
+        self, later: Entry | None, body: Mapping[str, Any] | None, value: pr.Value
+    ) -> None:
+        """Whether an entry with ``body`` can be the one before ``later``, or the end itself."""
+        succession = self.service.succession
+        if later is not None:
+            succession.entry(later, body, codec.lineage_from(later["body"]["lineage"]))
+        elif body is not None:
+            ends = (body["kind"], body["hop"], tuple(body["generation"]), body["token"])
+            if ends != ("hop", self.service.work.hops, value.generation, value.token):
+                raise Refused("that is not the end of the log that leads to it.")
 
     async def find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""
