@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from unwalk.peers import attest, codec, succession
 from unwalk.peers import decisions as de
 from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
+from unwalk.peers.daemon import status
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.ends import end_text
+from unwalk.peers.history import forget_logs
 from unwalk.peers.hoplog import recovery_body
 from unwalk.peers.protocol import Value
 from unwalk.peers.provision import network_of, publish, revoke
@@ -260,8 +263,13 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
                 check(forged(third, **changes), second, known)
         with pytest.raises(Refused, match="begin where"):
             check(third, None, known)
+        named(here, first, third["body"])
         self_made(here, first, known)
         await made_up(here, first, log)
+        forget_logs(first.store, first.run_id)  # what holds digests goes, the name stays
+        assert set(first.store.db.execute("SELECT one, other FROM lies")) == {("", "")}
+        name = here.network.peers[third["body"]["peer"]].name
+        assert name in status(here.folder / "peer-0")["liars"]
 
     lived(tmp_path, script, peers=4, train__hops=8)
 
@@ -294,6 +302,20 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
         await service.talk.gather(replace(value, chain=chain))
     assert len(asked) == 1 + 4
     service.state, service.store.entry = before, entry  # type: ignore[method-assign]
+
+
+def named(here: Village, service: Service, body: dict[str, Any]) -> None:
+    """Row 5 b: two visits of one place are signed by one peer: it is named, once."""
+    said = [e for e in here.events if e["event"] == "liar"]
+    assert [(e["who"], e["hop"]) for e in said] == [(body["peer"], body["hop"])]
+    bundle = here.folder / f"peer-{service.me}"
+    assert status(bundle)["liars"] == [service.network.peers[body["peer"]].name]
+    query = "SELECT one, other FROM lies"
+    one, other = service.store.db.execute(query).fetchone()
+    assert one != other
+    assert all(service.trust.signer(json.loads(e)) == body["peer"] for e in (one, other))
+    forget_logs(service.store, "another run")
+    assert service.store.db.execute(query).fetchone() == (one, other)
 
 
 def self_made(here: Village, service: Service, known: pr.Lineage) -> None:

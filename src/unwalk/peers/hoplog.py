@@ -188,7 +188,9 @@ def parse_entry(record: Any) -> Entry:
             size = len(canonical({k: v for k, v in body.items() if k not in grows}))
     except (ValueError, TypeError, RecursionError) as error:
         raise Corrupt("the body of a log entry cannot be written as JSON.") from error
-    if size > LONGEST_ENTRY or len(record["signature"]) > SIGNATURE:
+    if len(record["signature"]) > SIGNATURE:
+        raise Corrupt(f"a log entry's signature is longer than {SIGNATURE} characters.")
+    if size > LONGEST_ENTRY:
         raise Corrupt(f"a log entry has {size} characters; allowed: up to {LONGEST_ENTRY}.")
     if _digest(previous, text) != record["chain"]:
         raise Corrupt("a log entry does not match its chain value.")

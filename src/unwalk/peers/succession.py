@@ -8,7 +8,7 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -77,6 +77,8 @@ class Succession:
     rules: Rules
     run: str
     start: str
+    saw: Callable[[Entry], None] = lambda entry: None
+    """Hears of every entry that its peer has signed, whether or not it fits."""
 
     @cached_property
     def first(self) -> int:
@@ -142,6 +144,7 @@ class Succession:
         body = entry["body"]
         if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
             raise Refused("a log entry is of another walk, or not signed by its peer.")
+        self.saw(entry)
         lineage = codec.lineage_from(body["lineage"])
         if before is None:
             done, earlier, first = 0, lineage[:1], self.first

@@ -374,8 +374,10 @@ class Talk:
             try:
                 with codec.reading("a log entry"):
                     if record is not None and parse_entry(record)["chain"] == chain:
-                        service.trust.signer(record)
-                        return parse_entry(record)
+                        entry = parse_entry(record)
+                        if service.trust.signer(entry) == entry["body"]["peer"]:
+                            service.saw(entry)
+                        return entry
             except UnwalkError:
                 continue
         return None
