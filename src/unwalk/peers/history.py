@@ -121,7 +121,7 @@ def beginning(store: Store, run: str, start: str) -> Entry | None:
 
 
 def another_visit(store: Store, run: str, body: Mapping[str, Any]) -> Entry | None:
-    """A visit that the peer of ``body`` signed for the same place and generation, if one is here."""
+    """Another visit that the peer of ``body`` signed for the same place, if one is known here."""
     query = "SELECT entry FROM entries WHERE run = ? AND number = ? AND opener = ? AND hop = ?"
     for (text,) in store.db.execute(query, (run, *body["generation"], body["hop"])):
         entry: Entry = json.loads(text)

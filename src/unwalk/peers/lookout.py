@@ -142,7 +142,7 @@ class Lookout:
 
     @property
     def consents(self) -> bool:
-        """Whether this peer votes that the chapter is given up: it has just looked around itself."""
+        """Whether this peer votes that the chapter is given up: it has just looked around."""
         limits = self.service.limits
         if self.idle < CONSENT or self.deserted is None:
             return False
