@@ -23,7 +23,7 @@ from unwalk.peers.agenda import Spec
 from unwalk.peers.daemon import status
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.history import forget_logs
-from unwalk.peers.hoplog import recovery_body
+from unwalk.peers.hoplog import BARE, bare_text, recovery_body
 from unwalk.peers.provision import network_of, publish, revoke
 from unwalk.peers.service import Service
 from unwalk.peers.votes import decision_to, digest_of
@@ -280,9 +280,13 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
     entry, asked = service.store.entry, list[str]()
     visit = {**log[-1]["body"]["visit"], "sender": LIAR, "receiver": LIAR, "path": []}
     right = {"peer": LIAR, "visit": visit, "generation": list(value.generation)}
-    chain, served = "0" * 64, dict[str, Any]()
+    chain, token, served = "0" * 64, "0" * 64, dict[str, Any]()
     for hop in (*range(4), 6, 7, 8):  # 4 and 5 are missing
-        body = {**right, "hop": hop, "visit": {**visit, "hop": hop}, "previous": chain}
+        told = {**visit, "hop": hop, "phase_hop": hop}
+        bare = BARE + bare_text(service.run_id, value.generation, told)
+        body = {**right, "hop": hop, "visit": told, "previous": chain, "token_in": token}
+        token = value.token if hop == 8 else f"{hop:064x}"
+        body |= {"token": token, "bare": mine.bundle.sign(bare).hex()}
         made = mine.entry({"body": {**log[-1]["body"], **body}})
         chain = made["chain"]
         served[chain] = made
