@@ -249,9 +249,9 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             mine = visit["visit"]["receiver"] == 1
             wrong.append(another(told, {**visit, "generation": [9, 1]}) if mine else visit)
         assert wrong != honest
-        known = history.end_decision(chapters.store, chapters.runs[0])
-        assert known is not None
-        text, votes = known
+        decided = history.end_decision(chapters.store, chapters.runs[0])
+        assert decided is not None
+        text, votes = decided
         none = {**votes, "decided": None}
         shown: Any = [7, [], [text], [text, none], [text, votes, 7], [[], {}], [text + " ", votes]]
         asked = []

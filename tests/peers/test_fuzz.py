@@ -318,6 +318,9 @@ def test_too_many_calls_are_refused(tmp_path):
         assert "5 calls a second" in replies[-1]["reason"]
         other = codec.parse(await service.answer(0, message), 1 << 18)
         assert "sighting" in other, "another peer has a limit of its own"
+        message = service.talk.words("where", chain="x" * (20 << 10))
+        replies = [codec.parse(await service.answer(0, message), 1 << 18) for _ in range(2)]
+        assert ["sighting" in r for r in replies] == [True, False], "5 calls, by their bytes"
         await village.close()
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from unwalk.peers import attest, codec, succession
 from unwalk.peers import decisions as de
 from unwalk.peers import protocol as pr
 from unwalk.peers.agenda import Spec
+from unwalk.peers.daemon import status
 from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.hoplog import recovery_body
+from unwalk.peers.history import forget_logs
+from unwalk.peers.hoplog import BARE, bare_text, recovery_body
 from unwalk.peers.provision import network_of, publish, revoke
 from unwalk.peers.service import Service
 from unwalk.peers.votes import decision_to, digest_of
@@ -258,9 +261,63 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
                 check(forged(third, **changes), second, known)
         with pytest.raises(Refused, match="begin where"):
             check(third, None, known)
+        named(here, first, third["body"])
         self_made(here, first, known)
+        await made_up(here, first, log)
+        forget_logs(first.store, first.run_id)  # what holds digests goes, the name stays
+        assert set(first.store.db.execute("SELECT one, other FROM lies")) == {("", "")}
+        name = here.network.peers[third["body"]["peer"]].name
+        assert name in status(here.folder / "peer-0")["liars"]
 
     lived(tmp_path, script, peers=4, train__hops=8)
+
+
+async def made_up(here: Village, service: Service, log: list[Any]) -> None:
+    """An end that nobody walked to: its log is asked for up to the first entry that is wrong."""
+    value, mine = service.state.committed, liar_of(here)
+    assert value is not None
+    service.state, before = replace(service.state, committed=None), service.state
+    entry, asked = service.store.entry, list[str]()
+    visit = {**log[-1]["body"]["visit"], "sender": LIAR, "receiver": LIAR, "path": []}
+    right = {"peer": LIAR, "visit": visit, "generation": list(value.generation)}
+    chain, token, served = "0" * 64, "0" * 64, dict[str, Any]()
+    for hop in (*range(4), 6, 7, 8):  # 4 and 5 are missing
+        told = {**visit, "hop": hop, "phase_hop": hop}
+        bare = BARE + bare_text(service.run_id, value.generation, told)
+        body = {**right, "hop": hop, "visit": told, "previous": chain, "token_in": token}
+        token = value.token if hop == 8 else f"{hop:064x}"
+        body |= {"token": token, "bare": mine.bundle.sign(bare).hex()}
+        made = mine.entry({"body": {**log[-1]["body"], **body}})
+        chain = made["chain"]
+        served[chain] = made
+
+    async def find_entry(chain: str, first: int) -> Any:
+        asked.append(chain)
+        return served.get(chain)
+
+    service.store.entry = lambda run, chain: None  # type: ignore[method-assign]
+    service.talk.find_entry = find_entry  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="not the end"):
+        await service.talk.gather(replace(value, chain=chain, token="1" * 64))
+    assert len(asked) == 1
+    with pytest.raises(Refused, match="visit 6 does not follow visit 3"):
+        await service.talk.gather(replace(value, chain=chain))
+    assert len(asked) == 1 + 4
+    service.state, service.store.entry = before, entry  # type: ignore[method-assign]
+
+
+def named(here: Village, service: Service, body: dict[str, Any]) -> None:
+    """Row 5 b: two visits of one place are signed by one peer: it is named, once."""
+    said = [e for e in here.events if e["event"] == "liar"]
+    assert [(e["who"], e["hop"]) for e in said] == [(body["peer"], body["hop"])]
+    bundle = here.folder / f"peer-{service.me}"
+    assert status(bundle)["liars"] == [service.network.peers[body["peer"]].name]
+    query = "SELECT one, other FROM lies"
+    one, other = service.store.db.execute(query).fetchone()
+    assert one != other
+    assert all(service.trust.signer(json.loads(e)) == body["peer"] for e in (one, other))
+    forget_logs(service.store, "another run")
+    assert service.store.db.execute(query).fetchone() == (one, other)
 
 
 def self_made(here: Village, service: Service, known: pr.Lineage) -> None:

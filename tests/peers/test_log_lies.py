@@ -73,7 +73,7 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
 
 def _stays(here: Village, service: Service, log: list[Entry]) -> None:
     """Who has the token cannot say that it stayed there: the whole route is drawn again."""
-    service.succession.whole(log)
+    service.succession.route(log)
     start = 5
     liar = Liar(here.folder, log[start]["body"]["peer"])
     others = [p for p in range(4) if p != liar.me]
@@ -96,8 +96,8 @@ def _stays(here: Village, service: Service, log: list[Entry]) -> None:
             made.append(liar.entry({"body": body}))
         for before, entry in pairwise(made):
             service.succession.entry(entry, before["body"], service.state.lineage)
-        with pytest.raises(Refused, match="not where the route leads"):
-            service.succession.whole(made)
+        with pytest.raises(Refused, match="the route leads"):
+            service.succession.route(made)
 
 
 def _recoveries(here: Village, service: Service, before: Entry) -> None:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.peers import deletions
 from tests.peers.deletions import SEALED, ask, certificate, check, ended, hamlet, trained_on
 from tests.peers.test_agenda import spec
+from unwalk.peers import protocol as pr
 from unwalk.peers.aftermath import VANISHED
 from unwalk.peers.agenda import members
 from unwalk.peers.chapters import Chapters
+from unwalk.peers.closing import end_text, void_closing
+from unwalk.peers.lookout import Lookout
+from unwalk.peers.network import Limits
+from unwalk.peers.protocol import Value
 from unwalk.peers.reception import Reception
+from unwalk.peers.service import Service
+from unwalk.peers.talk import Seen
+from unwalk.peers.telemetry import Journal
 
 BUDGET: dict[str, Any] = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
 QUICK = {**SEALED, "lease": 0.2, "train__hops": 8, "unlearn__hops": 3}
@@ -117,6 +129,104 @@ def test_noise_that_may_have_been_seen_is_not_drawn_again(tmp_path):
     document = check(here, U, "chapter-2")
     assert document["peers"]["requests"] == ["a"]
     assert [c["grade"] for c in document["claims"]] == ["exact"]
+
+
+def impatient(monkeypatch, visit: float) -> None:
+    """Networks of this test wait for a visit only so long."""
+    monkeypatch.setattr(deletions, "Limits", partial(Limits, visit=visit))
+
+
+def sits_on_the_token(monkeypatch, chapter: int) -> list[int]:
+    """Whoever gets the token after the first visit of a chapter keeps it; who that is."""
+    visit, liars = Service._visit, list[int]()
+
+    async def sit(self):
+        if self.chapter.number == chapter and self.state.held.hop == 1 and not liars:
+            liars.append(self.me)
+            await asyncio.sleep(3600)
+        await visit(self)
+
+    monkeypatch.setattr(Service, "_visit", sit)
+    return liars
+
+
+def proposes_void(service: Service) -> None:
+    """A member that lies would have a chapter given up, whatever it knows."""
+    value = Value((0, 0), service.start_chain, service.chapter.model, "00" * 16)
+    service.poll.judge = lambda text, polled: True
+    service.poll.offer = lambda: end_text(value, void_closing(value))
+
+
+def test_a_chapter_that_has_begun_is_not_given_up_by_who_has_seen_nothing_of_it(
+    tmp_path, monkeypatch
+):
+    """The second peer of the route keeps the token and proposes that the chapter is void."""
+    impatient(monkeypatch, 1.5)
+
+    async def script(here):
+        await here.until(here.trained)
+        liars = sits_on_the_token(monkeypatch, 1)
+        ask(here, U, "a", *trained_on(here, U)[:1], method="seal", **BUDGET)
+        await here.until(lambda: bool(liars))
+        liar = here.peers[liars[0]]
+        proposes_void(liar.service)
+        others = [p for p in range(4) if p != liar.me]
+        await here.until(lambda: all(here.peers[p].over for p in others))
+        assert not any(here.peers[p].specs[0].void for p in others)
+        assert any(e["event"] == "begun" for e in here.events), "somebody looked for it"
+
+    hamlet(tmp_path, script, **QUICK)
+
+
+HERE = pr.begin(0, 3, 8, U, "0" * 64, "", has=False)
+NOTHING, HAS_IT = pr.sighting(HERE), replace(pr.sighting(HERE), reached=(HERE.fence, (0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "leases", "since", "given_up"),
+    [
+        ({}, {}, 5, 0, False),  # nobody answers: no quorum
+        ({1: NOTHING, 3: NOTHING}, {}, 5, 0, True),
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 5, 0, False),  # it may be at its first visit
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 11, 0, True),  # for limits.visit
+        ({1: HAS_IT, 3: NOTHING, U: NOTHING}, {}, 5, 0, True),  # anybody else has to show it
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 25, 25, False),
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 27, 27, True),  # 2 (limits.visit + 3 leases)
+        ({1: NOTHING, 3: NOTHING}, {}, 20, 20, True),  # who showed it is away
+    ],
+)
+def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, since, given_up):
+    """Leases of a second, limits.visit ten of them, one of four lies; U begins the walk."""
+
+    async def answer(value):
+        return value
+
+    heard = {p: Seen(sighting, {}) for p, sighting in said.items()}
+    service: Any = SimpleNamespace(
+        me=0,
+        state=HERE,
+        stopping=True,
+        limits=Limits(lease=1.0, visit=10.0),
+        chapter=SimpleNamespace(left=frozenset(), spec="some", number=1, model=""),
+        poll=SimpleNamespace(rules=SimpleNamespace(lies=1)),
+        ends=SimpleNamespace(void=None),
+        journal=Journal(None, "peer-0", []),
+        talk=SimpleNamespace(
+            ask_all=lambda chain: answer(heard),
+            beginnings=lambda: answer(shown),
+            learn=lambda peer, sighting: answer(None),
+        ),
+    )
+    lookout = Lookout(service)
+    lookout.since -= leases
+    lookout.begun = monotonic() - since if since else None
+    assert not lookout.consents, "not before it has looked"
+    asyncio.run(lookout._perhaps_give_up())
+    assert lookout.consents == given_up
+    if given_up:
+        assert lookout.deserted is not None
+        lookout.deserted -= 3.0 + service.limits.connect
+        assert not lookout.consents, "nor by what it saw long ago"
 
 
 def test_a_peer_that_vanished_in_its_own_chapter_is_forgotten_by_another(tmp_path):

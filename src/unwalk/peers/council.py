@@ -210,7 +210,7 @@ class Council:
         """What this peer says to a message about chapters."""
         chapters = self.chapters
         try:
-            if not self.rate.allows(sender, monotonic()):
+            if not self.rate.allows(sender, monotonic(), len(data)):
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
             return codec.dump(self._answer(sender, data))
         except UnwalkError as error:

@@ -219,11 +219,13 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:
-    """The peers of which two votes are kept that no honest peer casts both."""
+    """The peers that signed two votes, or two visits, of which no honest peer signs both."""
     found: set[int] = set()
     with suppress(sqlite3.OperationalError):
         for (text,) in db.execute("SELECT state FROM polls").fetchall():
             found |= {one[VOTER] for one, _ in json.loads(text)["evidence"]}
+    with suppress(sqlite3.OperationalError):
+        found |= {peer for (peer,) in db.execute("SELECT peer FROM lies").fetchall()}
     return [bundle.network.peers[peer].name for peer in sorted(found)]
 
 

@@ -22,7 +22,6 @@ from unwalk.peers.closing import (
 )
 from unwalk.peers.decisions import Decision
 from unwalk.peers.hoplog import Entry
-from unwalk.peers.lookout import CONSENT
 from unwalk.peers.poll import Poll, end_of, pace_of
 from unwalk.peers.protocol import Value
 from unwalk.peers.votes import Clerk, Matter, decision_to
@@ -143,8 +142,7 @@ class Ends:
         if value.chain == service.start_chain:
             same = chapter.model != "" and value.token == chapter.model
             same = same and closing == void_closing(value)
-            alone = pr.outside(state) and service.lookout.idle >= CONSENT
-            return chapter.spec is not None and same and (polled or alone)
+            return chapter.spec is not None and same and (polled or service.lookout.consents)
         if not self._has(value) or not (polled or value.generation >= pr.shown(state)[0]):
             return False
         if value not in self.closings:

@@ -20,6 +20,8 @@ from unwalk.peers.wire import MESSAGE
 from unwalk.peers.work import ATTEMPTS, Work
 
 PROTOCOL = 3
+SHORT = 4 << 10
+"""Bytes of a message that counts as one call."""
 HEAD = ("protocol", "network", "run", "kind")
 OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 
@@ -52,17 +54,22 @@ class FinalOffer:
 
 @dataclass(eq=False)
 class Rate:
-    """A bucket of calls for each peer: ``rate`` a second, twice as many at once."""
+    """A bucket of calls for each peer: ``rate`` a second, twice as many at once.
+
+    A long message counts as many: reading it takes as long as reading them.
+    """
 
     rate: float
     buckets: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def allows(self, peer: int, now: float) -> bool:
-        """Whether one more call is within the limit."""
-        level, then = self.buckets.get(peer, (2.0 * self.rate, now))
-        level = min(2.0 * self.rate, level + (now - then) * self.rate)
-        allowed = level >= 1.0
-        self.buckets[peer] = (level - 1.0 if allowed else level, now)
+    def allows(self, peer: int, now: float, size: int = 0) -> bool:
+        """Whether one more call, of so many bytes, is within the limit."""
+        full = 2.0 * self.rate
+        level, then = self.buckets.get(peer, (full, now))
+        level = min(full, level + (now - then) * self.rate)
+        cost = min(max(1.0, size / SHORT), full)
+        allowed = level >= cost
+        self.buckets[peer] = (level - cost if allowed else level, now)
         return allowed
 
 

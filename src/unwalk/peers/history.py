@@ -7,7 +7,7 @@ log that they came from is erased.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused
@@ -29,6 +29,9 @@ CREATE TABLE IF NOT EXISTS visits (
 CREATE TABLE IF NOT EXISTS receipts (
     chapter INTEGER NOT NULL, peer TEXT NOT NULL, receipt TEXT NOT NULL,
     PRIMARY KEY (chapter, peer));
+CREATE TABLE IF NOT EXISTS lies (
+    run TEXT NOT NULL, peer INTEGER NOT NULL, one TEXT NOT NULL, other TEXT NOT NULL,
+    PRIMARY KEY (run, peer));
 CREATE TABLE IF NOT EXISTS left_peers (peer INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS ends (
     run TEXT PRIMARY KEY, text TEXT NOT NULL, decision TEXT NOT NULL);
@@ -132,6 +135,47 @@ def opening(store: Store, run: str, generation: Generation) -> Entry | None:
     return found
 
 
+def beginning(store: Store, run: str, start: str) -> Entry | None:
+    """The first entry of a walk's log, whose chain begins with ``start``, if it is known here."""
+    query = "SELECT entry FROM entries WHERE run = ? AND hop <= 1 ORDER BY hop DESC"
+    for (text,) in store.db.execute(query, (run,)):
+        entry: Entry = json.loads(text)
+        if entry["body"]["previous"] == start:
+            return entry
+    return None
+
+
+def another_visit(store: Store, run: str, body: Mapping[str, Any]) -> Entry | None:
+    """Another visit that the peer of ``body`` signed for the same place, if one is known here."""
+    query = "SELECT entry FROM entries WHERE run = ? AND number = ? AND opener = ? AND hop = ?"
+    for (text,) in store.db.execute(query, (run, *body["generation"], body["hop"])):
+        entry: Entry = json.loads(text)
+        known = entry["body"]
+        if (known["kind"], known["peer"]) == ("hop", body["peer"]) and known != body:
+            return entry
+    return None
+
+
+def put_lie(store: Store, run: str, peer: int, one: Entry, other: Entry) -> bool:
+    """Keep two entries that no honest peer signs both, one pair for a walk; whether it is new."""
+    store.db.executescript(SCHEMA)
+    query = "SELECT 1 FROM lies WHERE run = ? AND peer = ?"
+    if store.db.execute(query, (run, peer)).fetchone() is not None:
+        return False
+    with store.transaction() as db:
+        row = (run, peer, json.dumps(one), json.dumps(other))
+        db.execute("INSERT INTO lies VALUES (?, ?, ?, ?)", row)
+    return True
+
+
+def _forget_lies(store: Store, runs: Sequence[str]) -> None:
+    """Erase the entries that show who lied, which hold digests of tokens; the names stay."""
+    store.db.executescript(SCHEMA)
+    with store.transaction() as db:
+        for run in runs:
+            db.execute("UPDATE lies SET one = '', other = '' WHERE run = ?", (run,))
+
+
 def forget_runs(store: Store, runs: Sequence[str]) -> None:
     """Delete states, logs and what was kept between visits of walks that are over."""
     with store.transaction() as db:
@@ -140,6 +184,7 @@ def forget_runs(store: Store, runs: Sequence[str]) -> None:
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
     for run in runs:
         forget_texts(store, end_of(run))
+    _forget_lies(store, runs)
 
 
 def forget_logs(store: Store, run: str) -> None:
@@ -148,6 +193,7 @@ def forget_logs(store: Store, run: str) -> None:
         for table in ("entries", "openings", "locals"):
             db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))
     forget_texts(store, end_of(run))
+    _forget_lies(store, [run])
 
 
 def forget_arrivals(store: Store, run: str) -> None:

@@ -18,6 +18,13 @@ from unwalk.peers.protocol import Generation, Lineage
 
 PREFIX = b"unwalk-hop-log-1:"
 BARE = b"unwalk-visit-1:"
+SIGNATURE = 128
+"""Characters of a signature."""
+LONGEST_ENTRY = 16 << 10
+"""Characters of an entry's body besides its lineage and the sightings in it.
+
+A visit needs three hundred and a few hundred for each of its events, of which it has a handful.
+"""
 Entry = dict[str, Any]
 Signer = Callable[[bytes], bytes]
 
@@ -29,7 +36,11 @@ def chain_start(header: Mapping[str, Any]) -> str:
 
 def chain_next(previous: str, body: Mapping[str, Any]) -> str:
     """The chain value after ``body``."""
-    return hashlib.sha256((previous + canonical(dict(body))).encode()).hexdigest()
+    return _digest(previous, canonical(dict(body)))
+
+
+def _digest(previous: str, text: str) -> str:
+    return hashlib.sha256((previous + text).encode()).hexdigest()
 
 
 def sign_entry(previous: str, body: dict[str, Any], sign: Signer, certificate: str) -> Entry:
@@ -170,10 +181,18 @@ def parse_entry(record: Any) -> Entry:
     if not isinstance(previous, str) or len(previous) != 64:
         raise Corrupt("a log entry does not say what it follows.")
     try:
-        chain = chain_next(previous, body)
+        text = canonical(body)
+        size = len(text)
+        if size > LONGEST_ENTRY:
+            grows = ("lineage", "sightings")  # these have bounds of their own
+            size = len(canonical({k: v for k, v in body.items() if k not in grows}))
     except (ValueError, TypeError, RecursionError) as error:
         raise Corrupt("the body of a log entry cannot be written as JSON.") from error
-    if chain != record["chain"]:
+    if len(record["signature"]) > SIGNATURE:
+        raise Corrupt(f"a log entry's signature is longer than {SIGNATURE} characters.")
+    if size > LONGEST_ENTRY:
+        raise Corrupt(f"a log entry has {size} characters; allowed: up to {LONGEST_ENTRY}.")
+    if _digest(previous, text) != record["chain"]:
         raise Corrupt("a log entry does not match its chain value.")
     _check_body(body)
     return record

@@ -176,7 +176,7 @@ class Intake:
     async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message."""
         try:
-            if not self.rate.allows(sender, monotonic()):
+            if not self.rate.allows(sender, monotonic(), len(message)):
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
             return codec.dump(await self.service.talk.answer(sender, message))
         except UnwalkError as error:

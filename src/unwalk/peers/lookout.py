@@ -24,7 +24,9 @@ SLOW = 6.0
 PATIENCE = 10.0
 """A chapter is given up after so many leases in which nobody had its token."""
 CONSENT = 5.0
-"""After so many a peer votes that it is given up, if another proposes it."""
+"""After so many a peer looks whether it has begun, and votes that it is given up if it has not."""
+FRESH = 3.0
+"""Leases for which a peer votes by what it saw when it last looked."""
 OVERRUNS = 3
 """After so many visits that took too long a peer is passed over for the rest of the chapter."""
 TRIES = 3.0
@@ -43,6 +45,8 @@ class Lookout:
         self.handed: tuple[pr.Parcel, float] | None = None
         self.overruns: dict[int, int] = {}
         self.slow: set[int] = set()
+        self.begun: float | None = None  # when somebody first showed that a visit was done
+        self.deserted: float | None = None  # when this peer last saw that there was none
 
     async def watch(self) -> None:
         """When the lease has run out without news, ask everybody where the token is."""
@@ -141,28 +145,60 @@ class Lookout:
             self.since = monotonic()
         return (monotonic() - self.since) / service.limits.lease
 
+    @property
+    def consents(self) -> bool:
+        """Whether this peer votes that the chapter is given up: it has just looked around."""
+        limits = self.service.limits
+        if self.idle < CONSENT or self.deserted is None:
+            return False
+        return monotonic() - self.deserted < FRESH * limits.lease + limits.connect
+
     async def _perhaps_give_up(self) -> None:
         """Propose that a chapter is void which nobody who is there can begin."""
         service, chapter = self.service, self.service.chapter
-        if self.idle == 0.0 or not pr.outside(service.state):
-            service.ends.void = None
+        if not pr.outside(service.state):
+            service.ends.void = self.deserted = None
             return
-        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.ends.void is not None:
-            return
-        if monotonic() < self.again:
+        if self.idle < CONSENT or monotonic() < self.again:
             return
         self.again = monotonic() + service.limits.lease
-        answers = {p: s.sighting for p, s in (await self._ask()).items()}
-        for peer, sighting in answers.items():
-            await service.talk.learn(peer, sighting)
-        if self.idle * service.limits.lease > service.limits.visit:
-            (_, first), _ = service.state.lineage[0]
-            answers.pop(first, None)  # what the peer that is late says of itself does not count
-        if service.stopping or not chapter.model or not pr.deserted(service.state, answers):
+        heard = await self._unbegun()
+        if heard is None or not pr.outside(service.state):
+            service.ends.void = self.deserted = None
             return
-        service.journal.write("giving up", chapter=chapter.number, heard=sorted(answers))
-        salt = secrets.token_hex(SALT)
-        service.ends.void = pr.Value((0, 0), service.start_chain, chapter.model, salt)
+        self.deserted = monotonic()
+        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.ends.void is not None:
+            return
+        if not service.stopping and chapter.model:
+            service.journal.write("giving up", chapter=chapter.number, heard=heard)
+            salt = secrets.token_hex(SALT)
+            service.ends.void = pr.Value((0, 0), service.start_chain, chapter.model, salt)
+
+    async def _unbegun(self) -> list[int] | None:
+        """Who says that nothing of the walk was ever there; None while it may go on.
+
+        The peer that begins it has as long as a visit may take.  Anybody else has to show the
+        first entry of its log, which counts for as long as liars can keep a token, one after the
+        other: then it is all the same whether it was ever begun.
+        """
+        service, limits = self.service, self.service.limits
+        seen, shown = await asyncio.gather(self._ask(), service.talk.beginnings())
+        for peer, said in seen.items():
+            await service.talk.learn(peer, said.sighting)
+        if shown and self.begun is None:
+            self.begun = monotonic()
+            service.journal.write("begun", heard=sorted(shown))
+        held_up = (service.poll.rules.lies + 1) * (limits.visit + TRIES * limits.lease)
+        if shown and self.begun is not None and monotonic() - self.begun < held_up:
+            return None
+        (_, first), _ = service.state.lineage[0]
+        patient = self.idle * limits.lease <= limits.visit
+        answers = {
+            peer: said.sighting
+            for peer, said in seen.items()
+            if said.sighting.reached[1] == pr.NOWHERE or (peer == first and patient)
+        }
+        return sorted(answers) if pr.deserted(service.state, answers) else None
 
     def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
         service, before = self.service, self.service.state

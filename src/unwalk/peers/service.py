@@ -25,7 +25,7 @@ from unwalk.peers.chapter import NO_TOKEN, Chapter
 from unwalk.peers.delivery import PAUSE, Delivery
 from unwalk.peers.ends import Ends
 from unwalk.peers.gate import Gate
-from unwalk.peers.history import keep_visits
+from unwalk.peers.history import another_visit, keep_visits, put_lie
 from unwalk.peers.hoplog import Entry, chain_start, hop_body, sign_entry
 from unwalk.peers.intake import Intake, move_from, move_to
 from unwalk.peers.lookout import SALT, Lookout
@@ -93,7 +93,7 @@ class Service:
         spec = self.chapter.spec
         only = spec.holder if spec is not None and spec.method == "seal" else None
         self.succession = Succession(
-            trust, work, self.poll.rules, self.run_id, self.start_chain, only
+            trust, work, self.poll.rules, self.run_id, self.start_chain, only, self.saw
         )
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
@@ -141,6 +141,21 @@ class Service:
         """Whether the token at this place was the first to come here to stay."""
         place = (parcel.generation, parcel.hop, self.me)
         return any((a.generation, a.done, a.peer) == place for a in self.arrivals)
+
+    def saw(self, entry: Entry) -> None:
+        """Somebody shows a log entry that its peer signed: did that peer sign another one before?
+
+        An honest peer shows nobody a visit before it is written down, and does it once.
+        """
+        body, store = entry["body"], self.store
+        here = body["run"] == self.run_id and 1 <= body["hop"] <= self.work.hops
+        if body["kind"] != "hop" or not here:
+            return
+        codec.pair(body["generation"], "generation")
+        known = another_visit(store, self.run_id, body)
+        if known is not None and put_lie(store, self.run_id, body["peer"], known, entry):
+            place = {"hop": body["hop"], "generation": body["generation"]}
+            self.journal.write("liar", who=body["peer"], visits=2, **place)
 
     def written(self, entries: list[Entry]) -> None:
         """The whole log of the committed walk is here: what must outlive it is set aside."""

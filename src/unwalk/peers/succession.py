@@ -8,8 +8,8 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -84,6 +84,8 @@ class Succession:
     start: str
     only: int | None = None
     """The peer that alone may begin the walk; None: whoever has what it begins with."""
+    saw: Callable[[Entry], None] = lambda entry: None
+    """Hears of every entry that its peer has signed, whether or not it fits."""
     opened: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """The generations that a peer was seen to open after a visit."""
 
@@ -92,27 +94,31 @@ class Succession:
         """The peer that the walk begins with."""
         return self.work.move(1, NOBODY, {}, 0).receiver
 
-    def whole(self, entries: Sequence[Entry]) -> None:
-        """Refuse a log that does not lead from the walk's beginning, one entry after the other.
+    def route(self, entries: Sequence[Entry]) -> None:
+        """Refuse a whole log, each entry of which follows the one before, off the route.
 
         The route is drawn again: each visit has to be where it leads, past those that its entry
-        names as passed over.
+        names as passed over.  Whoever recovers a walk that has not begun does the first visit.
         """
-        before, at = None, NOBODY
-        memory: Mapping[str, int] = {}
+        at, memory = NOBODY, dict[str, int]()
         for entry in entries:
             body = entry["body"]
-            self.entry(entry, before, codec.lineage_from(body["lineage"]))
             if body["kind"] == "hop":
-                over = codec.listed(
-                    body["passed_over"], "passed_over", most=len(self.rules.members)
-                )
-                drawn = self.work.choose(body["hop"], at, memory, over)
-                way = (body["visit"]["receiver"], tuple(body["visit"]["path"]))
-                if drawn is None or (drawn[1].receiver, drawn[1].path) != way:
-                    raise Refused(f"visit {body['hop']} is not where the route leads.")
-                memory = drawn[1].memory
-            before, at = body, body["peer"]
+                memory = self._led(body, at, memory)
+            at = body["peer"]
+
+    def _led(self, body: Mapping[str, Any], at: int, memory: dict[str, int]) -> dict[str, int]:
+        """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""
+        over = codec.listed(body["passed_over"], "passed_over", most=len(self.rules.members))
+        begun = body["hop"] == 1 and at != NOBODY
+        found = self.work.choose(body["hop"], NOBODY if begun else at, memory, over)
+        if found is None:
+            raise Refused(f"the route leads nowhere from visit {body['hop'] - 1}.")
+        drawn = replace(found[1], receiver=at, path=()) if begun else found[1]
+        visit = body["visit"]
+        if (drawn.receiver, drawn.path) != (visit["receiver"], tuple(visit["path"])):
+            raise Refused(f"visit {body['hop']} is not where the route leads.")
+        return dict(drawn.memory)
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
@@ -176,6 +182,7 @@ class Succession:
         body = entry["body"]
         if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
             raise Refused("a log entry is of another walk, or not signed by its peer.")
+        self.saw(entry)
         if before is not None and before["run"] != self.run:
             raise Refused("a log entry goes on from one of another walk.")
         lineage = codec.lineage_from(body["lineage"])

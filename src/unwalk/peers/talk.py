@@ -12,7 +12,7 @@ from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers import codec, succession
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
-from unwalk.peers.history import opening
+from unwalk.peers.history import beginning, opening
 from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
@@ -27,6 +27,7 @@ BODY = {
     "release": ("generation", "place"),
     "fence": ("entry",),
     "opening": ("generation",),
+    "beginning": (),
     "decide": ("poll",),
     "entry": ("chain",),
 }
@@ -80,6 +81,8 @@ class Talk:
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
             return {"entry": opening(service.store, service.run_id, generation)}
+        elif kind == "beginning":
+            return {"entry": beginning(service.store, service.run_id, service.start_chain)}
         elif kind == "where":
             if service.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
@@ -128,13 +131,27 @@ class Talk:
                 found[peer] = Seen(sighting, record)
         return found
 
+    async def beginnings(self) -> dict[int, Entry]:
+        """The first entry of the walk's log, from each who counts and can show one."""
+        service, found = self.service, dict[int, Entry]()
+        for peer, record in (await self._ask_all(self.words("beginning"), "entry")).items():
+            try:
+                with codec.reading("a log entry"):
+                    entry = parse_entry(record)
+                    service.succession.entry(entry, None, service.state.lineage)
+            except UnwalkError:
+                continue
+            if peer not in service.chapter.left:
+                found[peer] = entry
+        return found
+
     async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
 
         Where what it goes on from is not known here, that is asked for.
         """
         service = self.service
-        entry, fence, lineage = service.succession.opening(record, service.state.lineage)
+        entry, fence, lineage = service.succession.opening(record, pr.shown(service.state)[1])
         if fence <= service.state.fence:
             return
         if peer in self.hearing:
@@ -159,7 +176,7 @@ class Talk:
 
         What was not ``sent`` is asked for, of the peer ``first`` before the others.
         """
-        service, fresh, known = self.service, list[Entry](), self.service.state.lineage
+        service, fresh, known = self.service, list[Entry](), pr.shown(self.service.state)[1]
         while (chain := later["body"]["previous"]) != service.start_chain:
             here = service.store.entry(service.run_id, chain)
             entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
@@ -320,14 +337,9 @@ class Talk:
         entries = await self.gather(value, first)
         if not entries:
             raise Refused("the log that leads to that end is not whole.")
-        work, last = service.work, entries[-1]["body"]
-        hops = check_chain(
-            entries, service.start_chain, value.chain, service.trust.signer, work.base
-        )
-        ends = (last["kind"], tuple(last["generation"]), last.get("token"))
-        service.succession.whole(entries)
-        if len(hops) != work.hops or ends != ("hop", value.generation, value.token):
-            raise Refused("that is not the end of the log that leads to it.")
+        work, signer = service.work, service.trust.signer
+        check_chain(entries, service.start_chain, value.chain, signer, work.base)
+        service.succession.route(entries)
         return entries
 
     async def spread(self) -> None:
@@ -385,19 +397,39 @@ class Talk:
         return entries
 
     async def gather(self, value: pr.Value, first: int = -1) -> list[Entry] | None:
-        """The log that leads to ``value``, asked for entry by entry, last one first."""
-        service = self.service
+        """The log that leads to ``value``, asked for entry by entry, last one first.
+
+        Unless that is what was decided, each entry is checked as it comes: a log that somebody
+        made up is refused at the first one that is wrong, not once it is all here.
+        """
+        service, decided = self.service, self.service.state.committed is not None
         chain, asked, found = value.chain, first, list[Entry]()
         while chain != service.start_chain:
             here = service.store.entry(service.run_id, chain)
             entry = here or await self.find_entry(chain, asked)
             if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
                 return None
-            found.append(entry)
             body = entry["body"]
+            if not decided:
+                self._check_before(found[-1] if found else None, body, value)
+            found.append(entry)
             chain = body["previous"]
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
+        if found and not decided:
+            self._check_before(found[-1], None, value)
         return found[::-1]
+
+    def _check_before(
+        self, later: Entry | None, body: Mapping[str, Any] | None, value: pr.Value
+    ) -> None:
+        """Whether an entry with ``body`` can be the one before ``later``, or the end itself."""
+        succession = self.service.succession
+        if later is not None:
+            succession.entry(later, body, codec.lineage_from(later["body"]["lineage"]))
+        elif body is not None:
+            ends = (body["kind"], body["hop"], tuple(body["generation"]), body["token"])
+            if ends != ("hop", self.service.work.hops, value.generation, value.token):
+                raise Refused("that is not the end of the log that leads to it.")
 
     async def find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""
@@ -408,8 +440,10 @@ class Talk:
             try:
                 with codec.reading("a log entry"):
                     if record is not None and parse_entry(record)["chain"] == chain:
-                        service.trust.signer(record)
-                        return parse_entry(record)
+                        entry = parse_entry(record)
+                        if service.trust.signer(entry) == entry["body"]["peer"]:
+                            service.saw(entry)
+                        return entry
             except UnwalkError:
                 continue
         return None
