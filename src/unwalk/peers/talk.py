@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from unwalk.peers import codec, succession
 from unwalk.peers import protocol as pr
 from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
 from unwalk.peers.history import beginning, opening
-from unwalk.peers.hoplog import Entry, check_chain, parse_entry
+from unwalk.peers.hoplog import Entry, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
 from unwalk.peers.store import Incoming
 from unwalk.peers.succession import MOST_RECOVERIES
@@ -242,7 +243,7 @@ class Talk:
         return Reply("accepted")
 
     async def _receive_final(
-        self, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
+        self, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[bytes]
     ) -> None:
         service, value = self.service, offer.value
         incoming = Incoming(service.store, offer.size)
@@ -255,7 +256,7 @@ class Talk:
             service.gate.final_content(incoming.path)
             incoming.keep(digest)
             if service.state.committed is None:
-                service.store.add_entries(service.run_id, entries)
+                service.store.add_entries(service.run_id, map(json.loads, reversed(entries)))
                 service.put(pr.hold(service.state, value, service.ends.wanted()))
             service.journal.write("final")
             service.changed.set()
@@ -267,15 +268,26 @@ class Talk:
             service.store.pinned.discard(value.token)
             incoming.discard()
 
-    async def _whole_log(self, value: pr.Value, first: int) -> list[Entry]:
-        """The log that leads to an end, every entry checked; refused unless it is whole."""
-        service = self.service
-        entries = await self.gather(value, first)
-        if not entries:
+    async def _whole_log(self, value: pr.Value, first: int) -> list[bytes]:
+        """The log that leads to an end, last entry first; refused at the first one that is wrong.
+
+        Each is checked as it comes, and kept as it travels: read, a log takes ten times the room.
+        """
+        succession, later, found = self.service.succession, None, list[bytes]()
+        async for entry in self._log_before(value, first):
+            body = entry["body"]
+            if later is not None:
+                succession.entry(later, body, codec.lineage_from(later["body"]["lineage"]))
+            else:
+                ends = (body["kind"], body["hop"], tuple(body["generation"]), body["token"])
+                if ends != ("hop", self.service.work.hops, value.generation, value.token):
+                    raise Refused("that is not the end of the log that leads to it.")
+            found.append(codec.dump(entry))
+            later = entry
+        if later is None:
             raise Refused("the log that leads to that end is not whole.")
-        work, signer = service.work, service.trust.signer
-        check_chain(entries, service.start_chain, value.chain, signer, work.base)
-        return entries
+        succession.entry(later, None, codec.lineage_from(later["body"]["lineage"]))
+        return found
 
     async def spread(self) -> None:
         """Bring each neighbour the last token: to vote on, and once it is decided to keep."""
@@ -331,39 +343,26 @@ class Talk:
             service.store.add_entries(service.run_id, entries)
         return entries
 
-    async def gather(self, value: pr.Value, first: int = -1) -> list[Entry] | None:
-        """The log that leads to ``value``, asked for entry by entry, last one first.
+    async def gather(self, value: pr.Value) -> list[Entry] | None:
+        """The log that leads to what was decided, which others have checked."""
+        try:
+            return [entry async for entry in self._log_before(value)][::-1]
+        except Refused:
+            return None
 
-        Unless that is what was decided, each entry is checked as it comes: a log that somebody
-        made up is refused at the first one that is wrong, not once it is all here.
-        """
-        service, decided = self.service, self.service.state.committed is not None
-        chain, asked, found = value.chain, first, list[Entry]()
+    async def _log_before(self, value: pr.Value, first: int = -1) -> AsyncIterator[Entry]:
+        """The log that leads to ``value``, asked for entry by entry, last one first."""
+        service = self.service
+        chain, asked, count = value.chain, first, 0
         while chain != service.start_chain:
             entry = service.store.entry(chain) or await self.find_entry(chain, asked)
-            if entry is None or len(found) > service.work.hops + MOST_RECOVERIES:
-                return None
+            if entry is None or count > service.work.hops + MOST_RECOVERIES:
+                raise Refused("the log that leads to that end is not whole.")
+            yield entry
+            count += 1
             body = entry["body"]
-            if not decided:
-                self._check_before(found[-1] if found else None, body, value)
-            found.append(entry)
             chain = body["previous"]
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
-        if found and not decided:
-            self._check_before(found[-1], None, value)
-        return found[::-1]
-
-    def _check_before(
-        self, later: Entry | None, body: Mapping[str, Any] | None, value: pr.Value
-    ) -> None:
-        """Whether an entry with ``body`` can be the one before ``later``, or the end itself."""
-        succession = self.service.succession
-        if later is not None:
-            succession.entry(later, body, codec.lineage_from(later["body"]["lineage"]))
-        elif body is not None:
-            ends = (body["kind"], body["hop"], tuple(body["generation"]), body["token"])
-            if ends != ("hop", self.service.work.hops, value.generation, value.token):
-                raise Refused("that is not the end of the log that leads to it.")
 
     async def find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""
