@@ -298,6 +298,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
         council.words("agenda-decided", number=1, value=text, decision=decision),
         talk.words("where", chain=talk.service.state.committed.chain),
         talk.words("opening", generation=opened),
+        talk.words("beginning"),
         talk.words("entry", chain=talk.service.state.committed.chain),
         talk.words("decide", poll=talk.service.poll.record()),
     ):

@@ -37,7 +37,7 @@ from unwalk.peers.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unreachable
 
 SLOWEST = 0.25
 """Seconds of processor time that one call may take."""
-QUESTIONS: tuple[str, ...] = ("where", "opening", "entry", "hello")
+QUESTIONS: tuple[str, ...] = ("where", "opening", "beginning", "entry", "hello")
 QUESTIONS += ("agenda-ask", "agenda-receipt", "agenda-visits", "agenda-ready")
 """Messages that ask and never change anything."""
 MORE = {"entries": 32, "visits": 16}
@@ -278,7 +278,13 @@ class Target:
             len(chapters.specs),
             council.fork,
             service.poll.fork,
+            self._named(),
         )
+
+    def _named(self) -> frozenset[int]:
+        """The peers that signed two visits of one place."""
+        found = self.chapters.store.db.execute("SELECT peer FROM lies")
+        return frozenset(peer for (peer,) in found)
 
     def _same(self, now: tuple[Any, ...]) -> bool:
         return all(a is b or a == b for a, b in zip(self.before, now, strict=True))
@@ -467,9 +473,12 @@ class Target:
         if self._same(now):
             return
         good = outcome.split(":")[0] in ("accepted", "answered")
+        named = self._named() - self.before[-1]
+        if named - {self.liar}:
+            self.wrong(sent, f"{named} are named as liars")
         if sent.who != "member":
             self.wrong(sent, f"a {sent.who} changed something")
-        elif not good:
+        elif not good and not named:  # what shows who lied is kept
             self.wrong(sent, f"refused ({outcome}), but something was changed")
         elif sent.kind in QUESTIONS and sent.way != "made up" and outcome != "answered":
             self.wrong(sent, "a question changed something")
@@ -527,7 +536,9 @@ class Target:
             "fence": lambda: talk.hear_fence(self.liar, (1, self.liar)),
             "end": lambda: service.poll.show(self.liar),
             "entry": lambda: talk.find_entry(chain, self.liar),
-            "log": lambda: talk.gather(end, self.liar),
+            "log": lambda: talk.whole_log(end, self.liar),
+            "decided log": lambda: talk.gather(end),
+            "beginning": talk.beginnings,
             "release": lambda: talk._release(self.liar, service.state.kept or _parcel(service)),
             "final": lambda: talk._bring_final(self.liar, end) if _there(service, end) else _none(),
             "agenda": council.catch_up,

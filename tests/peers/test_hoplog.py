@@ -121,19 +121,22 @@ def test_a_changed_entry_does_not_match_its_chain_value():
 
 def test_an_entry_is_no_longer_than_a_visit_needs():
     """Lineages and sightings have bounds of their own; whatever else is long is refused."""
-    one, _, gone, _ = log()
+    first, one, gone, _ = log()
     body = {k: v for k, v in one["body"].items() if k != "previous"}
     parse_entry(signed(START, {**body, "lineage": [[10**9, 0, 0]] * 4096}, 0))
     parse_entry(signed(START, {**gone["body"], "sightings": ["x" * 100_000]}, 1))
-    visit = {**body["visit"], "events": body["visit"]["events"] * 20}
+    visit = {**body["visit"], "events": body["visit"]["events"] * 15}
     parse_entry(signed(START, {**body, "visit": visit}, 0))
+    begun = {**first["body"]["visit"]["events"][0], "travels": ["buffer"] * 10_000}
+    visit = {**first["body"]["visit"], "events": [begun]}
+    parse_entry(signed(START, {**first["body"], "visit": visit}, 0))
     for field, value in (
-        ("visit", {**body["visit"], "events": body["visit"]["events"] * 60}),
+        ("visit", {**body["visit"], "events": body["visit"]["events"] * 30}),
         ("passed_over", [0] * 10_000),
         ("bare", "0" * 20_000),
         ("token", "0" * 20_000),
     ):
-        with pytest.raises(Corrupt, match="allowed: up to 16384"):
+        with pytest.raises(Corrupt, match="allowed: up to 8192"):
             parse_entry(signed(START, {**body, field: value}, 0))
     with pytest.raises(Corrupt, match="longer than 128"):
         parse_entry({**one, "signature": one["signature"] + " " * 200_000})

@@ -298,10 +298,10 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
     service.store.entry = lambda run, chain: None  # type: ignore[method-assign]
     service.talk.find_entry = find_entry  # type: ignore[method-assign]
     with pytest.raises(Refused, match="not the end"):
-        await service.talk.gather(replace(value, chain=chain, token="1" * 64))
+        await service.talk.whole_log(replace(value, chain=chain, token="1" * 64), LIAR)
     assert len(asked) == 1
     with pytest.raises(Refused, match="visit 6 does not follow visit 3"):
-        await service.talk.gather(replace(value, chain=chain))
+        await service.talk.whole_log(replace(value, chain=chain), LIAR)
     assert len(asked) == 1 + 4
     service.state, service.store.entry = before, entry  # type: ignore[method-assign]
 

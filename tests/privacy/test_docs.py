@@ -29,7 +29,7 @@ LISTED = (
     "stability",
     "accountants",
 )
-HELPERS = {"iteration.check_nonexpansive", "stability.Facts"}
+HELPERS = {"accountants.events_claim", "iteration.check_nonexpansive", "stability.Facts"}
 
 
 def code_names() -> set[str]:

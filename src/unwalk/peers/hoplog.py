@@ -20,10 +20,11 @@ PREFIX = b"unwalk-hop-log-1:"
 BARE = b"unwalk-visit-1:"
 SIGNATURE = 128
 """Characters of a signature."""
-LONGEST_ENTRY = 16 << 10
+LONGEST_ENTRY = 8 << 10
 """Characters of an entry's body besides its lineage and the sightings in it.
 
-A visit needs three hundred and a few hundred for each of its events, of which it has a handful.
+A visit needs a thousand and a few hundred for each of its events, of which it has a handful.  The
+first one of a walk names all that travels with the token, and may be as long as any message.
 """
 Entry = dict[str, Any]
 Signer = Callable[[bytes], bytes]
@@ -182,7 +183,7 @@ def parse_entry(record: Any) -> Entry:
         raise Corrupt("a log entry does not say what it follows.")
     try:
         text = canonical(body)
-        size = len(text)
+        size = 0 if body.get("hop") == 1 else len(text)
         if size > LONGEST_ENTRY:
             grows = ("lineage", "sightings")  # these have bounds of their own
             size = len(canonical({k: v for k, v in body.items() if k not in grows}))

@@ -24,7 +24,7 @@ from unwalk.peers.protocol import Generation, Lineage, Sighting, belongs
 from unwalk.peers.trust import Bundle, Trust
 from unwalk.peers.wire import MESSAGE
 from unwalk.peers.work import Work
-from unwalk.walks import NOBODY
+from unwalk.walks import NOBODY, FirstTo
 from unwalk.walks.routes import Uniform
 
 PREFIX = b"unwalk-sighting-1:"
@@ -211,8 +211,9 @@ class Succession:
         if counted != (self.work.base + body["hop"], self.work.phase.name, body["hop"]):
             raise Refused("a log entry is about another visit.")
         if before is not None and before["kind"] == "hop":
-            stayed = not visit["path"] and visit["receiver"] != before["peer"]
-            if visit["sender"] != before["peer"] or stayed:
+            stayed = not visit["path"]
+            moved = visit["receiver"] != before["peer"] or self._moves_on
+            if visit["sender"] != before["peer"] or (stayed and moved):
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
         data = BARE + bare_text(self.run, lineage[-1][0], visit)
@@ -234,6 +235,12 @@ class Succession:
             raise Refused(
                 f"peer {body['peer']} has no copy from visit {body['hop']} to go on from."
             )
+
+    @property
+    def _moves_on(self) -> bool:
+        """Whether the route never leaves the token where it is."""
+        route = self.work.phase.route
+        return isinstance(route.then if isinstance(route, FirstTo) else route, Uniform)
 
     @property
     def _relays(self) -> bool:
