@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -94,8 +93,9 @@ def _stays(here: Village, service: Service, log: list[Entry]) -> None:
                 "bare": liar.bundle.sign(data).hex(),
             }
             made.append(liar.entry({"body": body}))
-        for before, entry in pairwise(made):
-            service.succession.entry(entry, before["body"], service.state.lineage)
+        later, before = made[start + 1], made[start]["body"]
+        with pytest.raises(Refused, match="did not come from where"):
+            service.succession.entry(later, before, service.state.lineage)
         with pytest.raises(Refused, match="the route leads"):
             service.succession.route(made)
 

@@ -109,7 +109,7 @@ class Succession:
 
     def _led(self, body: Mapping[str, Any], at: int, memory: dict[str, int]) -> dict[str, int]:
         """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""
-        over = codec.listed(body["passed_over"], "passed_over", most=len(self.rules.members))
+        over = codec.listed(body["passed_over"], "passed_over", most=len(self.trust.network.peers))
         begun = body["hop"] == 1 and at != NOBODY
         found = self.work.choose(body["hop"], NOBODY if begun else at, memory, over)
         if found is None:
