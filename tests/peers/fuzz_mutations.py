@@ -151,8 +151,9 @@ class Liar:
             body["peer"] = self.me
             if isinstance(body.get("visit"), dict):
                 body["visit"] = {**body["visit"], "receiver": self.me}
-            if body["kind"] == "recovery" and isinstance(body["generation"], list):
-                body["generation"] = [body["generation"][0], self.me]
+            number = body["generation"]
+            if body["kind"] == "recovery" and isinstance(number, list) and number:
+                body["generation"] = [number[0], self.me]
         if body["kind"] == "hop":
             visit = bare_text(body["run"], body["generation"], body["visit"])
             body["bare"] = self.sign(BARE + visit)
