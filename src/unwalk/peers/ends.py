@@ -99,6 +99,11 @@ class Ends:
             if value.chain not in self.visits:
                 self.checked(value.chain, await service.talk.whole_log(value, service.me))
             file = service.store.file(value.token)
+            try:
+                await loop.run_in_executor(service.hashing, service.store.check_file, value.token)
+            except Corrupt as error:
+                service.break_off(error)
+                raise
             model = await loop.run_in_executor(service.hashing, model_digest, file, value.salt)
         except (UnwalkError, OSError, ValueError, LookupError, TypeError) as error:
             service.journal.write("end not whole", reason=str(error)[:300])

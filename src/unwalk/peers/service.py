@@ -73,6 +73,7 @@ class Service:
         self.collecting = False
         self._drawn: tuple[Any, tuple[int, Move] | None] = (None, None)
         self.late = asyncio.Event()
+        self.broken: asyncio.Future[None] | None = None
         self.ended: str | None = None
         self.news = monotonic()
         self.changed, self.over = asyncio.Event(), asyncio.Event()
@@ -243,8 +244,9 @@ class Service:
         tasks = [asyncio.create_task(self.enduring(work)) for work in works]
         tasks.append(asyncio.create_task(self._look_for_room()))
         late = asyncio.create_task(self.late.wait())
+        self.broken = asyncio.get_running_loop().create_future()
         try:
-            ends = [*tasks[:3], late]
+            ends: list[asyncio.Future[Any]] = [*tasks[:3], late, self.broken]
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -256,6 +258,11 @@ class Service:
             self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)
             self.hashing.shutdown(wait=True)
             self.disk.shutdown(wait=True)
+
+    def break_off(self, error: UnwalkError) -> None:
+        """End with a sentence: something of this peer's own is damaged."""
+        if self.broken is not None and not self.broken.done():
+            self.broken.set_exception(error)
 
     def stop(self) -> None:
         """Hand the token over, if it is here, and end."""
