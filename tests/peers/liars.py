@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
@@ -168,8 +169,11 @@ class Liar:
         return [json.loads(row[0]) for row in self._rows(query, run or self.network.run_id)]
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
-        with closing(read_only(self.bundle.store / "state.sqlite")) as db:
-            return db.execute(query, values).fetchall()
+        try:
+            with closing(read_only(self.bundle.store / "state.sqlite")) as db:
+                return db.execute(query, values).fetchall()
+        except sqlite3.OperationalError:  # its daemon has not made it yet
+            return []
 
     def entry(self, entry: Entry, **changes: Any) -> Entry:
         """An entry of the log that says something else, signed by the liar."""

@@ -232,10 +232,14 @@ async def at_a_point(scene: Scene) -> str:
 async def disk_full(scene: Scene) -> str:
     await everybody(scene)
     await an_instant(scene)
-    place = scene.folder / f"peer-{somebody(scene)}" / FULL
+    peer = somebody(scene)
+    place = scene.folder / f"peer-{peer}" / FULL
     place.touch()
     await a_while(scene)
     place.unlink()
+    if not scene.running(peer):  # it had just been started, and ended with a sentence
+        await scene.start(peer)
+        return "full at its start"
     return "full"
 
 
