@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.identity import host_name
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import CHUNK
+from unwalk.peers.identity.credentials import host_name
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.transport.wire import CHUNK
 
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + (64 << 10)),

@@ -44,7 +44,7 @@ from torch import nn
 
 from unwalk.peers.daemon import run_peer, status
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.network import Limits
+from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.provision import make_network
 
 if TYPE_CHECKING:

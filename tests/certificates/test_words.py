@@ -307,7 +307,7 @@ def test_each_of_several_refusals_says_what_to_do():
 
 
 def test_the_peers_page_knows_every_badge():
-    page = Path(unwalk.__file__).parent / "peers" / "page"
+    page = Path(unwalk.__file__).parent / "peers" / "web" / "page"
     script, style = (page / "app.js").read_text(), (page / "style.css").read_text()
     for name, known in SHOWN.items():
         assert f'{name}: "{known.sign} {known.name}"' in script

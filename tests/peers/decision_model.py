@@ -18,8 +18,17 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import combinations
 
-from unwalk.peers import decisions as de
-from unwalk.peers.decisions import NEVER, NIL, PRECOMMIT, PREVOTE, PROPOSE, Heard, Rules, Vote
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.consensus import (
+    NEVER,
+    NIL,
+    PRECOMMIT,
+    PREVOTE,
+    PROPOSE,
+    Heard,
+    Rules,
+    Vote,
+)
 
 VALUES = ("a", "b")
 Key = tuple[int, str, int, tuple[int, str, int] | None]

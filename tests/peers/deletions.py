@@ -11,19 +11,19 @@ import numpy as np
 
 from tests.peers.harness import Village
 from unwalk.certificates.document import FILE, read_certificate
-from unwalk.peers import attest
-from unwalk.peers.chapters import Chapters
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.desk import RequestForm
-from unwalk.peers.identity import write_private
-from unwalk.peers.network import Limits, Network
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.handover.service import Service
+from unwalk.peers.identity.credentials import write_private
+from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.provision import make_network
-from unwalk.peers.record_key import KEY
-from unwalk.peers.service import Service
-from unwalk.peers.sources import DataSettings
-from unwalk.peers.store import Store
+from unwalk.peers.records.record_key import KEY
+from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.trust import Bundle
+from unwalk.peers.web.views import RequestForm
 
 SETTINGS: dict[str, Any] = {
     "task": "records",

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from unwalk.peers.network import Network
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import CHUNK, SERVICE, Grpc, Unreachable
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.transport.wire import CHUNK, SERVICE, Grpc, Unreachable
 
 
 def resident(pid: int, what: str = "VmRSS") -> float:

@@ -16,13 +16,13 @@ from typing import Any
 
 from tests.peers.fuzz_scenes import Call, Record
 from unwalk.core.transcript import canonical
-from unwalk.peers import decisions as de
-from unwalk.peers import succession
-from unwalk.peers.erasure import Receipt
-from unwalk.peers.hoplog import BARE, bare_text, sign_entry
-from unwalk.peers.minutes import PREFIX as CHAPTER
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import Matter, digest_of, words
+from unwalk.peers.decisions.decided import PREFIX as CHAPTER
+from unwalk.peers.decisions.votes import Matter, digest_of, words
+from unwalk.peers.forgetting.erasure import Receipt
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.hoplog import BARE, bare_text, sign_entry
 
 Place = tuple[Any, ...]
 DIGITS = "9" * 5000

@@ -23,13 +23,13 @@ from cryptography.x509.oid import NameOID
 
 from tests.peers.deletions import SETTINGS as RECORDS
 from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
-from unwalk.peers import codec
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.erasure import LEFT, Receipt
-from unwalk.peers.identity import Authority, Keys, now, request
-from unwalk.peers.network import Limits, Network
+from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.identity.credentials import Authority, Keys, now, request
+from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.protocol import codec
 from unwalk.peers.provision import make_bundle, make_network, revoke
-from unwalk.peers.wire import HELLO, NONCE, Chunks, Memory, MemoryTransport
+from unwalk.peers.transport.wire import HELLO, NONCE, Chunks, Memory, MemoryTransport
 
 PEERS = 4
 LIMITS = Limits(lease=600.0, connect=5.0, stop=1.5, messages=1e12, visit=600.0)

@@ -24,16 +24,16 @@ from tests.peers.fuzz_mutations import Liar, Mutator, Sent
 from tests.peers.fuzz_reasons import sentence_of
 from tests.peers.fuzz_scenes import EXPIRED, NO_KEY, OLD, Call, Record, Scene
 from unwalk.core.errors import UnwalkError
-from unwalk.peers import codec
-from unwalk.peers import decisions as de
-from unwalk.peers.chapters import Chapters
-from unwalk.peers.identity import Keys
-from unwalk.peers.protocol import MOST_ENDS
-from unwalk.peers.store import Store
+from unwalk.peers.decisions.votes import words
+from unwalk.peers.identity.credentials import Keys
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.handover import MOST_ENDS
+from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import LARGEST_LOG, Journal
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import words
-from unwalk.peers.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unreachable
+from unwalk.peers.transport.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unreachable
 
 SLOWEST = 0.25
 """Seconds of processor time that one call may take."""
@@ -627,7 +627,7 @@ def _there(service: Any, end: Any) -> bool:
 
 
 def _parcel(service: Any) -> Any:
-    from unwalk.peers.protocol import Parcel
+    from unwalk.peers.protocol.handover import Parcel
 
     state = service.state
     return Parcel(state.fence, 1, 0, "", "", state.lineage)

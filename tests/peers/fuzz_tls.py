@@ -27,17 +27,17 @@ from tests.peers.fuzz_mutations import Liar, Mutator, Sent
 from tests.peers.fuzz_reasons import sentence_of
 from tests.peers.fuzz_scenes import EXPIRED, NO_KEY, OLD, Record, Scene
 from tests.peers.fuzz_target import MORE, Tally, framed, outcome_of, scene_calls
-from unwalk.peers import codec
 from unwalk.peers.daemon import LOG, run_peer
-from unwalk.peers.database import read_only
+from unwalk.peers.decisions.ballot import end_of
+from unwalk.peers.decisions.votes import Matter, state_from
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.identity import host_name
-from unwalk.peers.poll import end_of
-from unwalk.peers.protocol import MOST_ENDS
+from unwalk.peers.identity.credentials import host_name
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.handover import MOST_ENDS
+from unwalk.peers.storage.database import read_only
 from unwalk.peers.telemetry import LARGEST_LOG
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import Matter, state_from
-from unwalk.peers.wire import MESSAGE, OPTIONS, SERVICE, STREAMS
+from unwalk.peers.transport.wire import MESSAGE, OPTIONS, SERVICE, STREAMS
 
 MOST_GROWTH = 64.0
 """MiB that the daemon may have more in memory after the messages than after the first part."""

@@ -15,16 +15,16 @@ from typing import Any
 
 from unwalk.peers.daemon import run_peer, status
 from unwalk.peers.demo import equal_bytes, free_addresses, same_walk
-from unwalk.peers.hoplog import chain_start, check_chain
-from unwalk.peers.network import Limits, Network
+from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol.hoplog import chain_start, check_chain
 from unwalk.peers.provision import make_network
-from unwalk.peers.service import Service
-from unwalk.peers.store import Store
+from unwalk.peers.storage.store import Store
+from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.tokens import open_token
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import Memory
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.transport.wire import Memory
 
 SETTINGS: dict[str, Any] = {
     "task": "blobs",
@@ -187,7 +187,7 @@ def _child(
 
 def _slower(pause: float) -> None:
     """Let every visit take longer."""
-    from unwalk.peers.work import Visited, Work
+    from unwalk.peers.handover.visit import Visited, Work
 
     visit = Work.visit
 
@@ -200,7 +200,7 @@ def _slower(pause: float) -> None:
 
 def _cuttable(path: Path) -> None:
     """Let a file name a peer with which nothing is exchanged: calls hang, as packets get lost."""
-    from unwalk.peers.wire import Grpc, Unreachable
+    from unwalk.peers.transport.wire import Grpc, Unreachable
 
     def cut(peer: int) -> bool:
         return path.exists() and path.read_text() == str(peer)

@@ -30,22 +30,22 @@ from typing import Any
 from unwalk.certificates.signing import sign
 from unwalk.core.token import Token
 from unwalk.core.transcript import canonical
-from unwalk.peers import codec
-from unwalk.peers.agenda import Spec
-from unwalk.peers.closing import closing_of, end_from, end_text
-from unwalk.peers.database import read_only
-from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Decision, Vote
-from unwalk.peers.gate import PROTOCOL
-from unwalk.peers.hoplog import Entry, sign_entry
-from unwalk.peers.intake import move_to
-from unwalk.peers.minutes import matter_of, words_of
-from unwalk.peers.poll import end_of
-from unwalk.peers.protocol import Parcel, PeerState, Value
-from unwalk.peers.tokens import token_pieces
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import Matter, Writer, digest_of, words
-from unwalk.peers.wire import Grpc, Transport
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.decisions.ballot import end_of
+from unwalk.peers.decisions.decided import matter_of, words_of
+from unwalk.peers.decisions.votes import Matter, Writer, digest_of, words
+from unwalk.peers.decisions.walk_end import closing_of, end_from, end_text
+from unwalk.peers.handover.checks import PROTOCOL
+from unwalk.peers.handover.receiving import move_to
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Decision, Vote
+from unwalk.peers.protocol.handover import Parcel, PeerState, Value
+from unwalk.peers.protocol.hoplog import Entry, sign_entry
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.token_files import token_pieces
+from unwalk.peers.transport.wire import Grpc, Transport
 
 PATIENCE = 5.0
 """Seconds for an answer."""

@@ -17,7 +17,7 @@ FAR = 2**31 - 1
 
 def wild_weights() -> None:
     """Every token that leaves holds 1e30, under a good signature."""
-    from unwalk.peers.work import Visited, Work
+    from unwalk.peers.handover.visit import Visited, Work
 
     visit = Work.visit
 
@@ -31,7 +31,7 @@ def wild_weights() -> None:
 
 def never_visits() -> None:
     """Takes the token, says that all is well, and never visits."""
-    from unwalk.peers.service import Service
+    from unwalk.peers.handover.service import Service
 
     async def never(self: Service) -> None:
         await asyncio.sleep(3600.0)
@@ -40,7 +40,7 @@ def never_visits() -> None:
 
 
 def _says(**changes: Any) -> None:
-    from unwalk.peers import protocol as pr
+    from unwalk.peers.protocol import handover as pr
 
     plain = pr.sighting
 
@@ -65,7 +65,7 @@ def never_visits_and_says_that_it_knows_a_later_generation() -> None:
 def never_visits_and_says_that_it_is_ahead() -> None:
     """The same, right before the end."""
     never_visits()
-    from unwalk.peers import protocol as pr
+    from unwalk.peers.protocol import handover as pr
 
     plain = pr.sighting
 
@@ -78,9 +78,9 @@ def never_visits_and_says_that_it_is_ahead() -> None:
 
 def says_to_every_offer_that_it_is_over() -> None:
     """Takes no token: the walk has ended, it says, and shows nothing."""
-    from unwalk.peers import codec
-    from unwalk.peers.protocol import Reply
-    from unwalk.peers.service import Service
+    from unwalk.peers.handover.service import Service
+    from unwalk.peers.protocol import codec
+    from unwalk.peers.protocol.handover import Reply
 
     async def over(self: Service, *_: Any) -> bytes:
         return codec.dump(codec.reply_to(Reply("over")))
@@ -90,7 +90,7 @@ def says_to_every_offer_that_it_is_over() -> None:
 
 def never_answers_an_offer() -> None:
     """Lets every token wait until the sender gives up, and answers everything else."""
-    from unwalk.peers.service import Service
+    from unwalk.peers.handover.service import Service
 
     async def never(self: Service, *_: Any) -> bytes:
         await asyncio.sleep(3600.0)
@@ -118,7 +118,8 @@ LIES: Mapping[str, Callable[[], None]] = {
 
 def believes_every_decision() -> None:
     """A decision needs no quorum, and votes need no signature of whom they name."""
-    from unwalk.peers import decisions, votes
+    from unwalk.peers.decisions import votes
+    from unwalk.peers.protocol import consensus as decisions
 
     decisions.check_decision = lambda rules, decision: True
     votes.Checker.check = lambda self, matter, vote: None  # type: ignore[method-assign]
@@ -126,14 +127,14 @@ def believes_every_decision() -> None:
 
 def believes_every_log() -> None:
     """An entry of the log may follow any other."""
-    from unwalk.peers.succession import Succession
+    from unwalk.peers.handover.log_rules import Succession
 
     Succession.entry = lambda self, entry, before, known: None  # type: ignore[method-assign]
 
 
 def takes_every_weight() -> None:
     """Tokens may hold what they like."""
-    gate: Any = importlib.import_module("unwalk.peers.gate")
+    gate: Any = importlib.import_module("unwalk.peers.handover.checks")
     plain = gate.check_token
 
     def check(file: Any, expected: Any, optional: Any, largest: float) -> None:
@@ -144,6 +145,6 @@ def takes_every_weight() -> None:
 
 def waits_for_every_visit() -> None:
     """Whoever has the token may keep it."""
-    from unwalk.peers.lookout import Lookout
+    from unwalk.peers.handover.recovery import Lookout
 
     Lookout._overrun = lambda self: False  # type: ignore[method-assign]

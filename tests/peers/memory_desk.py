@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.peers import desk as d
-from unwalk.peers.evidence import packed
-from unwalk.peers.http import HttpDesk, HttpLimits
-from unwalk.peers.space import DiskFull
+from unwalk.peers.forgetting.certificate_archive import packed
+from unwalk.peers.storage.disk_space import DiskFull
+from unwalk.peers.web import views as d
+from unwalk.peers.web.http_server import HttpDesk, HttpLimits
 
 QUICK = HttpLimits(rate=1e6, anonymous=1e6)
 CERTIFICATE = {"certificate": 1, "claims": [{"grade": "exact", "reason": "it went back."}]}

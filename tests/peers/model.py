@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unwalk.peers import protocol as pr
-from unwalk.peers.decisions import quorum
-from unwalk.peers.protocol import PeerState, Sighting
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.consensus import quorum
+from unwalk.peers.protocol.handover import PeerState, Sighting
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from tests.peers.harness import CONTEXT
-from unwalk.peers.desk import RequestForm
-from unwalk.peers.identity import write_private
-from unwalk.peers.record_key import KEY
-from unwalk.peers.records import Records
-from unwalk.peers.requests import Requests
-from unwalk.peers.sources import DataSettings
+from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.identity.credentials import write_private
+from unwalk.peers.records.record_key import KEY
+from unwalk.peers.records.record_store import Records
+from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.web.views import RequestForm
 from unwalk.tasks.declared import declare
 
 FEATURES = 6

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from unwalk.peers import space
-from unwalk.peers.wire import Chunks, Handler, Unreachable
+from unwalk.peers.storage import disk_space as space
+from unwalk.peers.transport.wire import Chunks, Handler, Unreachable
 
 STEP = 2e-4
 """Seconds that a step of a peer takes, at most."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unwalk.core.errors import Corrupt
-from unwalk.peers import agenda as ag
-from unwalk.peers.agenda import Spec
+from unwalk.peers.protocol import schedule as ag
+from unwalk.peers.protocol.schedule import Spec
 
 
 def spec(**changes: Any) -> Spec:

@@ -16,11 +16,11 @@ from tests.peers.own_files import DECLARED, peer
 from tests.peers.trials import furthest
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.daemon import run_peer, status
-from unwalk.peers.decisions import State
-from unwalk.peers.mark import MarkFile
-from unwalk.peers.poll import keep, stored
-from unwalk.peers.records import Records
-from unwalk.peers.store import Store
+from unwalk.peers.decisions.ballot import keep, stored
+from unwalk.peers.protocol.consensus import State
+from unwalk.peers.records.record_store import Records
+from unwalk.peers.storage.integrity_mark import MarkFile
+from unwalk.peers.storage.store import Store
 
 MATTER = "a matter"
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_that_was_cut_off_is_no_damage(tmp_path, monkeypatch):
         store.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("unwalk.peers.store.compact", dies)
+    monkeypatch.setattr("unwalk.peers.storage.store.compact", dies)
     vote(store, 40)
     with pytest.raises(KeyboardInterrupt):
         store.settle()

@@ -15,7 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.peers.browser import CONTRAST, FOCUSED, Browser, chromium
 from tests.peers.memory_desk import MemoryDesk, Served, serving
-from unwalk.peers import desk as d
+from unwalk.peers.web import views as d
 
 SIGNED_IN = "!document.querySelector('#dashboard').hidden"
 NAMED = {"button", "textbox", "radio", "link", "image", "img", "region", "meter", "dialog",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.browser import chromium
 from tests.peers.memory_desk import MemoryDesk, serving
-from unwalk.peers import desk as d
+from unwalk.peers.web import views as d
 
 SIGNED_IN = "!document.querySelector('#dashboard').hidden"
 

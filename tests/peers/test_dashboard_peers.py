@@ -13,7 +13,7 @@ from tests.peers.browser import chromium
 from tests.peers.deletions import network
 from tests.peers.harness import town
 from unwalk.cli import app
-from unwalk.peers.ask import Asker
+from unwalk.peers.web.client import Asker
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.peers.decision_model import Case, explore, explore_orders
-from unwalk.peers import decisions as de
-from unwalk.peers.decisions import NEVER, NIL, PRECOMMIT, PREVOTE, PROPOSE, Heard, Rules, Vote
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.consensus import (
+    NEVER,
+    NIL,
+    PRECOMMIT,
+    PREVOTE,
+    PROPOSE,
+    Heard,
+    Rules,
+    Vote,
+)
 
 TABLE = [(3, 0, 2, 1), (3, 1, 3, 0), (4, 1, 3, 1), (5, 1, 4, 1), (7, 2, 5, 2)]
 """Peers, liars, quorum, and how many may be away or lie together while the others decide."""

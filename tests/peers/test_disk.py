@@ -18,8 +18,8 @@ import pytest
 from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, Diverged, UnwalkError
 from unwalk.peers.daemon import run_peer
-from unwalk.peers.space import RESERVE, DiskFull, Space, is_full
-from unwalk.peers.store import no_fault
+from unwalk.peers.storage.disk_space import RESERVE, DiskFull, Space, is_full
+from unwalk.peers.storage.store import no_fault
 from unwalk.peers.telemetry import Journal
 
 PEERS = 3

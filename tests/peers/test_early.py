@@ -14,9 +14,9 @@ import pytest
 from tests.peers.harness import check_end, lived
 from unwalk.core.events import GaussianNoise
 from unwalk.core.plan import Move
-from unwalk.peers import protocol as pr
-from unwalk.peers.tokens import open_token
-from unwalk.peers.wire import MemoryPieces
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.storage.token_files import open_token
+from unwalk.peers.transport.wire import MemoryPieces
 
 PEERS = 3
 
@@ -170,7 +170,7 @@ def fence(service) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr("unwalk.peers.wire.CHUNK", 64)
+    monkeypatch.setattr("unwalk.peers.transport.wire.CHUNK", 64)
 
 
 def test_a_slow_way_does_not_keep_a_token_from_the_disk(tmp_path, small_pieces):

@@ -21,10 +21,9 @@ from unwalk.certificates.document import MODEL, model_of, read_certificate, text
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers import aftermath, attest, codec, history
-from unwalk.peers import protocol as pr
-from unwalk.peers.agenda import line
-from unwalk.peers.closing import (
+from unwalk.peers.decisions import history
+from unwalk.peers.decisions.votes import decision_to
+from unwalk.peers.decisions.walk_end import (
     NO_VISITS,
     closing_from,
     closing_of,
@@ -33,13 +32,17 @@ from unwalk.peers.closing import (
     visits_digest,
     void_closing,
 )
-from unwalk.peers.erasure import Receipt
-from unwalk.peers.forgetting import as_walked, silent_spec, walked
-from unwalk.peers.hoplog import BARE, bare_text
-from unwalk.peers.protocol import MOST_ENDS, Value
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.erasure import Receipt
+from unwalk.peers.forgetting.plans import as_walked, silent_spec, walked
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.lifecycle import request_steps as aftermath
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import MOST_ENDS, Value
+from unwalk.peers.protocol.hoplog import BARE, bare_text
+from unwalk.peers.protocol.schedule import line
 from unwalk.peers.provision import revoke
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import decision_to
 
 LIAR = 2
 SALT = "5a" * 16

@@ -26,9 +26,9 @@ from tests.peers.own_files import (
     write_csv,
 )
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.records import Changes, Records
-from unwalk.peers.search import search, traces
-from unwalk.peers.sources import DataSettings, SourceRefused
+from unwalk.peers.records.record_store import Changes, Records
+from unwalk.peers.records.sources import DataSettings, SourceRefused
+from unwalk.peers.records.trace_search import search, traces
 from unwalk.tasks.declared import declare
 
 

@@ -14,9 +14,7 @@ import torch
 from tests.peers.harness import network
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Local
-from unwalk.peers import protocol as pr
-from unwalk.peers.database import compact, open_database
-from unwalk.peers.erasure import (
+from unwalk.peers.forgetting.erasure import (
     Kept,
     Receipt,
     erase_since,
@@ -24,10 +22,12 @@ from unwalk.peers.erasure import (
     receipt_of,
     unfinished,
 )
-from unwalk.peers.search import search, traces
-from unwalk.peers.store import Store
-from unwalk.peers.tokens import pieces
-from unwalk.peers.trust import Bundle
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.records.trace_search import search, traces
+from unwalk.peers.storage.database import compact, open_database
+from unwalk.peers.storage.store import Store
+from unwalk.peers.storage.token_files import pieces
 
 RUN = "walk"
 PLACES = range(0, 1500, 12)

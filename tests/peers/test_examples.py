@@ -18,8 +18,8 @@ from packaging.specifiers import SpecifierSet
 from typer.testing import CliRunner
 
 from unwalk.cli import app
-from unwalk.peers.network import Limits
-from unwalk.peers.wire import CONNECTIONS
+from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.transport.wire import CONNECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "examples" / "unwalk-peer.service"

@@ -10,8 +10,8 @@ from tests.peers.floods import Strangers, attack, forget_peak, loud, resident, s
 from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
 from unwalk.peers import provision
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import most_connections
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.transport.wire import most_connections
 
 PEERS = 3
 ALLOWED = 64.0

@@ -30,13 +30,13 @@ from unwalk.core.events import GradientSteps
 from unwalk.core.plan import Plan
 from unwalk.core.transcript import Transcript
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers import attest
-from unwalk.peers.agenda import Spec
 from unwalk.peers.demo import equal_bytes
-from unwalk.peers.evidence import pack
-from unwalk.peers.forgetting import Book, walked
-from unwalk.peers.reception import Reception
-from unwalk.peers.tokens import open_token
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.certificate_archive import pack
+from unwalk.peers.forgetting.plans import Book, walked
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.storage.token_files import open_token
+from unwalk.peers.web.live_desk import Reception
 from unwalk.walks import Fixed
 
 

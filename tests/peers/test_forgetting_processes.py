@@ -15,10 +15,10 @@ from tests.peers.deletions import CERTIFIED, form, network, records_of, vouched
 from tests.peers.harness import Town, town
 from unwalk.cli.forgetting import _hand_in
 from unwalk.core.errors import InvalidInput
-from unwalk.peers import attest
-from unwalk.peers.ask import Asker
-from unwalk.peers.http import ADDRESS_FILE
-from unwalk.peers.search import search, traces
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.records.trace_search import search, traces
+from unwalk.peers.web.client import Asker
+from unwalk.peers.web.http_server import ADDRESS_FILE
 
 U = 1
 POINTS = [

@@ -23,12 +23,13 @@ from tests.peers.fuzz_scenes import Call, Record
 from tests.peers.fuzz_target import Tally, Target
 from tests.peers.harness import Village, network
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.peers import codec, history
-from unwalk.peers.agenda import Spec
+from unwalk.peers.decisions import history
 from unwalk.peers.demo import equal_bytes, same_walk
-from unwalk.peers.hoplog import sign_entry
-from unwalk.peers.tokens import open_token, token_pieces
-from unwalk.peers.work import plan_of
+from unwalk.peers.handover.visit import plan_of
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.hoplog import sign_entry
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.storage.token_files import open_token, token_pieces
 
 PEERS = 4
 

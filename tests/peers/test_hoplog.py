@@ -13,7 +13,7 @@ from tests.peers.fuzz_mutations import ODD, places_of, put, without
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.events import GradientSteps, Start
 from unwalk.core.transcript import Hop
-from unwalk.peers.hoplog import (
+from unwalk.peers.protocol.hoplog import (
     PREFIX,
     Entry,
     chain_next,

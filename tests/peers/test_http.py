@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from tests.peers.memory_desk import QUICK, MemoryDesk, ask, sentence, serving
 from unwalk.core.errors import InvalidInput
-from unwalk.peers import desk as d
-from unwalk.peers import routes
-from unwalk.peers.ask import Asker
-from unwalk.peers.http import HttpLimits
-from unwalk.peers.openapi import api_description, schema_of
 from unwalk.peers.telemetry import Journal
+from unwalk.peers.web import routes
+from unwalk.peers.web import views as d
+from unwalk.peers.web.client import Asker
+from unwalk.peers.web.http_server import HttpLimits
+from unwalk.peers.web.openapi import api_description, schema_of
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from tests.peers.memory_desk import MemoryDesk, Served, ask, sentence, serving
 from unwalk.core.errors import InvalidInput
-from unwalk.peers import desk as d
-from unwalk.peers import routes
-from unwalk.peers.ask import Asker
-from unwalk.peers.http import HttpDesk, HttpLimits, parse_head
-from unwalk.peers.identity import host_name
+from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.provision import make_network
+from unwalk.peers.web import routes
+from unwalk.peers.web import views as d
+from unwalk.peers.web.client import Asker
+from unwalk.peers.web.http_server import HttpDesk, HttpLimits, parse_head
 
 
 def head_of(served: Served, method: str, path: str, *lines: str) -> bytes:

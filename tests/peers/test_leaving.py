@@ -9,10 +9,12 @@ import pytest
 
 from tests.peers.deletions import ask, check, ended, hamlet, trained_on
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.peers import codec, history, leaving
-from unwalk.peers.aftermath import VANISHED
-from unwalk.peers.erasure import LEFT, Receipt
-from unwalk.peers.leaving import LEAVING
+from unwalk.peers.decisions import history
+from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.lifecycle import leaving
+from unwalk.peers.lifecycle.leaving import LEAVING
+from unwalk.peers.lifecycle.request_steps import VANISHED
+from unwalk.peers.protocol import codec
 
 
 def leave(here, peer: int) -> None:

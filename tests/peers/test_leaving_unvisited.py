@@ -11,7 +11,7 @@ import pytest
 from tests.peers.deletions import Hamlet, check, network
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.daemon import has_left, run_peer
-from unwalk.peers.leaving import LEAVING
+from unwalk.peers.lifecycle.leaving import LEAVING
 
 
 def test_a_peer_that_was_never_visited_leaves_with_its_request_done(tmp_path):

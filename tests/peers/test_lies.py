@@ -16,17 +16,19 @@ from tests.peers.liars import Liar, unwalked_end
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers import attest, codec, succession
-from unwalk.peers import decisions as de
-from unwalk.peers import protocol as pr
-from unwalk.peers.agenda import Spec
 from unwalk.peers.daemon import status
-from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.history import forget_logs
-from unwalk.peers.hoplog import BARE, bare_text, recovery_body
+from unwalk.peers.decisions.history import forget_logs
+from unwalk.peers.decisions.votes import decision_to, digest_of
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover.service import Service
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
+from unwalk.peers.protocol.hoplog import BARE, bare_text, recovery_body
+from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.provision import network_of, publish, revoke
-from unwalk.peers.service import Service
-from unwalk.peers.votes import decision_to, digest_of
 
 LIAR, VICTIM = 2, 1
 

@@ -28,16 +28,18 @@ from tests.peers.trials import furthest
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.cli import app
 from unwalk.cli.forgetting import _hand_in
-from unwalk.peers import attest, codec, succession
 from unwalk.peers.daemon import chapters_of
-from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.hoplog import recovery_body
-from unwalk.peers.network import Network
-from unwalk.peers.protocol import Parcel, Sighting
+from unwalk.peers.decisions.votes import decision_to, digest_of
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
+from unwalk.peers.protocol.handover import Parcel, Sighting
+from unwalk.peers.protocol.hoplog import recovery_body
 from unwalk.peers.provision import revoke
-from unwalk.peers.tokens import open_token
-from unwalk.peers.votes import decision_to, digest_of
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.storage.token_files import open_token
 from unwalk.walks import NOBODY
 
 PEERS, LIAR, VICTIM = 4, 2, 1

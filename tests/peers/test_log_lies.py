@@ -12,14 +12,15 @@ import pytest
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.peers import codec, succession
-from unwalk.peers import protocol as pr
-from unwalk.peers.gate import Offer
-from unwalk.peers.hoplog import BARE, Entry, bare_text, recovery_body
-from unwalk.peers.protocol import Parcel, Sighting
-from unwalk.peers.service import Service
-from unwalk.peers.store import ARRIVALS, Arrival, Store
-from unwalk.peers.talk import Seen
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover.checks import Offer
+from unwalk.peers.handover.control_messages import Seen
+from unwalk.peers.handover.service import Service
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import Parcel, Sighting
+from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, recovery_body
+from unwalk.peers.storage.store import ARRIVALS, Arrival, Store
 
 LIAR, HONEST = 2, (0, 1, 3)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tests.peers.model import Bounds, World, decide, put, start, steps, visit_chain, with_state
-from unwalk.peers import protocol as pr
+from unwalk.peers.protocol import handover as pr
 
 LINE = frozenset({(0, 1), (1, 2)})
 

@@ -13,13 +13,14 @@ import pytest
 
 from tests.peers.harness import network
 from tests.peers.test_fuzz import snapshot
-from unwalk.peers import codec, identity
-from unwalk.peers.service import Service
-from unwalk.peers.store import Store
+from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity import credentials as identity
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import codec
+from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import CHUNK, MESSAGE, SERVICE, Grpc, MemoryPieces, Unreachable
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.transport.wire import CHUNK, MESSAGE, SERVICE, Grpc, MemoryPieces, Unreachable
 
 PEER = 1
 
@@ -121,7 +122,7 @@ def test_a_certificate_that_ends_ends_its_connections(tmp_path, monkeypatch):
         words = here.service.talk.words("where", chain="")
         assert await here.client.tell(PEER, words, 5.0)
         later = identity.now() + dt.timedelta(days=400)
-        monkeypatch.setattr("unwalk.peers.trust.now", lambda: later)
+        monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda: later)
         with pytest.raises(Unreachable, match="certificate of peer-0 is not valid now") as caught:
             await here.client.tell(PEER, words, 5.0)
         assert caught.value.certain

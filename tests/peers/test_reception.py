@@ -25,11 +25,11 @@ from tests.peers.deletions import (
 from tests.peers.own_files import names_of, peer
 from unwalk.certificates.document import FORMAT, UNSIGNED, text_of
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.peers import attest
-from unwalk.peers.desk import RequestForm
-from unwalk.peers.reception import Reception
-from unwalk.peers.records import Records
-from unwalk.peers.requests import Requests
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.records.record_store import Records
+from unwalk.peers.web.live_desk import Reception
+from unwalk.peers.web.views import RequestForm
 
 PATIENCE = 60.0
 

@@ -25,11 +25,11 @@ from tests.peers.own_files import (
 from unwalk import cli
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers.demo import equal_bytes
-from unwalk.peers.own_task import OwnRecords, open_records, public_task
-from unwalk.peers.records import Changes, Records
-from unwalk.peers.search import search, traces
-from unwalk.peers.sources import DataSettings, SourceRefused
-from unwalk.peers.work import plan_of
+from unwalk.peers.handover.visit import plan_of
+from unwalk.peers.records.own_task import OwnRecords, open_records, public_task
+from unwalk.peers.records.record_store import Changes, Records
+from unwalk.peers.records.sources import DataSettings, SourceRefused
+from unwalk.peers.records.trace_search import search, traces
 from unwalk.runs.assemble import resolve
 from unwalk.tasks import from_arrays
 from unwalk.tasks.declared import declare, declared_task

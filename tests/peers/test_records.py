@@ -20,9 +20,9 @@ from tests.peers.own_files import (
     write_csv,
 )
 from unwalk.core.errors import InvalidInput
-from unwalk.peers import renewal
-from unwalk.peers.records import Changes, Records
-from unwalk.peers.sources import DataSettings, SourceRefused
+from unwalk.peers.records import source_changes as renewal
+from unwalk.peers.records.record_store import Changes, Records
+from unwalk.peers.records.sources import DataSettings, SourceRefused
 
 
 def test_rows_keep_their_place_and_the_hold_out_is_never_among_them(tmp_path):

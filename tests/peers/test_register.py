@@ -22,10 +22,10 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt
 from unwalk.core.events import Draw
 from unwalk.core.program import Records
-from unwalk.peers import attest
-from unwalk.peers.register import PeerRegister, draws, marks, was_released
-from unwalk.peers.search import search, traces
-from unwalk.peers.trust import Bundle
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.records.noise_register import PeerRegister, draws, marks, was_released
+from unwalk.peers.records.trace_search import search, traces
 
 RUNS = ("0" * 32, "1" * 32, "2" * 32)
 HASHES = ("a" * 64, "b" * 64, "c" * 64)

@@ -10,9 +10,9 @@ from time import monotonic
 import pytest
 
 from tests.peers.harness import Village, check_end, network
-from unwalk.peers import codec
-from unwalk.peers import protocol as pr
-from unwalk.peers.hoplog import recovery_body
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.hoplog import recovery_body
 
 
 def walk(tmp_path, script, peers=4, lease=0.4, **settings):

@@ -12,10 +12,10 @@ import torch
 
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local
-from unwalk.peers import protocol as pr
-from unwalk.peers.database import read_only
-from unwalk.peers.store import LOCALS, SPARES, Incoming, KeptLocal, Store, running
-from unwalk.peers.tokens import pieces
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.store import LOCALS, SPARES, Incoming, KeptLocal, Store, running
+from unwalk.peers.storage.token_files import pieces
 
 RUN = "r"
 POINTS = ["token written", "token synced", "token renamed", "before commit", "after commit"]

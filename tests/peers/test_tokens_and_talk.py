@@ -15,10 +15,16 @@ from tests.peers.harness import network
 from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.token import Token
-from unwalk.peers import codec
 from unwalk.peers.daemon import status, stop_peer
+from unwalk.peers.protocol import codec
+from unwalk.peers.storage.token_files import (
+    check_token,
+    largest_in,
+    open_token,
+    shapes_of,
+    token_pieces,
+)
 from unwalk.peers.telemetry import Journal, Metrics
-from unwalk.peers.tokens import check_token, largest_in, open_token, shapes_of, token_pieces
 
 
 def token() -> Token:

@@ -15,10 +15,10 @@ from tests.peers.trials_kinds import KINDS, ROW, Kind, everybody, tokens_of
 from tests.peers.trials_scenes import InMemory, Scene, make
 from tests.peers.trials_twists import TWISTS
 from unwalk.core.errors import Corrupt
-from unwalk.peers.network import Network
-from unwalk.peers.service import Service
-from unwalk.peers.trust import Bundle
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.identity.trust import Bundle
 from unwalk.walks import NOBODY
 
 SHORT = 10

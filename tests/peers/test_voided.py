@@ -14,18 +14,18 @@ import pytest
 from tests.peers import deletions
 from tests.peers.deletions import SEALED, ask, certificate, check, ended, hamlet, trained_on
 from tests.peers.test_agenda import spec
-from unwalk.peers import protocol as pr
-from unwalk.peers.aftermath import VANISHED
-from unwalk.peers.agenda import members
-from unwalk.peers.chapters import Chapters
-from unwalk.peers.closing import end_text, void_closing
-from unwalk.peers.lookout import Lookout
-from unwalk.peers.network import Limits
-from unwalk.peers.protocol import Value
-from unwalk.peers.reception import Reception
-from unwalk.peers.service import Service
-from unwalk.peers.talk import Seen
+from unwalk.peers.decisions.walk_end import end_text, void_closing
+from unwalk.peers.handover.control_messages import Seen
+from unwalk.peers.handover.recovery import Lookout
+from unwalk.peers.handover.service import Service
+from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.lifecycle.request_steps import VANISHED
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import Value
+from unwalk.peers.protocol.schedule import members
 from unwalk.peers.telemetry import Journal
+from unwalk.peers.web.live_desk import Reception
 
 BUDGET: dict[str, Any] = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
 QUICK = {**SEALED, "lease": 0.2, "train__hops": 8, "unlearn__hops": 3}

@@ -13,9 +13,9 @@ import pytest
 from tests.peers.harness import network
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
-from unwalk.peers.identity import host_name
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import CHUNK, SERVICE, Grpc, MemoryPieces, Unreachable
+from unwalk.peers.identity.credentials import host_name
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.transport.wire import CHUNK, SERVICE, Grpc, MemoryPieces, Unreachable
 
 
 class Echo:

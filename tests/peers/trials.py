@@ -43,7 +43,7 @@ from tests.peers.trials_checks import Violation, check
 from tests.peers.trials_kinds import KINDS, Kind, honest
 from tests.peers.trials_scenes import DidNotEnd, InMemory, InProcesses, Scene, make
 from unwalk.experiments.study import provenance
-from unwalk.peers.network import Network
+from unwalk.peers.identity.network_file import Network
 
 PROCESSES, MEMORY = "processes", "memory"
 HOPS, HOPS_WITH_REQUEST = 20, 12

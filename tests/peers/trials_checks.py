@@ -13,16 +13,17 @@ from tests.peers.harness import check_end
 from tests.peers.trials_kinds import ROW, Kind, honest
 from tests.peers.trials_scenes import InMemory, Scene
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers import attest, history
-from unwalk.peers.agenda import Spec, run_of
 from unwalk.peers.daemon import committed_log
-from unwalk.peers.database import read_only
-from unwalk.peers.hoplog import Entry
-from unwalk.peers.mark import check_whole
-from unwalk.peers.minutes import read_all
-from unwalk.peers.protocol import Value
-from unwalk.peers.store import Store
-from unwalk.peers.trust import Bundle
+from unwalk.peers.decisions import history
+from unwalk.peers.decisions.decided import read_all
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol.handover import Value
+from unwalk.peers.protocol.hoplog import Entry
+from unwalk.peers.protocol.schedule import Spec, run_of
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.integrity_mark import check_whole
+from unwalk.peers.storage.store import Store
 
 GONE = ("erasing", "done")
 

@@ -20,14 +20,16 @@ from tests.peers.liars import Liar, unwalked_end
 from tests.peers.trials_scenes import FULL, Scene
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.core.errors import UnwalkError
-from unwalk.peers import attest, codec, succession
-from unwalk.peers.database import read_only
-from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, PROPOSE, Vote
-from unwalk.peers.hoplog import recovery_body, sign_entry
-from unwalk.peers.protocol import Parcel, Sighting
-from unwalk.peers.tokens import token_pieces
-from unwalk.peers.votes import decision_to, digest_of
-from unwalk.peers.work import Work, plan_of
+from unwalk.peers.decisions.votes import decision_to, digest_of
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, PROPOSE, Vote
+from unwalk.peers.protocol.handover import Parcel, Sighting
+from unwalk.peers.protocol.hoplog import recovery_body, sign_entry
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.token_files import token_pieces
 
 POINTS = (
     "token left",

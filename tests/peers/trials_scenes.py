@@ -29,16 +29,16 @@ from tests.peers.scheduler import LIFE, Life, Loop, Post
 from tests.peers.trials_twists import TWISTS, Twist
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import daemon
-from unwalk.peers.chapters import Chapters
-from unwalk.peers.database import read_only
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.network import Limits, Network
+from unwalk.peers.handover.service import Service
+from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.provision import make_network
-from unwalk.peers.service import Service
-from unwalk.peers.store import Fault, Store
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.store import Fault, Store
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import Grpc, Unreachable
+from unwalk.peers.transport.wire import Grpc, Unreachable
 
 LEASE, CONNECT = 0.6, 0.4
 PAUSE = 0.01

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
-from unwalk.peers import codec, succession
-from unwalk.peers import protocol as pr
-from unwalk.peers.chapters import Chapters
-from unwalk.peers.erasure import receipt_of
-from unwalk.peers.protocol import Reply
-from unwalk.peers.service import Service
-from unwalk.peers.wire import Chunks, Transport
+from unwalk.peers.forgetting.erasure import receipt_of
+from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover.service import Service
+from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import Reply
+from unwalk.peers.transport.wire import Chunks, Transport
 
 LONG = 3600.0
 ECHO = 0.3

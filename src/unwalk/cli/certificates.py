@@ -72,7 +72,7 @@ def _laid_out(place: Path, folder: Path) -> Path:
         return place / "certificate.json"
     if place.suffix.lower() != ".zip":
         return place
-    from unwalk.peers.evidence import unpack
+    from unwalk.peers.forgetting.certificate_archive import unpack
 
     return unpack(place, folder)
 
@@ -117,7 +117,7 @@ def _with_peers(
             why = "transcript.jsonl is not beside it, as in the archive that a peer gives"
         note = f"signatures of peers were not checked: {why}"
         return replace(verdict, known=False, notes=(*verdict.notes, note))
-    from unwalk.peers.attest import check
+    from unwalk.peers.forgetting.peer_certificate import check
 
     problems, notes = check(document, recorded, place, Path(trust), network)
     return replace(
@@ -149,7 +149,7 @@ def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes |
     if given is None and not path.exists():
         if "peers" not in document:
             return None
-        from unwalk.peers.attest import released
+        from unwalk.peers.forgetting.peer_certificate import released
 
         return released(document, place)
     try:

@@ -15,8 +15,8 @@ from unwalk.cli.terminal import JsonOption, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from unwalk.peers.ask import Asker
-    from unwalk.peers.desk import RequestForm, RequestView
+    from unwalk.peers.web.client import Asker
+    from unwalk.peers.web.views import RequestForm, RequestView
 
 Grade = Annotated[str, typer.Option(help="exact or certified.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
@@ -59,8 +59,8 @@ def forget(
     from unwalk.cli.peers import _there
 
     _there()
-    from unwalk.peers.desk import RequestForm, new_request_id
-    from unwalk.peers.requests import read_ids
+    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.web.views import RequestForm, new_request_id
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
@@ -90,8 +90,8 @@ def _address(peer: str) -> str | None:
     >>> _address("127.0.0.1:8440"), _address("b.example:8440")
     ('http://127.0.0.1:8440/', 'https://b.example:8440/')
     """
-    from unwalk.peers.ask import is_loopback
-    from unwalk.peers.network import ADDRESS
+    from unwalk.peers.identity.network_file import ADDRESS
+    from unwalk.peers.web.client import is_loopback
 
     if "://" in peer:
         return peer
@@ -106,8 +106,8 @@ def _address(peer: str) -> str | None:
 
 
 def _asker(address: str, token: Path | None, authority: Path | None, name: str | None) -> Asker:
-    from unwalk.peers.ask import Asker
-    from unwalk.peers.identity import host_name, read_private
+    from unwalk.peers.identity.credentials import host_name, read_private
+    from unwalk.peers.web.client import Asker
 
     if token is None:
         raise InvalidInput("an address needs --token, the peer's http.token.")
@@ -141,12 +141,12 @@ def _followed(
 
 def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
     """Put a request into a peer's own store: it is durable whether the peer runs or not."""
-    from unwalk.peers.forgetting import Book
-    from unwalk.peers.own_task import open_records
-    from unwalk.peers.reception import NO_RECORDS, check_reachable
-    from unwalk.peers.requests import Requests
-    from unwalk.peers.sources import SourceRefused
-    from unwalk.peers.trust import Bundle
+    from unwalk.peers.forgetting.plans import Book
+    from unwalk.peers.forgetting.requests import Requests
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.records.own_task import open_records
+    from unwalk.peers.records.sources import SourceRefused
+    from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable
 
     checked = Bundle.read(bundle)
     book = Book(checked.network)
@@ -167,11 +167,11 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
 
 def _give_up(bundle: Path, vanished: str, name: str) -> None:
     """Note at one peer that another has vanished; that peer sees to the rest."""
-    from unwalk.peers.aftermath import VANISHED
-    from unwalk.peers.forgetting import Book
-    from unwalk.peers.own_task import open_records
-    from unwalk.peers.reception import NO_RECORDS
-    from unwalk.peers.trust import Bundle
+    from unwalk.peers.forgetting.plans import Book
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.lifecycle.request_steps import VANISHED
+    from unwalk.peers.records.own_task import open_records
+    from unwalk.peers.web.live_desk import NO_RECORDS
 
     checked = Bundle.read(bundle)
     number = checked.network.index(vanished)
@@ -189,12 +189,12 @@ def _give_up(bundle: Path, vanished: str, name: str) -> None:
 
 
 def _until_done(bundle: Path, id: str) -> RequestView:
-    from unwalk.peers.forgetting import Book
-    from unwalk.peers.leaving import GONE
-    from unwalk.peers.own_task import open_records
-    from unwalk.peers.requests import Requests
-    from unwalk.peers.store import running
-    from unwalk.peers.trust import Bundle
+    from unwalk.peers.forgetting.plans import Book
+    from unwalk.peers.forgetting.requests import Requests
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.lifecycle.leaving import GONE
+    from unwalk.peers.records.own_task import open_records
+    from unwalk.peers.storage.store import running
 
     checked = Bundle.read(bundle)
     records = open_records(bundle, Book(checked.network).assembled.config)
@@ -250,13 +250,13 @@ def leave(
             "leaving without --forget-all would leave the records in the model; to stop a peer for "
             "a while, use unwalk peer stop."
         )
-    from unwalk.peers.aftermath import LEAVING
-    from unwalk.peers.forgetting import Book
-    from unwalk.peers.own_task import open_records
-    from unwalk.peers.reception import NO_RECORDS, check_reachable
-    from unwalk.peers.requests import Requests
-    from unwalk.peers.sources import SourceRefused
-    from unwalk.peers.trust import Bundle
+    from unwalk.peers.forgetting.plans import Book
+    from unwalk.peers.forgetting.requests import Requests
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.lifecycle.request_steps import LEAVING
+    from unwalk.peers.records.own_task import open_records
+    from unwalk.peers.records.sources import SourceRefused
+    from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable
 
     checked = Bundle.read(bundle)
     book = Book(checked.network)

@@ -39,10 +39,10 @@ def data(
     from unwalk.cli.peers import _there
 
     _there()
-    from unwalk.peers.own_task import open_records
-    from unwalk.peers.requests import read_ids
-    from unwalk.peers.sources import SETTINGS, DataSettings
-    from unwalk.peers.trust import Bundle
+    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.records.own_task import open_records
+    from unwalk.peers.records.sources import SETTINGS, DataSettings
     from unwalk.runs.assemble import resolve
 
     checked = Bundle.read(bundle)

@@ -20,7 +20,7 @@ from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice
 
 if TYPE_CHECKING:
-    from unwalk.peers.network import Limits, Network
+    from unwalk.peers.identity.network_file import Limits, Network
 
 peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
 net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
@@ -91,7 +91,7 @@ def init(
 
 
 def _limits(lease: float, pairs: list[str]) -> Limits:
-    from unwalk.peers.network import Limits
+    from unwalk.peers.identity.network_file import Limits
 
     given: dict[str, Any] = {"lease": lease}
     for text in pairs:
@@ -221,8 +221,8 @@ def start(
     """Run a peer until it is stopped."""
     _there()
     from unwalk.peers.daemon import LOG, run_peer
-    from unwalk.peers.store import running
-    from unwalk.peers.trust import Bundle as Checked
+    from unwalk.peers.identity.trust import Bundle as Checked
+    from unwalk.peers.storage.store import running
 
     checked = Checked.read(bundle)
     if not detach:

@@ -16,23 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers import codec, memory
-from unwalk.peers.agenda import Spec, marked, run_of
-from unwalk.peers.chapters import Chapters
-from unwalk.peers.database import read_only
-from unwalk.peers.hoplog import Entry, chain_start, check_chain
-from unwalk.peers.http import TOKEN_FILE, HttpDesk
-from unwalk.peers.identity import now, read_certificate
-from unwalk.peers.leaving import GONE
-from unwalk.peers.network import Limits
-from unwalk.peers.reception import Reception
-from unwalk.peers.records import DATABASE
-from unwalk.peers.space import DiskFull, is_full
-from unwalk.peers.store import Store, no_fault, running
+from unwalk.peers import process_memory as memory
+from unwalk.peers.decisions.votes import VOTER
+from unwalk.peers.identity.credentials import now, read_certificate
+from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.identity.trust import Bundle, read_network
+from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.lifecycle.leaving import GONE
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.hoplog import Entry, chain_start, check_chain
+from unwalk.peers.protocol.schedule import Spec, marked, run_of
+from unwalk.peers.records.record_store import DATABASE
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.disk_space import DiskFull, is_full
+from unwalk.peers.storage.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.trust import Bundle, read_network
-from unwalk.peers.votes import VOTER
-from unwalk.peers.wire import Grpc
+from unwalk.peers.transport.wire import Grpc
+from unwalk.peers.web.http_server import TOKEN_FILE, HttpDesk
+from unwalk.peers.web.live_desk import Reception
 
 LOG = "log.jsonl"
 HTTP = "127.0.0.1:0"

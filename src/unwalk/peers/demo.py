@@ -32,18 +32,18 @@ from unwalk.core.plan import Plan
 from unwalk.core.token import Token
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers import attest
-from unwalk.peers.ask import Asker
 from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
 from unwalk.peers.demo_liar import tell_lies
-from unwalk.peers.desk import RequestForm
-from unwalk.peers.forgetting import Book
-from unwalk.peers.network import Limits, Network
-from unwalk.peers.own_task import OwnRecords, open_records
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.provision import make_network
-from unwalk.peers.search import search, traces
-from unwalk.peers.sources import DataSettings
-from unwalk.peers.tokens import open_token
+from unwalk.peers.records.own_task import OwnRecords, open_records
+from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.records.trace_search import search, traces
+from unwalk.peers.storage.token_files import open_token
+from unwalk.peers.web.client import Asker
+from unwalk.peers.web.views import RequestForm
 from unwalk.walks import Fixed
 
 PEERS = 5

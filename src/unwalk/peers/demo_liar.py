@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.transcript import canonical
-from unwalk.peers import codec
-from unwalk.peers.agenda import Spec
-from unwalk.peers.decisions import NEVER, PRECOMMIT, PREVOTE, Vote
-from unwalk.peers.gate import PROTOCOL
-from unwalk.peers.minutes import matter_of, words_of
-from unwalk.peers.trust import Bundle
-from unwalk.peers.votes import Matter, Writer, digest_of, words
-from unwalk.peers.wire import MESSAGE, Grpc
+from unwalk.peers.decisions.decided import matter_of, words_of
+from unwalk.peers.decisions.votes import Matter, Writer, digest_of, words
+from unwalk.peers.handover.checks import PROTOCOL
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.transport.wire import MESSAGE, Grpc
 
 PATIENCE = 10.0
 """Seconds for an answer."""

@@ -17,7 +17,7 @@ from typing import Any
 from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.identity import (
+from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
     Keys,
@@ -29,8 +29,8 @@ from unwalk.peers.identity import (
     request,
     request_of,
 )
-from unwalk.peers.network import Limits, Member, Network
-from unwalk.peers.trust import read_network, signed_document
+from unwalk.peers.identity.network_file import Limits, Member, Network
+from unwalk.peers.identity.trust import read_network, signed_document
 from unwalk.runs.store import write_file
 
 ISSUED = "issued"
@@ -49,7 +49,7 @@ def make_network(
     lies: int | None = None,
 ) -> Network:
     """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
-    from unwalk.peers.work import plan_of, token_size
+    from unwalk.peers.handover.visit import plan_of, token_size
 
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")

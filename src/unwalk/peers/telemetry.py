@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.space import Space
+from unwalk.peers.storage.disk_space import Space
 
 LARGEST_LOG = 16 << 20
 MOST_ASKING = 16

@@ -1,0 +1,1 @@
+"""How the peers decide: votes, ballots, and what was decided."""

@@ -1,0 +1,327 @@
+"""One decision as one peer takes part in it: votes on disk and on the wire, time-outs from a clock.
+
+The rules are in :mod:`unwalk.peers.protocol.consensus`.  A peer writes its votes down before it
+shows them.  It shows all that others need to be where it is, to each of them whenever its own
+part changes and once a while, and is shown the same in answer: who was away catches up with
+one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused, UnwalkError
+from unwalk.peers.decisions.votes import (
+    HEARD,
+    LONGEST_TEXT,
+    Clerk,
+    Matter,
+    digest_of,
+    state_from,
+    state_to,
+)
+from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.consensus import Decision, State
+from unwalk.peers.storage.store import Store
+from unwalk.peers.telemetry import Journal
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS polls (
+    matter TEXT PRIMARY KEY, state TEXT NOT NULL, texts TEXT NOT NULL);
+"""
+AGAIN = 1.0
+"""Seconds after which a peer shows what it knows once more."""
+TICK, IDLE = 0.02, 0.1
+"""Seconds between looks at what can be done, while there is something to decide or nothing."""
+SLOWER = 1.25
+LONGEST = 10.0
+"""Seconds that a step waits at most; each round waits a little longer than the one before."""
+FIELDS = (*HEARD, "texts", "offer")
+
+Tell = Callable[[int, dict[str, Any]], Awaitable[Any]]
+
+
+class Fork(UnwalkError):
+    """Two things were decided where one can be: more peers lie than the network allows for."""
+
+
+def end_of(run: str) -> str:
+    """The name of the matter that a walk's end is."""
+    return f"the end of {run}"
+
+
+def pace_of(limits: Limits) -> float:
+    """Seconds that the first round of a vote waits for a step."""
+    return min(2.0, max(0.15, limits.connect / 10.0))
+
+
+def stored(store: Store, matter: str) -> tuple[dict[str, Any], dict[str, str]] | None:
+    """What is on disk of a decision: this peer's part in it, and the values by digest."""
+    store.db.executescript(SCHEMA)
+    row = store.db.execute("SELECT state, texts FROM polls WHERE matter = ?", (matter,)).fetchone()
+    return None if row is None else (json.loads(row[0]), json.loads(row[1]))
+
+
+def keep(store: Store, matter: str, state: State, texts: dict[str, str]) -> None:
+    """Write votes down, before anybody is shown them."""
+    store.db.executescript(SCHEMA)
+    row = (matter, json.dumps(state_to(state)), json.dumps(texts))
+    with store.transaction(promise=True) as db:
+        db.execute("INSERT OR REPLACE INTO polls VALUES (?, ?, ?)", row)
+
+
+def forget_texts(store: Store, matter: str) -> None:
+    """Erase what was decided; the votes stay, which tell nothing without it."""
+    store.db.executescript(SCHEMA)
+    with store.transaction() as db:
+        db.execute("UPDATE polls SET texts = '{}' WHERE matter = ?", (matter,))
+
+
+class Poll:
+    """One peer's part in one decision.
+
+    ``judge`` says whether this peer stands for a value now, given its text and whether a quorum
+    has voted for it before.  ``offer`` is what it would have decided itself, if anything.  ``told``
+    hears of the decision, once it is written down.  ``tell`` shows something to another peer.
+    ``digest`` makes of a text the value that is voted on.
+    """
+
+    def __init__(
+        self,
+        clerk: Clerk,
+        store: Store,
+        journal: Journal,
+        matter: Matter,
+        *,
+        judge: Callable[[str, bool], bool],
+        offer: Callable[[], str | None],
+        told: Callable[[str, Decision], None],
+        tell: Tell,
+        pace: float,
+        digest: Callable[[str], str] = digest_of,
+    ) -> None:
+        self.clerk, self.store, self.journal, self.matter = clerk, store, journal, matter
+        self.judge, self.offer, self.told, self.tell, self.pace = judge, offer, told, tell, pace
+        self.digest, self.me = digest, clerk.bundle.index
+        self.texts: dict[str, str] = {}
+        self.offers: dict[int, str] = {}
+        self.fork: str | None = None
+        self.forked = asyncio.Event()
+        self.state, self.heard_any = State(self.me), False
+        found = stored(store, matter.name)
+        if found is not None:
+            self.state = state_from(found[0], len(clerk.bundle.network.peers))
+            self.texts, self.heard_any = found[1], True
+        self.since = monotonic()
+        self.news = asyncio.Event()
+
+    @property
+    def rules(self) -> de.Rules:
+        return self.matter.rules
+
+    @property
+    def decided(self) -> Decision | None:
+        return self.state.decided
+
+    @property
+    def counts(self) -> bool:
+        """Whether this peer is one of those who decide."""
+        return self.me in self.rules.members
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to decide, as far as is known here."""
+        return self.heard_any or self.offer() is not None
+
+    def _named(self, state: State) -> set[str]:
+        """The values that matter now: proposed, voted for, or decided."""
+        if state.decided is not None:
+            return {state.decided.value}
+        proposed = {v.value for v in state.votes if v.kind == de.PROPOSE}
+        return proposed | _polled(state)
+
+    def _good(self, state: State) -> set[str]:
+        """The values that this peer stands for."""
+        known = [(v, self.texts[v]) for v in self._named(state) if v in self.texts]
+        return {v for v, text in known if self.judge(text, v in _polled(state))}
+
+    # What is shown
+
+    def record(self) -> dict[str, Any]:
+        """All that another peer is shown."""
+        named = sorted(self._named(self.state))
+        texts = [self.texts[v] for v in named if v in self.texts]
+        offer = self.offer() if self.state.decided is None and self.counts else None
+        return {**self.clerk.show(self.state), "texts": texts, "offer": offer}
+
+    def hear(self, sender: int, record: Any) -> None:
+        """Take over what another peer shows; refused where anything in it is wrong."""
+        found = codec.fields_of(record, "what a peer shows", *FIELDS)
+        texts = codec.listed(found["texts"], "texts", most=3)
+        for text in (*texts, *([] if found["offer"] is None else [found["offer"]])):
+            if not isinstance(text, str) or not text.isascii() or len(text) > LONGEST_TEXT:
+                raise Corrupt("a value is no short plain text.")
+        known = {self.digest(text): text for text in texts}
+        with codec.reading("what a peer shows"):
+            heard = self.clerk.heard(self.matter, found, self.state)
+        self._check_fork(heard.decided)
+        if self.state.decided is not None:
+            return
+        if found["offer"] is not None and sender in self.rules.members:
+            self.offers[sender] = found["offer"]
+        if heard.decided is not None and heard.decided.value not in {**self.texts, **known}:
+            raise Refused("a decision came without what was decided.")
+        if heard.votes or heard.opened or heard.chains or found["offer"] is not None:
+            self.heard_any = True
+        self.texts = {**known, **self.texts}
+        self._put(self._stepped(de.hear(self.state, self.rules, heard)))
+
+    def answer(self, sender: int, record: Any) -> dict[str, Any]:
+        """The answer to what another peer shows."""
+        self.hear(sender, record)
+        return self.record()
+
+    def _check_fork(self, other: Decision | None) -> None:
+        mine = self.state.decided
+        if other is None or mine is None or other.value == mine.value:
+            return
+        if de.check_decision(self.rules, other):
+            names = self.clerk.bundle.network.peers
+            liars = sorted(de.blame(mine, other))
+            said = ", ".join(names[p].name for p in liars)
+            self.fork = (
+                f"two things were decided about {self.matter.name}, which only lies make "
+                f"possible; two votes that no honest peer casts both are signed by: {said}."
+            )
+            self.forked.set()
+            self.journal.write("fork", matter=self.matter.name, liars=liars)
+            raise Fork(self.fork)
+
+    # What this peer does by itself
+
+    def _stepped(self, state: State) -> State:
+        """Everything that follows now, without waiting."""
+        if not self.counts:
+            return state
+        good = self._good(state)
+        if de.may_propose(state, self.rules):
+            value = de.to_propose(state)
+            text = None if value else self._to_offer()
+            if text is not None:
+                value = self.digest(text)
+                self.texts[value] = text
+                good = good | {value}
+            if value:
+                return de.propose(state, self.rules, value, good)
+        return de.advance(state, self.rules, good)
+
+    def _to_offer(self) -> str | None:
+        """What to propose: this peer's own, or what another would have and this one stands for."""
+        own = self.offer()
+        if own is not None:
+            return own
+        count = len(self.rules.members)
+        turns = sorted(self.offers, key=lambda p: (p - self.state.round) % count)
+        return next((self.offers[p] for p in turns if self.judge(self.offers[p], False)), None)
+
+    def _put(self, state: State) -> None:
+        """Written first, then true."""
+        before, state = self.state, self.clerk.sign(self.matter, state)
+        named = self._named(state)
+        self.texts = {v: text for v, text in self.texts.items() if v in named}
+        if self._mine(state) != self._mine(before):
+            keep(self.store, self.matter.name, state, self.texts)
+            self.state = state
+            self.store.fault("vote written")
+            self.news.set()
+            self.news = asyncio.Event()
+        self.state = state
+        if (state.round, state.step) != (before.round, before.step):
+            self.since = monotonic()
+        for one, other in state.evidence[len(before.evidence) :]:
+            self.journal.write(
+                "liar", who=one.voter, matter=self.matter.name, votes=[_words(one), _words(other)]
+            )
+        if state.decided is not None and before.decided is None:
+            self.told(self.texts[state.decided.value], state.decided)
+
+    def _mine(self, state: State) -> Any:
+        own = frozenset(v for v in state.votes if v.voter == self.me)
+        return state.round, state.step, own, de.head(state.chain), state.decided, state.evidence
+
+    def step(self) -> None:
+        """What can be done now; a step that has waited long enough ends."""
+        if self.state.decided is not None or not self.counts:
+            return
+        if not self.active:
+            self.since = monotonic()
+            return
+        after = self._stepped(self.state)
+        if after == self.state and monotonic() - self.since > self.patience:
+            after = de.timed_out(self.state, self.rules, self._good(self.state))
+            self.since = monotonic()
+        if after != self.state:
+            self._put(after)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the present step waits."""
+        return min(LONGEST, self.pace * SLOWER ** min(self.state.round, 40))
+
+    async def run(self) -> None:
+        """Take part until it is decided and everybody who can be reached knows."""
+        others = [p for p in range(len(self.clerk.bundle.network.peers)) if p != self.me]
+        showing = [asyncio.create_task(self._show(p)) for p in others]
+        try:
+            while self.state.decided is None:
+                self.step()
+                await asyncio.sleep(TICK if self.active else IDLE)
+            await asyncio.wait(showing, timeout=LONGEST) if showing else None
+        finally:
+            for task in showing:
+                task.cancel()
+            await asyncio.gather(*showing, return_exceptions=True)
+
+    async def _show(self, peer: int) -> None:
+        """Show one other peer what is known here, until it is decided."""
+        while True:
+            news, decided = self.news, self.state.decided
+            if self.active:
+                await self.show(peer)
+                if decided is not None:
+                    return
+            try:
+                async with asyncio.timeout(AGAIN):
+                    await news.wait()
+            except TimeoutError:
+                continue
+
+    async def show(self, peer: int) -> bool:
+        """Show another peer what is known here, and hear what it knows; whether it answered."""
+        record = await self.tell(peer, self.record())
+        if record is None:
+            return False
+        try:
+            self.hear(peer, record)
+        except Fork:
+            raise
+        except UnwalkError as error:
+            self.journal.write("refused", sender=peer, reason=str(error)[:300])
+            return False
+        return True
+
+
+def _polled(state: State) -> set[str]:
+    """The values that a quorum has voted for, as far as is known."""
+    chains = (state.chain, state.proof)
+    return {head[1] for chain in chains if (head := de.head(chain)) is not None}
+
+
+def _words(vote: de.Vote) -> str:
+    return f"{vote.kind} {vote.round} {vote.value[:16] or 'nothing'} since {vote.since}"

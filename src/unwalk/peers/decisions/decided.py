@@ -1,0 +1,94 @@
+"""Chapters and their ends as they were decided: who signed them, which votes they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.transcript import canonical
+from unwalk.peers.decisions.ballot import end_of
+from unwalk.peers.decisions.votes import LONGEST_TEXT, Matter, decision_from, digest_of
+from unwalk.peers.decisions.walk_end import Closing, closing_from
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.identity.trust import Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.consensus import Decision
+from unwalk.peers.protocol.schedule import Spec, run_of
+
+PREFIX = b"unwalk-chapter-1:"
+MOST_CHAPTERS = 100_000
+
+
+@dataclass(frozen=True)
+class Said:
+    """A chapter as it was proposed: the signed text, and what it says."""
+
+    text: str
+    spec: Spec
+
+
+def matter_of(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
+    """Which chapter is ``number``: who decides that was said by the chapter before."""
+    left = decided[number - 2].left if number > 1 else ()
+    return Matter(f"chapter {number}", number, network.rules(left, first=number))
+
+
+def end_matter(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
+    """How the walk of chapter ``number`` ended, or that of training: number 0."""
+    spec = decided[number - 1] if number else None
+    run = network.run_id if spec is None else run_of(network.run_id, spec)
+    left = () if spec is None else spec.left
+    return Matter(end_of(run), number, network.rules(left, first=number))
+
+
+def words_of(run: str, spec: Spec) -> bytes:
+    """What a chapter's signature is on."""
+    return PREFIX + canonical({"network": run, "spec": spec.to_json()}).encode()
+
+
+def read_chapter(trust: Trust, run: str, number: int, text: Any) -> Said:
+    """A chapter in its signed text; refused unless whom it names signed it."""
+    if not isinstance(text, str) or not text.isascii():
+        raise Corrupt("a chapter is no plain text.")
+    record = codec.parse(text.encode(), LONGEST_TEXT)
+    found = codec.fields_of(record, "a chapter", "spec", "signature", "certificate")
+    spec = Spec.from_json(found["spec"], len(trust.network.peers))
+    if spec.number != number or canonical(record) != text:
+        raise Corrupt(f"a text is not chapter {number} in its one form.")
+    pem, signature = str(found["certificate"]), str(found["signature"])
+    name = trust.check(pem, signature, words_of(run, spec), past=True, chapter=number)
+    if trust.network.index(name) != spec.holder:
+        raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
+    return Said(text, spec)
+
+
+def read_decision(
+    trust: Trust, run: str, number: int, decided: Sequence[Spec], text: Any, record: Any
+) -> tuple[Said, Decision]:
+    """A decided chapter with its votes; refused unless a quorum decided on that very text."""
+    said = read_chapter(trust, run, number, text)
+    decision = decision_from(record, trust, run, matter_of(trust.network, number, decided))
+    if decision.value != digest_of(said.text):
+        raise Refused(f"those votes on chapter {number} are for another one.")
+    return said, decision
+
+
+def read_end(trust: Trust, number: int, decided: Sequence[Spec], text: Any, record: Any) -> Closing:
+    """What stays of how a chapter's walk ended; refused unless a quorum decided on that."""
+    closing, matter = closing_from(text), end_matter(trust.network, number, decided)
+    decision = decision_from(record, trust, trust.network.run_id, matter)
+    if decision.value != closing.digest:
+        raise Refused(f"those votes on {matter.name} are for another one.")
+    return closing
+
+
+def read_all(trust: Trust, run: str, records: Any) -> list[Spec]:
+    """All chapters up to one, each decided by those whom the one before counts."""
+    found: list[Spec] = []
+    for number, item in enumerate(codec.listed(records, "decisions", most=MOST_CHAPTERS), 1):
+        if not isinstance(item, list) or len(item) != 2:
+            raise Corrupt("a decided chapter is not shown with its votes.")
+        found.append(read_decision(trust, run, number, found, *item)[0].spec)
+    return found

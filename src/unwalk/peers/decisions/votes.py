@@ -1,0 +1,283 @@
+"""Votes as they are signed, sent and kept: every one is checked before it counts.
+
+A vote is about one *matter*: which chapter comes next, or how a chapter's walk ended.  What is
+signed names the network, the matter, who decides it and how many of them may lie, so that a vote
+is good for nothing else.  Values travel as text beside the votes, which hold only digests of it:
+the text of an end carries a salt, and is erased with the tokens that it tells of, so that the
+votes that stay let nobody test a guess of a model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.transcript import canonical
+from unwalk.peers.identity.trust import LONGEST_PEM, Bundle, Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.consensus import Chain, Decision, Heard, Rules, State, Vote, Votes
+
+PREFIX = b"unwalk-vote-1:"
+DEEPEST_CHAIN = 64
+LONGEST_TEXT = 40 << 10
+KNOWN = 8192
+VOTER = 4
+"""Where a vote that was written down says whose it is."""
+HEARD = ("certificates", "votes", "opened", "chains", "decided")
+
+
+@dataclass(frozen=True)
+class Matter:
+    """What is decided, in which chapter, and by whom."""
+
+    name: str
+    chapter: int
+    rules: Rules
+
+
+def digest_of(text: str) -> str:
+    """The value that stands for a text in votes."""
+    return hashlib.sha256(b"unwalk-value-1:" + text.encode()).hexdigest()
+
+
+def words(network: str, matter: Matter, vote: Vote) -> bytes:
+    """What a vote's signature is on."""
+    said = {
+        "network": network,
+        "matter": matter.name,
+        "members": list(matter.rules.members),
+        "lies": matter.rules.lies,
+        "kind": vote.kind,
+        "round": vote.round,
+        "value": vote.value,
+        "since": vote.since,
+        "voter": vote.voter,
+    }
+    return PREFIX + canonical(said).encode()
+
+
+class Writer:
+    """Votes to JSON, each certificate once."""
+
+    def __init__(self) -> None:
+        self.pems: dict[str, int] = {}
+
+    def vote(self, vote: Vote) -> list[Any]:
+        place = self.pems.setdefault(vote.certificate, len(self.pems))
+        return [vote.kind, vote.round, vote.value, vote.since, vote.voter, vote.signature, place]
+
+    def votes(self, votes: Votes) -> list[Any]:
+        ordered = sorted(votes, key=lambda v: (v.kind, v.voter, v.value, v.since))
+        return [self.vote(v) for v in ordered]
+
+    def chain(self, chain: Chain) -> list[Any]:
+        return [self.votes(polka) for polka in chain]
+
+    def decision(self, decision: Decision | None) -> dict[str, Any] | None:
+        if decision is None:
+            return None
+        return {
+            "value": decision.value,
+            "round": decision.round,
+            "precommits": self.votes(decision.precommits),
+            "chain": self.chain(decision.chain),
+        }
+
+    @property
+    def certificates(self) -> list[str]:
+        return list(self.pems)
+
+
+class Reader:
+    """Votes from JSON, whose signatures are not looked at yet."""
+
+    def __init__(self, pems: Any, peers: int) -> None:
+        found = codec.listed(pems, "certificates", most=4 * peers + 4)
+        if not all(isinstance(p, str) and len(p) <= LONGEST_PEM for p in found):
+            raise Corrupt("certificates are not all short texts.")
+        self.pems, self.peers = found, peers
+
+    def vote(self, record: Any) -> Vote:
+        items = codec.listed(record, "a vote", most=7)
+        if len(items) != 7 or items[0] not in de.KINDS or not isinstance(items[5], str):
+            raise Corrupt("a vote is not of the known form.")
+        value = items[2]
+        if value != de.NIL:
+            codec.digest(value, "a vote's value")
+        place = codec.whole(items[6], "certificate", high=max(len(self.pems) - 1, 0))
+        return Vote(
+            items[0],
+            codec.whole(items[1], "round", high=de.MOST_ROUNDS - 1),
+            value,
+            codec.whole(items[3], "since", low=de.NEVER, high=de.MOST_ROUNDS),
+            codec.whole(items[4], "voter", high=self.peers - 1),
+            items[5],
+            self.pems[place] if self.pems else "",
+        )
+
+    def votes(self, record: Any) -> Votes:
+        most = len(de.KINDS) * de.TWICE * self.peers
+        return frozenset(self.vote(v) for v in codec.listed(record, "votes", most=most))
+
+    def chain(self, record: Any) -> Chain:
+        return tuple(self.votes(p) for p in codec.listed(record, "a chain", most=DEEPEST_CHAIN))
+
+    def decision(self, record: Any) -> Decision | None:
+        if record is None:
+            return None
+        names = ("value", "round", "precommits", "chain")
+        found = codec.fields_of(record, "a decision", *names)
+        return Decision(
+            codec.digest(found["value"], "value"),
+            codec.whole(found["round"], "round", high=de.MOST_ROUNDS - 1),
+            self.votes(found["precommits"]),
+            self.chain(found["chain"]),
+        )
+
+
+def decision_to(decision: Decision) -> dict[str, Any]:
+    """A decision with all its votes, as it stands in certificates."""
+    writer = Writer()
+    said = writer.decision(decision)
+    return {"decided": said, "certificates": writer.certificates}
+
+
+def decision_from(record: Any, trust: Trust, network: str, matter: Matter) -> Decision:
+    """A decision that was shown; refused unless every vote in it is what it says."""
+    found = codec.fields_of(record, "a decision", "decided", "certificates")
+    reader = Reader(found["certificates"], len(trust.network.peers))
+    decision = reader.decision(found["decided"])
+    if decision is None or not de.check_decision(matter.rules, decision):
+        raise Refused(f"a decision about {matter.name} does not have the votes that it needs.")
+    Checker(trust, network).check_all(matter, Heard(decided=decision))
+    return decision
+
+
+class Checker:
+    """Signatures of votes, each looked at once."""
+
+    def __init__(self, trust: Trust, network: str) -> None:
+        self.trust, self.network = trust, network
+        self.known: set[tuple[str, str, bytes]] = set()
+
+    def check(self, matter: Matter, vote: Vote) -> None:
+        """Refuse a vote that its voter did not sign with a certificate good for the chapter."""
+        data = words(self.network, matter, vote)
+        seen = (vote.certificate, vote.signature, data)
+        self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
+        if seen not in self.known:
+            name = self.trust.check(vote.certificate, vote.signature, data, past=True)
+            if self.trust.network.index(name) != vote.voter:
+                raise Refused(f"a vote of peer {vote.voter} was signed by {name}.")
+            if len(self.known) >= KNOWN:
+                self.known.clear()
+            self.known.add(seen)
+
+    def check_all(self, matter: Matter, heard: Heard) -> None:
+        """Refuse what has a vote in it that is not what it says."""
+        for vote in heard.all_votes():
+            self.check(matter, vote)
+
+
+class Clerk(Checker):
+    """What one peer writes and reads of votes."""
+
+    def __init__(self, bundle: Bundle, trust: Trust) -> None:
+        super().__init__(trust, bundle.network.run_id)
+        self.bundle = bundle
+
+    def sign(self, matter: Matter, state: State) -> State:
+        """The state with this peer's own new votes signed, wherever they stand."""
+        pem = self.bundle.certificate_pem.decode()
+        fresh: dict[Vote, Vote] = {}
+
+        def signed(vote: Vote) -> Vote:
+            if vote.signature or vote.voter != state.me:
+                return vote
+            if vote not in fresh:
+                signature = self.bundle.sign(words(self.network, matter, vote)).hex()
+                fresh[vote] = replace(vote, signature=signature, certificate=pem)
+            return fresh[vote]
+
+        def all_of(votes: Votes) -> Votes:
+            return frozenset(map(signed, votes))
+
+        def chain(polkas: Chain) -> Chain:
+            return tuple(map(all_of, polkas))
+
+        decided = state.decided
+        if decided is not None:
+            precommits = all_of(decided.precommits)
+            decided = replace(decided, precommits=precommits, chain=chain(decided.chain))
+        return replace(
+            state,
+            votes=all_of(state.votes),
+            opened=all_of(state.opened),
+            chain=chain(state.chain),
+            proof=chain(state.proof),
+            decided=decided,
+        )
+
+    def show(self, state: State) -> dict[str, Any]:
+        """What others are shown of a state."""
+        heard, writer = de.shown(state), Writer()
+        said: dict[str, Any] = {
+            "votes": writer.votes(heard.votes),
+            "opened": writer.votes(heard.opened),
+            "chains": [writer.chain(c) for c in heard.chains],
+            "decided": writer.decision(heard.decided),
+        }
+        return {**said, "certificates": writer.certificates}
+
+    def heard(self, matter: Matter, record: Mapping[str, Any], state: State) -> Heard:
+        """What somebody shows that matters in ``state``; refused where a signature is not right."""
+        reader = Reader(record["certificates"], len(self.trust.network.peers))
+        chains = codec.listed(record["chains"], "chains", most=2)
+        shown = Heard(
+            reader.votes(record["votes"]),
+            reader.votes(record["opened"]),
+            tuple(reader.chain(c) for c in chains),
+            reader.decision(record["decided"]),
+        )
+        found = de.usable(state, matter.rules, shown)
+        self.check_all(matter, found)
+        return found
+
+
+def state_to(state: State) -> dict[str, Any]:
+    """A state as JSON, for the peer's own store."""
+    writer = Writer()
+    said = {
+        "me": state.me,
+        "round": state.round,
+        "step": state.step,
+        "locked": state.locked,
+        "votes": writer.votes(state.votes),
+        "opened": writer.votes(state.opened),
+        "chain": writer.chain(state.chain),
+        "proof": writer.chain(state.proof),
+        "decided": writer.decision(state.decided),
+        "evidence": [[writer.vote(a), writer.vote(b)] for a, b in state.evidence],
+    }
+    return {**said, "certificates": writer.certificates}
+
+
+def state_from(record: Mapping[str, Any], peers: int) -> State:
+    """The state that :func:`state_to` wrote."""
+    reader = Reader(record["certificates"], peers)
+    return State(
+        record["me"],
+        record["round"],
+        record["step"],
+        record["locked"],
+        reader.votes(record["votes"]),
+        reader.votes(record["opened"]),
+        reader.chain(record["chain"]),
+        reader.chain(record["proof"]),
+        reader.decision(record["decided"]),
+        tuple((reader.vote(a), reader.vote(b)) for a, b in record["evidence"]),
+    )

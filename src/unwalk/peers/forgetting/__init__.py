@@ -1,0 +1,1 @@
+"""Deletion requests: how they are met, erased and certified."""

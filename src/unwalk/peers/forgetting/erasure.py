@@ -1,0 +1,231 @@
+"""Erasing what a peer still has of a model that knew forgotten records, and saying so, signed.
+
+An erasure is planned first (what it will take, in one transaction), then carried out (files
+unlinked, rows overwritten, the database written anew, its log truncated), then receipted.  After a
+crash it is taken up where it was; the receipt lists what was planned, whoever finished it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.transcript import canonical
+from unwalk.core.validation import check_count
+from unwalk.peers.identity.credentials import now
+from unwalk.peers.identity.trust import Bundle, Trust
+from unwalk.peers.storage.store import Store
+
+FORMAT = 2
+PREFIX = b"unwalk-erasure-1:"
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS erasures (
+    run TEXT NOT NULL, chapter INTEGER NOT NULL, planned TEXT NOT NULL, receipt TEXT,
+    PRIMARY KEY (run, chapter));
+"""
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
+MOST_DIGESTS = 100_000
+LONGEST_CERTIFICATE = 1 << 16
+LEFT = "left"
+"""Stands for the run in the receipt of a peer that has left: it kept nothing of any chapter."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of what a peer keeps between visits: that of the walk ``run``, from visit ``hop`` on."""
+
+    run: str
+    hop: int = 0
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A peer's word that it erased: ``erased`` are keyed digests of token files (see
+    :func:`hidden_name`), ``records`` is a number.
+
+    ``run`` and ``chapter`` say which forgetting it belongs to, ``end`` what the peers had decided
+    that it ended with (see :mod:`unwalk.peers.decisions.walk_end`), ``time`` when it was done
+    (UTC).
+    """
+
+    network: str
+    run: str
+    chapter: int
+    peer: str
+    erased: tuple[str, ...]
+    records: int
+    time: str
+    end: str = ""
+    signature: str = ""
+    certificate: str = ""
+
+    def words(self) -> bytes:
+        """What is signed."""
+        body = {**asdict(self), "erased": list(self.erased), "format": FORMAT}
+        del body["signature"], body["certificate"]
+        return PREFIX + canonical(body).encode()
+
+    def signed(self, bundle: Bundle) -> Receipt:
+        """The same with this peer's signature and certificate."""
+        pem = bundle.certificate_pem.decode()
+        return Receipt(**{**self._fields(), "certificate": pem, "signature": self._sign(bundle)})
+
+    def _sign(self, bundle: Bundle) -> str:
+        return bundle.sign(self.words()).hex()
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Receipt.__dataclass_fields__}
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels and stands in certificates."""
+        return {**asdict(self), "erased": list(self.erased)}
+
+    @staticmethod
+    def from_json(record: Any) -> Receipt:
+        """Check the form of a receipt, not yet who signed it."""
+        names = tuple(Receipt.__dataclass_fields__)
+        if not isinstance(record, dict) or set(record) != set(names):
+            raise Corrupt(f"a receipt has other fields than {', '.join(names)}.")
+        for name in ("network", "run", "peer", "time", "end", "signature", "certificate"):
+            if not isinstance(record[name], str) or len(record[name]) > LONGEST_CERTIFICATE:
+                raise Corrupt(f"{name} of a receipt is no text.")
+        for name in ("chapter", "records"):
+            value = record[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
+                raise Corrupt(f"{name} of a receipt is no whole number.")
+        erased = record["erased"]
+        if not isinstance(erased, list) or len(erased) > MOST_DIGESTS:
+            raise Corrupt(f"a receipt lists no digests, or more than {MOST_DIGESTS}.")
+        if not all(isinstance(d, str) and DIGEST.fullmatch(d) for d in erased):
+            raise Corrupt("a receipt lists something that is no SHA-256.")
+        if not TIME.fullmatch(record["time"]):
+            raise Corrupt("the time of a receipt is not in UTC, ISO 8601.")
+        return Receipt(**{**record, "erased": tuple(erased)})
+
+    def check(
+        self,
+        trust: Trust,
+        *,
+        run: str | None = None,
+        chapter: int | None = None,
+        end: str | None = None,
+    ) -> int:
+        """The number of the peer that signed it; :class:`Refused` where anything is wrong.
+
+        ``run``, ``chapter`` and ``end``, where given, are what it has to be for; the signer's
+        certificate must not be revoked from that chapter on.
+        """
+        words, of = self.words(), None if self.run == LEFT else self.chapter
+        signer = trust.check(self.certificate, self.signature, words, past=True, chapter=of)
+        if signer != self.peer:
+            raise Refused(f"a receipt of {self.peer} was signed by {signer}.")
+        if self.network != trust.network.name:
+            raise Refused(f"a receipt is for network {self.network}.")
+        for name, wanted in (("run", run), ("chapter", chapter), ("end", end)):
+            if wanted is not None and getattr(self, name) != wanted:
+                raise Refused(f"a receipt is for {name} {getattr(self, name)}, not {wanted}.")
+        return trust.network.index(signer)
+
+
+def erase_since(
+    store: Store,
+    bundle: Bundle,
+    run: str,
+    chapter: int,
+    *,
+    keep: Collection[str],
+    kept: Iterable[Kept] = (),
+    records: int = 0,
+    end: str = "",
+) -> Receipt:
+    """Erase every token but those in ``keep``, and what ``kept`` names; the signed receipt.
+
+    ``keep`` holds the digests of the model that forgot and of tokens from before first contact:
+    everything else under ``tokens`` goes, also spare files.  ``records`` is the number of records
+    that left this peer's own store, ``end`` what the chapter ended with.  Asked again for the same
+    chapter, the answer is the same.
+    """
+    check_count("chapter", chapter)
+    store.db.executescript(SCHEMA)
+    row = store.db.execute(
+        "SELECT planned, receipt FROM erasures WHERE run = ? AND chapter = ?", (run, chapter)
+    ).fetchone()
+    if row is not None and row[1] is not None:
+        return Receipt.from_json(json.loads(row[1]))
+    erased = _plan(store, run, chapter, keep, kept) if row is None else json.loads(row[0])
+    _carry_out(store, erased)
+    said = now().isoformat(timespec="seconds")
+    name = bundle.network.name
+    hidden = tuple(hidden_name(bundle, digest) for digest in erased)
+    receipt = Receipt(name, run, chapter, bundle.name, hidden, records, said, end).signed(bundle)
+    with store.transaction() as db:
+        db.execute(
+            "UPDATE erasures SET planned = '[]', receipt = ? WHERE run = ? AND chapter = ?",
+            (json.dumps(receipt.to_json()), run, chapter),
+        )
+    store.fault("receipt written")
+    store.settle(must=True)
+    return receipt
+
+
+def hidden_name(bundle: Bundle, digest: str) -> str:
+    """A name for an erased file that says nothing to others.
+
+    The plain digest of a model that knew a record would let anyone test a guess of that record.
+    """
+    key = hmac.new(bundle.noise_secret, b"unwalk/erased-files", hashlib.sha256).digest()
+    return hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()
+
+
+def receipt_of(store: Store, run: str, chapter: int) -> Receipt | None:
+    """This peer's receipt for a chapter, if it has signed one."""
+    store.db.executescript(SCHEMA)
+    row = store.db.execute(
+        "SELECT receipt FROM erasures WHERE run = ? AND chapter = ?", (run, chapter)
+    ).fetchone()
+    return None if row is None or row[0] is None else Receipt.from_json(json.loads(row[0]))
+
+
+def unfinished(store: Store, run: str) -> list[int]:
+    """Chapters whose erasure was planned and has no receipt yet."""
+    store.db.executescript(SCHEMA)
+    rows = store.db.execute(
+        "SELECT chapter FROM erasures WHERE run = ? AND receipt IS NULL ORDER BY chapter", (run,)
+    )
+    return [row[0] for row in rows]
+
+
+def _plan(
+    store: Store, run: str, chapter: int, keep: Collection[str], kept: Iterable[Kept]
+) -> list[str]:
+    """What goes: written down, with the rows that name it gone, in one transaction."""
+    stay = set(keep) | store.pinned
+    erased = sorted(p.stem for p in store.tokens.glob("*.safetensors") if p.stem not in stay)
+    with store.transaction() as db:
+        for part in kept:
+            db.execute("DELETE FROM locals WHERE run = ? AND hop >= ?", (part.run, part.hop))
+        for digest in erased:
+            db.execute("DELETE FROM arrivals WHERE token = ?", (digest,))
+            db.execute("DELETE FROM locals WHERE file = ?", (digest,))
+        row = (run, chapter, json.dumps(erased))
+        db.execute("INSERT INTO erasures (run, chapter, planned) VALUES (?, ?, ?)", row)
+    store.fault("erasure planned")
+    return erased
+
+
+def _carry_out(store: Store, erased: Iterable[str]) -> None:
+    for digest in erased:
+        store.file(digest).unlink(missing_ok=True)
+        store.archived.discard(digest)
+    store.erase_spares()
+    store.sync_folder()
+    store.fault("erasure unlinked")
+    store.settle(rewrite=True, must=True)
+    store.fault("erasure compacted")

@@ -1,0 +1,502 @@
+"""The certificate of a chapter: made from visits that the peers signed, with their receipts.
+
+A certificate lies in a folder of its own: ``certificate.json``, ``transcript.jsonl`` (every visit
+on the line before the request, then the chapter's) and ``visits.jsonl`` (the same visits as the
+peers signed them).  The model that it is for is the token that the chapter ended with, in the same
+store.  ``unwalk verify certificate.json --trust ca.pem`` checks all four.
+
+What it states of peers stands under ``peers``: who signed what, who erased, who is still pending.
+As receipts come in it is issued again, with the same claims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing as closing_file
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from unwalk.certificates import certificate_of, verify
+from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
+from unwalk.certificates.signing import check_signature, sign
+from unwalk.certificates.words import claim_lines, verdict_line
+from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import badge_of
+from unwalk.core.transcript import Hop, Transcript, canonical
+from unwalk.peers.decisions import decided as minutes
+from unwalk.peers.decisions.history import check_visit
+from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
+from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.forgetting.plans import Book, as_walked, silent_spec
+from unwalk.peers.identity.credentials import now, raw_key
+from unwalk.peers.identity.credentials import read_certificate as read_pem
+from unwalk.peers.identity.network_file import Network, read_document
+from unwalk.peers.identity.trust import Bundle, Trust, network_from, read_network
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.schedule import Spec, line, marked, run_of
+from unwalk.peers.storage.database import read_only
+from unwalk.runs.assemble import resolve
+from unwalk.runs.store import write_file
+
+FOLDER = "certificates"
+TRANSCRIPT, VISITS = "transcript.jsonl", "visits.jsonl"
+RULE = (
+    "for all records that this peer ever asked to forget together: epsilons add up, "
+    "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
+)
+
+ShownEnd = tuple[int, str, dict[str, Any], str]
+"""The number of a chapter, what stays of its end, the votes for that, and the digest of those of
+its visits that are not on the line."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a certificate says of peers; ``receipts`` by name, of those who have erased.
+
+    ``decisions`` are all chapters up to this one, with the votes that decided them, ``ends`` how
+    those on the line ended.  Requests that needed no walk were not ``decided``: they are those of
+    the peer that issues the certificate.
+    """
+
+    chapter: int
+    run: str
+    requests: tuple[str, ...]
+    erased_after: int
+    receipts: Mapping[str, dict[str, Any]]
+    decisions: Sequence[tuple[str, dict[str, Any]]]
+    ends: Sequence[ShownEnd]
+    decided: bool = True
+    silent: bool = False
+
+    def pending(self, network: Network) -> list[str]:
+        """Peers that have not signed yet; none where nothing had to be erased."""
+        if self.silent:
+            return []
+        return [p.name for p in network.peers if p.name not in self.receipts]
+
+
+def compose(parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Budgets of several certificates taken together; see :data:`RULE`.
+
+    >>> compose([(0.0, 0.0), (1.0, 1e-5)])
+    (1.0, 1e-05)
+    """
+    epsilon, delta = 0.0, 0.0
+    for e, d in parts:
+        delta = max(delta + math.exp(epsilon) * d, d + math.exp(e) * delta)
+        epsilon += e
+    return epsilon, delta
+
+
+def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The claim that is a guarantee, or None."""
+    for claim in document["claims"]:
+        if claim["grade"] in ("certified", "exact"):
+            return dict(claim)
+    return None
+
+
+def read_all(folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+    """The certificates of a peer, oldest first, and the names of those changed since."""
+    found, changed = [], []
+    for place in sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else ():
+        seen = place.stat()
+        document = _known(place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+        if document is None:
+            changed.append(place.parent.name)
+        else:
+            found.append((document["peers"]["issued"], place.parent.name, document))
+    return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
+
+
+@lru_cache(maxsize=256)
+def _known(place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
+    """A certificate that is looked at often, as the file was seen; None where it was changed."""
+    return intact(place)
+
+
+def intact(place: Path) -> dict[str, Any] | None:
+    """The certificate in a file, if there is one and nobody changed it since it was signed."""
+    try:
+        document = read_certificate(place)
+        check_signature(document)
+    except UnwalkError:
+        return None
+    return document
+
+
+def rule_without(changed: Sequence[str]) -> str:
+    """How certificates were composed, and which were not because nobody knows what they said."""
+    return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
+
+
+def issue(
+    bundle: Bundle,
+    name: str,
+    transcript: Transcript,
+    visits: Sequence[dict[str, Any]],
+    facts: Facts,
+    issued: str,
+) -> dict[str, Any]:
+    """Write a certificate, or issue it again; the document."""
+    network, folder = bundle.network, bundle.store / FOLDER
+    place = folder / name
+    text = visits_text(visits)
+    version = 1
+    if (before := intact(place / FILE)) is not None:
+        version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
+    document = certificate_of(transcript, released_as(closing_from(facts.ends[-1][1])))
+    claim = proved(document)
+    issued_before, changed = read_all(folder)
+    others = [
+        c
+        for other, d in issued_before
+        if other != name and (c := proved(d)) and d["peers"]["issued"] <= issued
+    ]
+    known = [(c["epsilon"], c["delta"]) for c in (*others, claim) if c is not None]
+    epsilon, delta = compose(known)
+    content, signature = read_document(bundle.folder / "network.json")
+    document["peers"] = {
+        "network": network.name,
+        "network_file": {"network": content, "signature": signature},
+        "decisions": [list(decision) for decision in facts.decisions],
+        "ends": [list(end) for end in facts.ends],
+        "decided": facts.decided,
+        "members": [p.name for p in network.peers],
+        "peer": network.peers[document["public"]["unlearner"]].name,
+        "issuer": bundle.name,
+        "chapter": facts.chapter,
+        "run": facts.run,
+        "requests": list(facts.requests),
+        "version": version,
+        "issued": issued,
+        "visits": hashlib.sha256(text.encode()).hexdigest(),
+        "erased_after_hop": facts.erased_after,
+        "receipts": [facts.receipts[p] for p in sorted(facts.receipts)],
+        "pending": facts.pending(network),
+        "composed": {
+            "certificates": len(known),
+            "epsilon": epsilon,
+            "delta": delta,
+            "rule": rule_without([other for other in changed if other != name]),
+        },
+    }
+    signed = sign(document, bundle.keys.signing, bundle.certificate_pem.decode())
+    place.mkdir(parents=True, exist_ok=True)
+    write_file(place / TRANSCRIPT, transcript.text())
+    write_file(place / VISITS, text)
+    write_file(place / FILE, text_of(signed))
+    return signed
+
+
+def visits_text(visits: Sequence[dict[str, Any]]) -> str:
+    """Signed visits, one a line; the first line holds the certificates they were signed with."""
+    pems = sorted({str(v["certificate"]) for v in visits})
+    lines = [canonical({"certificates": pems})]
+    for visit in visits:
+        lines.append(canonical({**visit, "certificate": pems.index(visit["certificate"])}))
+    return "".join(line + "\n" for line in lines)
+
+
+def read_visits(path: Path) -> list[dict[str, Any]]:
+    """The visits that :func:`visits_text` wrote."""
+    try:
+        first, *rest = path.read_text(encoding="ascii").splitlines()
+        pems = json.loads(first)["certificates"]
+        found = [json.loads(text) for text in rest]
+        return [{**v, "certificate": str(pems[v["certificate"]])} for v in found]
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise Corrupt(f"{path.name} does not hold signed visits.") from error
+
+
+def check(
+    document: Mapping[str, Any],
+    transcript: Transcript,
+    place: Path,
+    authority: Path,
+    network: Path | None = None,
+) -> tuple[list[str], list[str]]:
+    """Problems and notes about what a certificate says of peers.
+
+    ``place`` is its file, ``authority`` the file of the network's CA.  ``network`` is the newest
+    file of the network: only with it can be seen what was revoked since.
+    """
+    try:
+        said = document["peers"]
+        trust = _trust(said, authority, network)
+        names = [p.name for p in trust.network.peers]
+        if (said["members"], said["network"]) != (names, trust.network.name):
+            return ["members are not those of the network's file"], []
+        _check_issuer(document, said, trust, newest=network is not None)
+        path = place.with_name(VISITS)
+        if not path.is_file():
+            return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
+        if hashlib.sha256(path.read_bytes()).hexdigest() != said["visits"]:
+            return [f"{VISITS} is not the file that was certified"], []
+        visits = read_visits(path)
+        specs = _check_decided(said, trust, names)
+        _check_header(transcript, specs, said, trust.network)
+        places = _line(specs, trust.network, decided=said["decided"] is True)
+        _check_visits(visits, transcript, trust, places)
+        last = _check_ends(said, trust, specs, visits, places)
+        if document["model"] != released_as(last):
+            return ["the model is not the one that the peers decided on"], []
+        signers = _check_receipts(said, trust, last.digest)
+        if names[document["public"]["unlearner"]] != said["peer"]:
+            return ["peers.peer is not the peer that forgets"], []
+    except UnwalkError as error:
+        return [str(error).rstrip(".")], []
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return [f"peers lacks or mistypes {error}"], []
+    notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
+    notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
+    if said["decisions"]:
+        notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
+    notes.append("a quorum signed which visits and which model each chapter on the line ended with")
+    if network is None:
+        notes.append("revocation not checked: that needs --network with the network's newest file")
+    else:
+        notes.append(f"revocation checked with version {trust.network.version} of the network")
+    if signers:
+        notes.append(f"erasure is signed by {', '.join(signers)}")
+    gone = sorted(r["peer"] for r in said["receipts"] if r["run"] == LEFT)
+    if gone:
+        notes.append(f"left, with everything erased: {', '.join(gone)}")
+    if said["pending"]:
+        notes.append(f"still pending: {', '.join(said['pending'])}")
+    alone = ["version", "issued", "composed"]
+    if said["decided"] is not True:
+        alone.append("that no visit used the records")
+    notes.append(f"said by the issuer alone: {', '.join(alone)}")
+    return [], notes
+
+
+def _trust(said: Mapping[str, Any], authority: Path, newest: Path | None) -> Trust:
+    """The network that a certificate was issued in, as its CA signed it."""
+    shown, ca = said["network_file"], read_pem(authority)
+    network = network_from(shown["network"], shown["signature"], ca, "peers.network_file")
+    if newest is not None:
+        given = read_network(newest, ca)
+        if given.run_id != network.run_id:
+            raise Refused(f"the certificate is not from the run that {newest} is of.")
+        network = given
+    return Trust(ca, network)
+
+
+def _check_issuer(
+    document: Mapping[str, Any], said: Mapping[str, Any], trust: Trust, *, newest: bool
+) -> None:
+    """The peer that the certificate names as its issuer has to have signed it, with its own key.
+
+    Nobody but the issuer says when requests without a walk were answered: it may not have been
+    revoked from any chapter on, as far as the newest network file tells.
+    """
+    signer = document["signer"]
+    identity = trust.identity(str(signer["chain"]), past=True, chapter=said["chapter"])
+    if identity.peer != said["issuer"]:
+        raise Refused(f"the certificate says that {said['issuer']} issued it, not {identity.peer}.")
+    if raw_key(identity.signing).hex() != signer["public_key"]:
+        raise Refused(f"the key that signed is not that of {identity.peer}.")
+    first = trust.network.revoked.get(identity.serial)
+    if newest and said["decided"] is not True and first is not None:
+        raise Refused(
+            f"the certificate of {identity.peer} was revoked from chapter {first} on, and nobody "
+            "else says that its records were never used."
+        )
+
+
+def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) -> list[Spec]:
+    """What was decided has to be what is certified: for whom, by whom, and which requests.
+
+    The chapters that were decided.
+    """
+    run = trust.network.run_id
+    specs = minutes.read_all(trust, run, said["decisions"])
+    if len(specs) != said["chapter"]:
+        raise Refused(f"{len(specs)} chapters are shown as decided, not {said['chapter']}.")
+    if specs:
+        run = run_of(run, specs[-1])
+    if said["run"] != run:
+        raise Refused("the certificate is about another walk than the chapter that is shown.")
+    if said["decided"] is not True:
+        if said["issuer"] != said["peer"]:
+            raise Refused("only the peer itself can say that its records were never used.")
+        return specs
+    spec = specs[-1]
+    stated = (said["requests"], said["peer"], said["issuer"])
+    if stated != (list(spec.requests), names[spec.peer], names[spec.holder]):
+        raise Refused("requests, peer or issuer are not those that the peers decided on.")
+    return specs
+
+
+def _check_header(
+    transcript: Transcript, specs: Sequence[Spec], said: Mapping[str, Any], network: Network
+) -> None:
+    """What accountants read in the header has to follow from the network's file and decisions."""
+    book, known = Book(network), marked(specs)
+    if said["decided"] is True:
+        plan = book.forgetting(known[-1], said["run"], known[:-1])
+    else:
+        u, asked = network.index(said["peer"]), tuple(said["requests"])
+        before, records = len(transcript.hops), transcript.header["forget"]
+        plan = book.quiet(silent_spec(known, before, u, asked, records), said["run"], known)
+    wanted = json.loads(canonical(plan.header()))
+    shown = {k: v for k, v in transcript.header.items() if k != "recovered"}
+    for name in sorted((wanted.keys() | shown.keys()) - {"unwalk"}):
+        if wanted.get(name) != shown.get(name):
+            raise Refused(
+                f"the transcript's header has {name} {shown.get(name)!r}; by the network's file "
+                f"and what was decided it is {wanted.get(name)!r}."
+            )
+
+
+def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:
+    """The visits that a certificate rests on, as (chapter, walk, number in it), and no others.
+
+    Those are the visits that led to the model before the request and, where a chapter was decided
+    for it, that chapter's own.
+    """
+    runs = [network.run_id, *(run_of(network.run_id, spec) for spec in specs)]
+    hops = resolve(network.settings, where="the network file").train.hops
+    known = marked(specs)
+    places = line(hops, known[:-1] if decided else known)
+    if decided:
+        places += [(specs[-1].number, k) for k in range(1, specs[-1].hops + 1)]
+    return [(chapter, runs[chapter], place) for chapter, place in places]
+
+
+def _check_visits(
+    visits: list[dict[str, Any]],
+    transcript: Transcript,
+    trust: Trust,
+    places: Sequence[tuple[int, str, int]],
+) -> None:
+    """Every visit is of the line that was decided, signed, and handed on by the one before it."""
+    if not len(visits) == len(transcript.hops) == len(places):
+        raise Corrupt(
+            f"{len(visits)} visits were signed and {len(transcript.hops)} are certified; "
+            f"{len(places)} were walked."
+        )
+    last = transcript.header["phases"][-1]["name"]
+    before: Hop | None = None
+    rows = zip(visits, transcript.hops, places, strict=True)
+    for number, (visit, hop, (chapter, run, place)) in enumerate(rows, 1):
+        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]), chapter)
+        if as_walked(signed, number, last) != hop:
+            raise Corrupt(f"hop {number} is not what peer {hop.receiver} signed.")
+        if signed.phase_hop != place:
+            raise Corrupt(f"hop {number} is visit {signed.phase_hop} of its walk, not {place}.")
+        if place > 1 and before is not None and signed.sender != before.receiver:
+            raise Corrupt(
+                f"hop {number} came from peer {signed.sender}, not from that of the hop before."
+            )
+        before = signed
+
+
+def _check_ends(
+    said: Mapping[str, Any],
+    trust: Trust,
+    specs: Sequence[Spec],
+    visits: Sequence[dict[str, Any]],
+    places: Sequence[tuple[int, str, int]],
+) -> Closing:
+    """The visits have to be those that the peers decided on, of each chapter on the line.
+
+    How the last of them ended.
+    """
+    walked: dict[int, list[dict[str, Any]]] = {}
+    for visit, (chapter, _, _) in zip(visits, places, strict=True):
+        walked.setdefault(chapter, []).append(visit)
+    shown = codec.listed(said["ends"], "ends", most=minutes.MOST_CHAPTERS + 1)
+    if [end[0] for end in shown] != sorted(walked):
+        raise Refused("it is not shown of each chapter on the line how it ended.")
+    closing = None
+    for number, text, decision, rest in shown:
+        closing = minutes.read_end(trust, number, specs, text, decision)
+        if closing.void:
+            raise Refused(f"chapter {number} was given up; it ended without a visit.")
+        found = visits_digest(walked[number], codec.digest(rest, "the rest of the visits"))
+        if found != closing.visits:
+            raise Refused(
+                f"the visits of chapter {number} are not those that the peers decided on."
+            )
+    assert closing is not None
+    after = len(places)
+    if said["decided"] is True:
+        after = 0 if specs[-1].method == "restart" else specs[-1].position
+    if said["erased_after_hop"] != after:
+        raise Refused(f"what was erased begins after hop {after}, by what was decided.")
+    return closing
+
+
+def _check_receipts(said: Mapping[str, Any], trust: Trust, end: str) -> list[str]:
+    names = set()
+    for record in said["receipts"]:
+        receipt = Receipt.from_json(record)
+        if receipt.run == LEFT:  # it kept nothing at all
+            receipt.check(trust, chapter=0)
+        else:
+            receipt.check(trust, run=said["run"], chapter=said["chapter"], end=end)
+        names.add(receipt.peer)
+    pending = list(said["pending"])
+    everybody = sorted([*names, *pending]) == sorted(said["members"])
+    nobody = not names and not pending and said["decided"] is not True and said["chapter"] == 0
+    if not everybody and not nobody:
+        raise Corrupt("receipts and pending peers are not all peers, each once.")
+    return sorted(names)
+
+
+def released_as(closing: Closing) -> dict[str, str]:
+    """What a certificate says of the model that a chapter ended with."""
+    return {"file": MODEL, "sha256": closing.model}
+
+
+def released(document: Mapping[str, Any], place: Path) -> bytes | None:
+    """The model that a certificate is for: beside its file, or made from the store it lies in."""
+    if place.with_name(MODEL).is_file():
+        return place.with_name(MODEL).read_bytes()
+    store = place.resolve().parent.parent.parent
+    try:
+        said, run = document["model"], document["peers"]["run"]
+        with closing_file(read_only(store / "state.sqlite")) as db:
+            row = db.execute("SELECT state FROM runs WHERE run = ?", (run,)).fetchone()
+        end = json.loads(row[0])["committed"]
+        raw = salted(store / "tokens" / f"{end['token']}.safetensors", end["salt"])
+    except (OSError, sqlite3.Error, LookupError, TypeError, ValueError):  # nobody's store, or gone
+        return None
+    return raw if model_of(raw) == said else None
+
+
+def verified(place: Path, authority: Path, network: Path | None = None) -> dict[str, Any]:
+    """What ``unwalk verify --json`` says of the certificate in a file, with its CA trusted."""
+    document = read_certificate(place)
+    path = place.with_name(TRANSCRIPT)
+    transcript = Transcript.read(path) if path.is_file() else None
+    model = released(document, place)
+    verdict = verify(document, transcript, model=model, trust=str(authority), now=now())
+    problems, notes = list(verdict.problems), list(verdict.notes)
+    if transcript is not None:
+        found, said = check(document, transcript, place, authority, network)
+        problems, notes = problems + found, notes + said
+    return {
+        "verdict": "changed" if problems else verdict.headline,
+        "problems": problems,
+        "checked": notes,
+        "signer": verdict.signer,
+        "trusted": verdict.known,
+        "model": verdict.model,
+        "replayed": False,
+        "claims": document["claims"],
+        "badge": None if problems else badge_of(document),
+        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
+        "not_shown": document["not_shown"],
+    }

@@ -1,0 +1,251 @@
+"""How a chapter forgets: which way reaches the grade, from which token, and the plan of its walk.
+
+``exact``: *rewind* to the token as it first came to u, which cannot depend on u's records, and on
+from there without the forgotten ones; or *restart* from the public initial model where that token
+is gone.  ``certified``: the ledger *seal*, where task and training meet its conditions.  What
+cannot be reached is refused with the reason before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from unwalk import methods
+from unwalk.core import events as ev
+from unwalk.core.errors import Refused
+from unwalk.core.plan import Phase, Plan
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.methods.ledgered import probe
+from unwalk.methods.network_sgd import train_phase
+from unwalk.methods.record import Decided, Request
+from unwalk.methods.restart import RestartSettings
+from unwalk.methods.rewind import RewindSettings
+from unwalk.methods.seal import SealSettings
+from unwalk.peers.handover.visit import assembled_of, carried_out
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.protocol.schedule import METHODS, Spec, line
+from unwalk.runs.assemble import Assembled
+from unwalk.runs.facts import public_facts
+from unwalk.settings.config import Config
+from unwalk.walks import FirstTo, Uniform
+
+Visits = Mapping[int, Sequence[dict[str, Any]]]
+"""Chapter number to its committed visits, in order, each as it was signed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """The plans of a network's chapters, as one peer carries them out."""
+
+    network: Network
+    secret: bytes | None = None
+
+    @cached_property
+    def assembled(self) -> Assembled:
+        """Task, graph and settings."""
+        return assembled_of(self.network)
+
+    @property
+    def training(self) -> Plan:
+        """Chapter 0."""
+        run = self.network.run_id
+        return carried_out(self.assembled.training(), self.network, run, self.secret)
+
+    @property
+    def hops(self) -> int:
+        """Visits of the training walk."""
+        return self.assembled.config.train.hops
+
+    def check(self, peer: int, grade: str, method: str | None, records: int) -> None:
+        """Refuse a request that no chapter could answer."""
+        config = self.assembled.config
+        if method is not None and METHODS.get(method) != grade:
+            ways = [name for name, reached in METHODS.items() if reached == grade]
+            raise Refused(
+                f"method {method!r} does not reach grade {grade!r} between peers; allowed: "
+                f"{' or '.join(ways)}.",
+                "grade",
+            )
+        if method == "rewind":
+            self._rewindable()
+        if grade == "certified":
+            if visits := config.of(SealSettings).visits:
+                raise Refused(f"seal.visits is {visits}; peers seal with 0.", "peer-visits")
+            budget = (config.unlearn.epsilon, config.unlearn.delta)
+            probed = Spec(1, peer, "seal", grade, *budget, ("",), records, 1, 0, 1, peer)
+            probe(self._request(probed))
+
+    def _rewindable(self) -> None:
+        train = self.assembled.config.train
+        if train.keep != "last":
+            raise Refused(f"rewind needs train.keep = last; it is {train.keep!r}.", "iterate")
+        if train.state == "local" and train.optimizer != "sgd":
+            raise Refused(
+                "peers do not keep old local optimizer state, so none can be rewound.",
+                "local-state",
+            )
+
+    def ways(self, grade: str, method: str | None) -> list[str]:
+        """The methods that may answer a request, the one to be preferred first."""
+        if method is not None:
+            return [method]
+        if grade == "certified":
+            return ["seal"]
+        try:
+            self._rewindable()
+        except Refused:
+            return ["restart"]
+        return ["rewind", "restart"]
+
+    def hops_of(self, method: str, before: int, position: int) -> int:
+        """How many visits a chapter makes."""
+        if method == "rewind":
+            return before - position
+        return self.hops if method == "restart" else self.assembled.config.unlearn.hops
+
+    def _config(self, spec: Spec) -> Config:
+        config = self.assembled.config
+        unlearn = config.unlearn
+        if spec.epsilon is not None and spec.delta is not None:
+            unlearn = replace(unlearn, epsilon=spec.epsilon, delta=spec.delta)
+        settled = config.having(RewindSettings("first-contact"), RestartSettings(local_steps=0))
+        return replace(settled, forget=replace(config.forget, peer=spec.peer), unlearn=unlearn)
+
+    def _request(self, spec: Spec, walked: Transcript | None = None) -> Request:
+        assembled = self.assembled
+        header, buffers = self._header(spec), assembled.model.buffers
+        return Request(self._config(spec), assembled.task, header, buffers, walked)
+
+    def _header(self, spec: Spec) -> dict[str, Any]:
+        config, task = self._config(spec), self.assembled.task
+        facts = public_facts(config, task, self.assembled.model, spec.method, 1.0 / task.peers)
+        found = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
+        found["withdrawals"] = True
+        return {**found, "vanished": True} if spec.vanished else found
+
+    def _phase(self, spec: Spec, decided: Decided) -> Phase:
+        peers = len(self.network.peers)
+        decided = replace(decided, p=1.0 / peers, peers=peers)
+        phase = methods.METHODS[spec.method].phase(self._config(spec), decided)
+        if spec.vanished and spec.method == "rewind":
+            phase = replace(phase, route=FirstTo(spec.holder, Uniform()))
+        return replace(phase, name=spec.phase, hops=spec.hops)
+
+    def _before(self, spec: Spec, earlier: Sequence[Spec]) -> list[Phase]:
+        """What was walked before a chapter, as phases of the line that led to its start."""
+        counts = Counter(chapter for chapter, _ in line(self.hops, earlier))
+        phases = []
+        for chapter, hops in sorted(counts.items()):
+            if chapter == 0:
+                phases.append(replace(train_phase(self._config(spec)), hops=hops))
+            else:
+                told = earlier[chapter - 1]
+                phase = self._phase(told, Decided(start_hop=told.position + 1, std=1.0))
+                phases.append(replace(phase, hops=hops))
+        return phases
+
+    def forgetting(
+        self,
+        spec: Spec,
+        run: str,
+        earlier: Sequence[Spec],
+        walked: Transcript | None = None,
+    ) -> Plan:
+        """The walk of a chapter that follows ``earlier`` ones.
+
+        u has to bring what was ``walked`` before, from which its noise is calculated.
+        """
+        config, public = self._config(spec), self._header(spec)
+        del public["unlearner"]
+        decided = Decided()
+        if spec.method == "rewind":
+            decided = Decided(start_hop=spec.position + 1, hops=spec.hops)
+        elif spec.method == "seal":
+            decided = Decided(std=1.0)  # nobody but u ever uses it
+            if walked is not None:
+                decided = methods.METHODS["seal"].decide(self._request(spec, walked))
+        phases = (*self._before(spec, earlier), self._phase(spec, decided))
+        assembled = replace(self.assembled, config=config)
+        plan = assembled.plan(*phases, method=spec.method, public=public)
+        return carried_out(plan, self.network, run, self.secret)
+
+    def quiet(self, spec: Spec, run: str, earlier: Sequence[Spec]) -> Plan:
+        """No walk at all: what is to be forgotten was never used."""
+        plan = self.forgetting(spec, run, earlier)
+        *before, phase = plan.phases
+        public = {**plan.public, "rewind": "unused"}
+        return replace(plan, phases=(*before, replace(phase, hops=0)), public=public)
+
+
+def silent_spec(
+    earlier: Sequence[Spec], before: int, peer: int, requests: tuple[str, ...], records: int
+) -> Spec:
+    """A chapter that would forget what was never used, after ``earlier`` ones: it has no walk."""
+    last = max((spec.number for spec in earlier if not spec.void), default=0)
+    return Spec(
+        number=len(earlier) + 1,
+        peer=peer,
+        method="rewind",
+        grade="exact",
+        epsilon=None,
+        delta=None,
+        requests=requests,
+        records=records,
+        before=before,
+        position=0,
+        hops=1,
+        holder=peer,
+        after=last,
+    )
+
+
+def walked(header: dict[str, Any], places: Sequence[tuple[int, int]], visits: Visits) -> Transcript:
+    """The transcript of the visits at ``places`` (see :func:`unwalk.peers.protocol.schedule.line`).
+
+    Visits of earlier chapters are counted anew, without digests; what was "retained" for an
+    earlier request may be forgotten now, so that it counts as "all"; and where a chapter went back
+    to a token, the line goes on from that very token.  The last chapter's visits stand as they
+    were signed.
+    """
+    made = Transcript(header)
+    last = header["phases"][-1]["name"]
+    for number, (chapter, place) in enumerate(places, 1):
+        made.add(as_walked(Hop.from_json(visits[chapter][place - 1]["visit"]), number, last))
+    return made
+
+
+def as_walked(hop: Hop, number: int, last: str) -> Hop:
+    """A signed visit as it stands in the transcript of a later chapter ``last``."""
+    if hop.phase == last:
+        return hop
+    return replace(hop, hop=number, events=tuple(map(_as_walked, hop.events)), digest=None)
+
+
+def _as_walked(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.GradientSteps) and event.data == "retained":
+        return replace(event, data="all", touched=True)
+    if isinstance(event, ev.Start) and event.start == "arrival":
+        return replace(event, start="token", hop=None)
+    return event
+
+
+def first_visit(peer: int, places: Sequence[tuple[int, int]], visits: Visits) -> int | None:
+    """The place on the line (0 is the first) of a peer's first visit, or None."""
+    for index, (chapter, place) in enumerate(places):
+        if visits[chapter][place - 1]["visit"]["receiver"] == peer:
+            return index
+    return None
+
+
+def started(number: int, specs: Sequence[Spec]) -> int:
+    """After how many visits of the line a chapter began."""
+    if number == 0:
+        return 0
+    return specs[number - 1].kept
+
+
+__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "started", "walked"]

@@ -1,0 +1,1 @@
+"""One walk at one peer: the token taken, visited and handed on."""

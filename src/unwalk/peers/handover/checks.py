@@ -1,0 +1,247 @@
+"""What a peer lets in: every offer and message is checked before anything touches its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from unwalk.core.errors import Corrupt, InvalidInput, Refused
+from unwalk.core.plan import Move
+from unwalk.peers.handover.visit import ATTEMPTS, Work
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.identity.trust import Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.handover import Parcel, Value
+from unwalk.peers.protocol.hoplog import Entry, lineage_json, parse_entry
+from unwalk.peers.storage.token_files import TokenFile, check_token, open_token
+from unwalk.peers.transport.wire import MESSAGE
+
+PROTOCOL = 3
+SHORT = 4 << 10
+"""Bytes of a message that counts as one call."""
+HEAD = ("protocol", "network", "run", "kind")
+OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A token that somebody wants to hand over.
+
+    Its digest and ``entry``, the signed head of its log, come last: see :meth:`Gate.stamped`.
+    """
+
+    sender: int
+    parcel: Parcel
+    path: tuple[int, ...]
+    mover: int
+    attempt: int
+    move: Move
+    passed_over: tuple[int, ...]
+    size: int
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True)
+class FinalOffer:
+    """The last token of a walk, for a peer that does not have it yet."""
+
+    value: Value
+    size: int
+
+
+@dataclass(eq=False)
+class Rate:
+    """A bucket of calls for each peer: ``rate`` a second, twice as many at once.
+
+    A long message counts as many: reading it takes as long as reading them.
+    """
+
+    rate: float
+    buckets: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def allows(self, peer: int, now: float, size: int = 0) -> bool:
+        """Whether one more call, of so many bytes, is within the limit."""
+        full = 2.0 * self.rate
+        level, then = self.buckets.get(peer, (full, now))
+        level = min(full, level + (now - then) * self.rate)
+        cost = min(max(1.0, size / SHORT), full)
+        allowed = level >= cost
+        self.buckets[peer] = (level - cost if allowed else level, now)
+        return allowed
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """The checks of one peer."""
+
+    network: Network
+    trust: Trust
+    work: Work
+    peer: int
+    run: str
+
+    def message(self, data: bytes) -> dict[str, Any]:
+        """A small message for this network and run; its own fields are not checked yet."""
+        record = codec.parse(data, MESSAGE)
+        if codec.whole(record.get("protocol"), "protocol") != PROTOCOL:
+            raise Refused(f"protocol {PROTOCOL} is spoken here.")
+        if record.get("network") != self.network.name:
+            raise Refused(f"this is network {self.network.name}.")
+        if record.get("run") != self.run:
+            raise Refused("that run is not known here.")
+        return record
+
+    def near(self, a: int, b: int) -> bool:
+        """Whether the graph lets ``a`` hand the token to ``b``."""
+        if self.work.graph.complete:
+            return a != b
+        return b in self.work.graph.neighbours(a)
+
+    def offer(self, sender: int, data: bytes) -> Offer | FinalOffer:
+        """An offer whose envelope is in order."""
+        if not self.near(sender, self.peer):
+            raise Refused(f"peer {sender} is no neighbour of peer {self.peer}.")
+        record = self.message(data)
+        if record.get("kind") == "final":
+            codec.fields_of(record, "an offer", *HEAD, "value", "size")
+            return FinalOffer(codec.value_from(record["value"]), self._size(record["size"]))
+        codec.fields_of(record, "an offer", *HEAD, *OFFER_FIELDS)
+        if record["kind"] != "offer":
+            raise Corrupt("a token is offered as something unknown.")
+        parcel = codec.bare_parcel_from(record["parcel"])
+        path = self._path(sender, record["path"])
+        self._place(parcel)
+        mover, attempt, move = self._move(record["move"])
+        if move.path[-len(path) :] != path:
+            raise Corrupt("the path does not end where the move ends.")
+        relays = len(move.path) - len(path)
+        recovered = parcel.hop == parcel.lineage[-1][1]  # and so maybe by a peer that relayed it
+        if parcel.leg < relays or (parcel.leg > relays and not recovered):
+            raise Corrupt(f"the token was relayed {relays} times, not {parcel.leg}.")
+        over = codec.listed(record["passed_over"], "passed_over", most=len(self.network.peers))
+        return Offer(
+            sender,
+            parcel,
+            path,
+            mover,
+            attempt,
+            move,
+            tuple(self._peer(p, "passed_over") for p in over),
+            self._size(record["size"]),
+        )
+
+    def stamped(self, offer: Offer, data: bytes) -> Offer:
+        """The offer with the signed log entry that its sender sent after the token's bytes."""
+        entry = parse_entry(codec.parse(data, MESSAGE))
+        token = codec.digest(entry["body"].get("token"), "token")
+        parcel = replace(offer.parcel, chain=entry["chain"], token=token)
+        self._entry(parcel, entry)
+        elsewhere = parcel.leg > len(offer.move.path) - len(offer.path)  # a relay drew again
+        movers = {entry["body"]["peer"], *([offer.sender] if elsewhere else [])}
+        if offer.mover not in movers:
+            raise Refused(f"peer {offer.mover} did not have the token to send it on.")
+        return replace(offer, parcel=parcel, entry=entry)
+
+    def _peer(self, value: Any, what: str) -> int:
+        return codec.whole(value, what, high=len(self.network.peers) - 1)
+
+    def _size(self, value: Any) -> int:
+        most = min(self.network.limits.token_bytes, self.work.most_bytes)
+        size = codec.whole(value, "size", low=8, high=1 << 48)
+        if size > most:
+            raise Refused(f"the token has {size} bytes; allowed: {most}.")
+        return size
+
+    def _path(self, sender: int, value: Any) -> tuple[int, ...]:
+        items = codec.listed(value, "path", most=len(self.network.peers))
+        path = tuple(self._peer(p, "path") for p in items)
+        if not path or path[0] != self.peer:
+            raise Refused("the token is not for this peer.")
+        for here, there in pairwise(path):
+            if not self.near(here, there):
+                raise Refused(f"the path goes from {here} to {there}, which are no neighbours.")
+        return path
+
+    def _place(self, parcel: Parcel) -> None:
+        if not 1 <= parcel.hop < self.work.hops:
+            raise Refused(f"hop {parcel.hop} is offered; allowed: 1 to {self.work.hops - 1}.")
+        if parcel.leg >= len(self.network.peers):
+            raise Refused("the token was relayed more often than there are peers.")
+        for (_, opener), _ in parcel.lineage:
+            self._peer(opener, "generation")
+
+    def _move(self, value: Any) -> tuple[int, int, Move]:
+        names = ("mover", "attempt", "receiver", "path", "memory")
+        record = codec.fields_of(value, "a move", *names)
+        memory = record["memory"]
+        if not isinstance(memory, dict) or len(memory) > 16:
+            raise Corrupt("the route's memory is no small table.")
+        known = {str(k)[:64]: codec.whole(v, "memory") for k, v in memory.items()}
+        items = codec.listed(record["path"], "path", most=len(self.network.peers))
+        path = tuple(self._peer(p, "path") for p in items)
+        receiver = self._peer(record["receiver"], "receiver")
+        if not path or path[-1] != receiver:
+            raise Corrupt("the move does not end at its receiver.")
+        attempt = codec.whole(record["attempt"], "attempt", high=ATTEMPTS)
+        return self._peer(record["mover"], "mover"), attempt, Move(receiver, path, known)
+
+    def _entry(self, parcel: Parcel, entry: Entry) -> None:
+        """The signed head of the log has to say the same as the parcel."""
+        body = entry["body"]
+        same = {
+            "run": self.run,
+            "generation": list(parcel.generation),
+            "lineage": lineage_json(parcel.lineage),
+            "hop": parcel.hop,
+        }
+        if any(body.get(k) != v for k, v in same.items()):
+            raise Refused("the log entry says something else than the parcel.")
+        if body["kind"] == "hop" and body["visit"]["hop"] != self.work.base + parcel.hop:
+            raise Refused("the log entry is about another visit.")
+        signer = self.trust.signer(entry)
+        expected = parcel.generation[1] if body.get("kind") == "recovery" else body.get("peer")
+        if signer != expected or body.get("peer") != signer:
+            raise Refused(f"the log entry was not signed by peer {expected}.")
+
+    def content(self, offer: Offer, path: Path) -> TokenFile:
+        """The token's own bytes; whether they have the right digest is seen elsewhere."""
+        file = self._opened(path)
+        done = file.header["hop"] - self.work.base
+        if done != offer.parcel.hop:
+            raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
+        return file
+
+    def _opened(self, path: Path) -> TokenFile:
+        file = open_token(path, len(self.network.peers))
+        largest = self.network.limits.weight
+        check_token(file, self.work.expected, self.work.optional, largest)
+        return file
+
+    def final_content(self, path: Path) -> None:
+        """The bytes of the token after the last hop."""
+        file = self._opened(path)
+        done = file.header["hop"] - self.work.base
+        if done != self.work.hops:
+            raise Refused(f"the token is after hop {done}, not after the last one.")
+
+    def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
+        """The sender has to follow the route, which anybody can draw again.
+
+        It may draw again only where a draw led to somebody, or through somebody, passed over.
+        """
+        over, hop = set(offer.passed_over), offer.parcel.hop + 1
+        try:
+            for attempt in range(offer.attempt):
+                if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):
+                    raise Refused(f"draw {attempt} of the route led to nobody that is passed over.")
+            drawn = self.work.move(hop, offer.mover, memory, offer.attempt)
+        except InvalidInput as error:
+            raise Refused(f"the route leads nowhere from there: {error}") from error
+        if over & set(drawn.path):
+            raise Refused("the route leads through somebody that is said to be passed over.")
+        same = (drawn.receiver, drawn.path, dict(drawn.memory))
+        if same != (offer.move.receiver, offer.move.path, dict(offer.move.memory)):
+            raise Refused("the token was not sent where the route's rule leads.")

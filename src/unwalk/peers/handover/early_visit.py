@@ -1,0 +1,114 @@
+"""A visit begun ahead: while the token that it works on is still being written down.
+
+A visit changes nothing but the workspace, so it may begin as soon as a token's content is known
+to be in order, before its stamp has come, before it is flushed and before it is accepted.  What it
+did counts only if that very token is then accepted; otherwise it is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unwalk.core.plan import Move
+from unwalk.peers.handover.checks import Offer
+from unwalk.peers.handover.visit import Visited
+from unwalk.peers.protocol.handover import Parcel
+from unwalk.peers.storage.store import Incoming, KeptLocal
+from unwalk.peers.storage.token_files import TokenFile, open_token
+from unwalk.peers.transport.wire import MemoryPieces
+
+if TYPE_CHECKING:
+    from unwalk.peers.handover.service import Service
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A visit that is under way, and what it rests on."""
+
+    incoming: Incoming
+    file: TokenFile
+    move: Move
+    kept: KeptLocal | None
+    result: asyncio.Future[Visited]
+
+
+class Ahead:
+    """Visits of one service, begun ahead or when it is time.
+
+    ``reading`` is true while the workspace shows a token that is still being written, ``leaving``
+    is the way on which one leaves it: until both are over no other visit may use the workspace.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.begun: Begun | None = None
+        self.for_nothing: asyncio.Future[Visited] | None = None
+        self.reading = False
+        self.leaving: MemoryPieces | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody reads the workspace."""
+        return not self.reading and (self.leaving is None or self.leaving.gone.is_set())
+
+    def begin(
+        self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal | None
+    ) -> None:
+        """Begin the visit of a token that has arrived, if it ends here and nothing else is done."""
+        service = self.service
+        if len(offer.path) > 1 or service.state.held is not None or not self.free or self.begun:
+            return
+        if self.for_nothing is not None and not self.for_nothing.done():
+            return  # one at a time, or tokens that are not accepted could pile up work
+        result = self._start(file, offer.move, kept, first=False)
+        self.begun = Begun(incoming, file, offer.move, kept, result)
+
+    def leave(self, incoming: Incoming) -> None:
+        """The token was not accepted."""
+        if self.begun is not None and self.begun.incoming is incoming:
+            self._give_up(self.begun)
+            self.begun = None
+
+    def _give_up(self, begun: Begun) -> None:
+        begun.result.add_done_callback(_forget)
+        self.for_nothing = begun.result
+
+    async def visit(
+        self,
+        parcel: Parcel,
+        opened: tuple[str, TokenFile] | None,
+        move: Move,
+        kept: KeptLocal | None,
+    ) -> Visited:
+        """The visit of the token that is held."""
+        begun, self.begun = self.begun, None
+        file = opened[1] if opened is not None and opened[0] == parcel.token else None
+        if begun is not None:
+            if begun.file is file and (begun.move, begun.kept) == (move, kept):
+                return await begun.result
+            self._give_up(begun)
+        if self.leaving is not None:
+            await self.leaving.gone.wait()
+        if file is None:
+            service, loop = self.service, asyncio.get_running_loop()
+            await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
+            file = open_token(service.store.file(parcel.token), len(service.network.peers))
+        return await self._start(file, move, kept, first=parcel.hop == 0)
+
+    def _start(
+        self, file: TokenFile, move: Move, kept: KeptLocal | None, *, first: bool
+    ) -> asyncio.Future[Visited]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self.service.visits, self._work, file, move, kept, first)
+
+    def _work(self, file: TokenFile, move: Move, kept: KeptLocal | None, first: bool) -> Visited:
+        service = self.service
+        local = service.store.read_local(kept)
+        return service.work.visit(file.token(), move, local, first=first, loaded=file.give_back)
+
+
+def _forget(result: asyncio.Future[Visited]) -> None:
+    if not result.cancelled():
+        result.exception()

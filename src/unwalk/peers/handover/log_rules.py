@@ -1,0 +1,279 @@
+"""What a log entry may follow: one visit after the other, and one generation a recovery.
+
+A member that lies could claim visits that nobody did, or generations that nobody opened, and have
+the others drop their work.  So whoever takes a token checks its log back to the last entry that it
+knows, and whoever is told of a generation is shown how it was opened: by a peer that asked, and to
+which a quorum signed that none of them had seen the token any further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.transcript import canonical
+from unwalk.peers.handover.visit import Work
+from unwalk.peers.identity.trust import Bundle, Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.chapter import NO_TOKEN
+from unwalk.peers.protocol.consensus import Rules
+from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
+from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
+from unwalk.peers.transport.wire import MESSAGE
+from unwalk.walks import NOBODY, FirstTo
+from unwalk.walks.routes import Uniform
+
+PREFIX = b"unwalk-sighting-1:"
+MOST_ENTRIES = 64
+"""Entries of the log that travel with a token; what is missing is asked for."""
+MOST_RECOVERIES = 4096
+"""Entries of one log besides its hops."""
+SHORT_SIGHTING = 2048
+"""Bytes that a signed sighting may have, however many peers there are."""
+SIGNED = ("sighting", "signature", "certificate")
+
+
+def words(run: str, asker: int, chain: str, sighting: Mapping[str, Any]) -> bytes:
+    """What a sighting's signature is on: who asked, and from where it would go on."""
+    said = {"run": run, "asker": asker, "chain": chain, "sighting": dict(sighting)}
+    return PREFIX + canonical(said).encode()
+
+
+def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -> dict[str, Any]:
+    """A sighting with this peer's signature."""
+    said = codec.sighting_to(sighting)
+    signature = bundle.sign(words(run, asker, chain, said)).hex()
+    pem = bundle.certificate_pem.decode()
+    return {"sighting": said, "signature": signature, "certificate": pem}
+
+
+def prefix(one: Lineage, other: Lineage) -> bool:
+    """Whether ``other`` goes on from ``one``.
+
+    >>> prefix((((0, 1), 0),), (((0, 1), 0), ((1, 2), 5)))
+    True
+    """
+    return other[: len(one)] == one
+
+
+def known_by(seen: Iterable[Sighting], lies: int) -> int:
+    """The highest number of a generation that an honest peer among ``seen`` knows of.
+
+    Who recovers may be one of those who lie; so one fewer of the others may.
+
+    >>> far, near = Sighting((9, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
+    >>> known_by([far, near], 2), known_by([far, near], 1)
+    (2, 9)
+    """
+    numbers = sorted((s.fence[0] for s in seen), reverse=True)
+    return numbers[max(lies, 1) - 1] if len(numbers) >= max(lies, 1) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Succession:
+    """The checks of one walk at one peer."""
+
+    trust: Trust
+    work: Work
+    rules: Rules
+    run: str
+    start: str
+    only: int | None = None
+    """The peer that alone may begin the walk; None: whoever has what it begins with."""
+    saw: Callable[[Entry], None] = lambda entry: None
+    """Hears of every entry that its peer has signed, whether or not it fits."""
+    opened: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The generations that a peer was seen to open after a visit."""
+
+    @cached_property
+    def first(self) -> int:
+        """The peer that the walk begins with."""
+        return self.work.move(1, NOBODY, {}, 0).receiver
+
+    def route(self, entries: Sequence[Entry]) -> None:
+        """Refuse a whole log, each entry of which follows the one before, off the route.
+
+        The route is drawn again: each visit has to be where it leads, past those that its entry
+        names as passed over.  Whoever recovers a walk that has not begun does the first visit.
+        """
+        at, memory = NOBODY, dict[str, int]()
+        for entry in entries:
+            body = entry["body"]
+            if body["kind"] == "hop":
+                memory = self._led(body, at, memory)
+            at = body["peer"]
+
+    def _led(self, body: Mapping[str, Any], at: int, memory: dict[str, int]) -> dict[str, int]:
+        """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""
+        over = codec.listed(body["passed_over"], "passed_over", most=len(self.trust.network.peers))
+        begun = body["hop"] == 1 and at != NOBODY
+        found = self.work.choose(body["hop"], NOBODY if begun else at, memory, over)
+        if found is None:
+            raise Refused(f"the route leads nowhere from visit {body['hop'] - 1}.")
+        drawn = replace(found[1], receiver=at, path=()) if begun else found[1]
+        visit = body["visit"]
+        if (drawn.receiver, drawn.path) != (visit["receiver"], tuple(visit["path"])):
+            raise Refused(f"visit {body['hop']} is not where the route leads.")
+        return dict(drawn.memory)
+
+    def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
+        """A signed sighting, and whose it is; refused unless it answers that question."""
+        found = codec.fields_of(record, "a sighting", *SIGNED)
+        sighting = codec.sighting_from(found["sighting"])
+        data = words(self.run, asker, chain, found["sighting"])
+        most = max(SHORT_SIGHTING, MESSAGE // (2 * len(self.trust.network.peers)))
+        if len(data) > most:  # or a recovery could not be handed on that shows it
+            raise Refused(f"a sighting has {len(data)} bytes; allowed: up to {most}.")
+        pem, signature = str(found["certificate"]), str(found["signature"])
+        name = self.trust.check(pem, signature, data, past=True)
+        return self.trust.network.index(name), sighting
+
+    def recovery(self, body: Mapping[str, Any], known: Lineage) -> tuple[Generation, Lineage]:
+        """The generation that a recovery opened, and its lineage; refused unless it was allowed.
+
+        ``known`` is the lineage that is known here: what came before the recovery must fit it, or
+        be what more peers signed than may lie.
+        """
+        peer, hop = body["peer"], body["hop"]
+        lineage = codec.lineage_from(body["lineage"])
+        *rest, (generation, since) = lineage
+        before = tuple(rest)
+        if not before or since != hop or generation != tuple(body["generation"]):
+            raise Refused("a recovery does not open one generation after another.")
+        items = codec.listed(body["sightings"], "sightings", most=len(self.rules.members))
+        seen: dict[int, Sighting] = {}
+        for item in items:
+            who, sighting = self.sighted(item, peer, body["previous"])
+            if who in self.rules.members and who not in (body["lost"], peer):
+                seen[who] = sighting  # what those two say of themselves does not matter
+        if len(seen) + 1 < self.rules.quorum:
+            raise Refused(f"a recovery shows {len(seen) + 1} peers of {self.rules.quorum}.")
+        for sighting in seen.values():
+            reached, place = sighting.reached
+            if sighting.over or (place[0] > hop and belongs(reached, place[0], before)):
+                raise Refused("a recovery goes back behind what others have seen.")
+        known_of = known_by(seen.values(), self.rules.lies)
+        highest = max(before[-1][0][0], known_of)
+        if generation != (highest + 1, peer):
+            raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
+        agreeing = [s for s in seen.values() if prefix(before, s.lineage)]
+        fits = prefix(before, known) or prefix(known, before)
+        if not fits and len(agreeing) <= self.rules.lies:
+            raise Refused("a recovery goes on from a lineage that nobody knows.")
+        return generation, lineage
+
+    def opening(self, record: Any, known: Lineage) -> tuple[Entry, Generation, Lineage]:
+        """The signed entry with which a generation was opened, checked."""
+        entry = parse_entry(record)
+        body = entry["body"]
+        if body["kind"] != "recovery" or body["run"] != self.run:
+            raise Refused("that entry opens no generation of this walk.")
+        if self.trust.signer(entry) != body["peer"]:
+            raise Refused("a recovery was not signed by the peer that it names.")
+        generation, lineage = self.recovery(body, known)
+        return entry, generation, lineage
+
+    def entry(self, entry: Entry, before: Mapping[str, Any] | None, known: Lineage) -> None:
+        """Refuse an entry that cannot follow the one with the body ``before``, or be the first."""
+        body = entry["body"]
+        if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
+            raise Refused("a log entry is of another walk, or not signed by its peer.")
+        self.saw(entry)
+        if before is not None and before["run"] != self.run:
+            raise Refused("a log entry goes on from one of another walk.")
+        lineage = codec.lineage_from(body["lineage"])
+        if before is None:
+            done, earlier, first = 0, lineage[:1], self.first
+            if body["previous"] != self.start or earlier != (((0, first), 0),):
+                raise Refused("a log does not begin where the walk began.")
+            if body["kind"] == "hop" and body["peer"] != first:
+                raise Refused(f"the first visit is not that of peer {first}.")
+        else:
+            done, earlier = before["hop"], codec.lineage_from(before["lineage"])
+        if lineage[-1][0] != tuple(body["generation"]):
+            raise Corrupt("a log entry is of another generation than its lineage.")
+        if body["kind"] == "recovery":
+            if body["hop"] != done or lineage[:-1] != earlier:
+                raise Refused("a recovery does not follow the entry before it.")
+            self._opener(body, before)
+            self.recovery(body, known)
+            return
+        visit = body["visit"]
+        if body["hop"] != done + 1 or lineage != earlier:
+            raise Refused(f"visit {body['hop']} does not follow visit {done}.")
+        if body["token_in"] != (before["token"] if before and done else NO_TOKEN):
+            raise Refused(f"visit {body['hop']} did not get the token that visit {done} left.")
+        counted = (visit["hop"], visit["phase"], visit["phase_hop"])
+        if counted != (self.work.base + body["hop"], self.work.phase.name, body["hop"]):
+            raise Refused("a log entry is about another visit.")
+        if before is not None and before["kind"] == "hop":
+            stayed = not visit["path"]
+            moved = visit["receiver"] != before["peer"] or self._moves_on
+            if visit["sender"] != before["peer"] or (stayed and moved):
+                raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
+        self._way(visit)
+        data = BARE + bare_text(self.run, lineage[-1][0], visit)
+        self.trust.check(entry["certificate"], body["bare"], data, past=True)
+
+    def _opener(self, body: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+        """A recovery goes on from a copy, which few can have.
+
+        Whoever made the entry before it kept one, and so did relays on the way from there.  What
+        a walk begins with is kept by all who have it.
+        """
+        if before is None or not before["hop"]:
+            if self.only not in (None, body["peer"]):
+                raise Refused(f"only peer {self.only} can begin this walk.")
+            return
+        if body["token"] != before["token"]:
+            raise Refused(f"a recovery goes on from another token than visit {body['hop']} left.")
+        if body["peer"] != before["peer"] and not self._relays:
+            raise Refused(
+                f"peer {body['peer']} has no copy from visit {body['hop']} to go on from."
+            )
+
+    @property
+    def _moves_on(self) -> bool:
+        """Whether the route never leaves the token where it is."""
+        route = self.work.phase.route
+        return isinstance(route.then if isinstance(route, FirstTo) else route, Uniform)
+
+    @property
+    def _relays(self) -> bool:
+        """Whether the token may be sent through peers that do not visit."""
+        return not self.work.graph.complete and not isinstance(self.work.phase.route, Uniform)
+
+    def admit(self, entry: Entry) -> None:
+        """Count the generations that a peer opens after one visit: as many as there are peers.
+
+        More are not needed: each passes over one peer that was lost.  So nobody can have a token
+        dropped again and again.
+        """
+        body = entry["body"]
+        if body["kind"] != "recovery":
+            return
+        numbers = self.opened.setdefault((body["peer"], body["hop"]), set())
+        if body["generation"][0] not in numbers and len(numbers) >= len(self.trust.network.peers):
+            raise Refused(
+                f"peer {body['peer']} has opened {len(numbers)} generations after visit "
+                f"{body['hop']}; no more are taken."
+            )
+        numbers.add(body["generation"][0])
+
+    def _way(self, visit: Mapping[str, Any]) -> None:
+        """A visit's way has to lead along the graph to its peer."""
+        peers = range(len(self.trust.network.peers))
+        path = codec.listed(visit["path"], "path", most=len(peers))
+        if any(type(p) is not int or p not in peers for p in path):
+            raise Corrupt("the way of a visit leads through nobody.")
+        whole = [visit["sender"], *path] if visit["sender"] in peers else path
+        graph = self.work.graph
+        for here, there in pairwise(whole):
+            if here == there or not (graph.complete or there in graph.neighbours(here)):
+                raise Refused(f"a visit came from {here} to {there}, which are no neighbours.")
+        if path and path[-1] != visit["receiver"]:
+            raise Refused("the way of a visit does not end at its peer.")

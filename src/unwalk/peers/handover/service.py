@@ -1,0 +1,487 @@
+"""The daemon: takes the token, does its visit, hands it on, and watches over what it handed on.
+
+All decisions are in :mod:`unwalk.peers.protocol.handover`; here they meet a disk, a network and
+a clock.
+State changes happen in the event loop's thread only, each as one transaction, with nothing
+awaited between deciding and writing: so they are atomic.  Visits and file writes run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from unwalk.core.errors import UnwalkError
+from unwalk.core.plan import Local, Move
+from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
+from unwalk.peers.handover.checks import Gate
+from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.early_visit import Ahead
+from unwalk.peers.handover.end_vote import Ends
+from unwalk.peers.handover.log_rules import Succession
+from unwalk.peers.handover.receiving import Intake, move_from, move_to
+from unwalk.peers.handover.recovery import SALT, Lookout
+from unwalk.peers.handover.sending import PAUSE, Delivery
+from unwalk.peers.handover.visit import Visited, Work
+from unwalk.peers.identity.trust import Bundle, Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.chapter import NO_TOKEN, Chapter
+from unwalk.peers.protocol.handover import Parcel, PeerState
+from unwalk.peers.protocol.hoplog import Entry, chain_start, hop_body, sign_entry
+from unwalk.peers.storage.disk_space import LOOK
+from unwalk.peers.storage.store import Arrival, KeptLocal, Store
+from unwalk.peers.storage.token_files import open_token, token_pieces
+from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.transport.wire import MemoryPieces, Transport
+from unwalk.walks import NOBODY
+
+TIDY = 0.02
+"""Seconds after a change before files that are no longer needed are removed, or later."""
+
+
+class Service:
+    """One peer in one chapter."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        trust: Trust,
+        work: Work,
+        store: Store,
+        transport: Transport,
+        journal: Journal,
+        chapter: Chapter | None = None,
+    ) -> None:
+        self.bundle, self.trust, self.work, self.store = bundle, trust, work, store
+        self.transport, self.journal = transport, journal
+        self.network = bundle.network
+        self.chapter = chapter or Chapter(0, self.network.run_id)
+        self.run_id = self.chapter.run
+        self.limits = self.network.limits
+        self.me = bundle.index
+        self.gate = Gate(self.network, trust, work, self.me, self.run_id)
+        self.metrics = Metrics(self.run_id, bundle.name)
+        self.stopping = self.closed = False
+        self.notify: Callable[[], None] = lambda: None
+        self.avoid: set[int] = set()
+        self.collecting = False
+        self._drawn: tuple[Any, tuple[int, Move] | None] = (None, None)
+        self.late = asyncio.Event()
+        self.broken: asyncio.Future[None] | None = None
+        self.ended: str | None = None
+        self.news = monotonic()
+        self.changed, self.over = asyncio.Event(), asyncio.Event()
+        self.whole = asyncio.Event()
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.hashing = ThreadPoolExecutor(1, "hashing")
+        self.visits = ThreadPoolExecutor(1, "visit")
+        self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
+        store.space.need = 2 * work.most_bytes
+        self.arrivals = store.arrivals(self.run_id)
+        self.state, self.open_move = self._first_state()
+        if self.state.committed is not None:
+            self.over.set()
+        self.talk, self.delivery, self.lookout = Talk(self), Delivery(self), Lookout(self)
+        self.intake, self.ahead = Intake(self), Ahead(self)
+        self.ends = Ends(self)
+        self.poll = self.ends.poll
+        spec = self.chapter.spec
+        only = spec.holder if spec is not None and spec.method == "seal" else None
+        self.succession = Succession(
+            trust, work, self.poll.rules, self.run_id, self.start_chain, only, self.saw
+        )
+
+    def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
+        found = self.store.load(self.run_id)
+        if found is not None:
+            return pr.restarted(found[0]), found[1]
+        chapter, digest = self.chapter, self.chapter.token
+        if chapter.public:
+            digest = self.store.write(token_pieces(self.work.initial()))
+        first = self.work.move(1, NOBODY, {}, 0)
+        state = pr.begin(
+            self.me,
+            self.network.rules(chapter.left).quorum,
+            self.work.hops,
+            first.receiver,
+            self.start_chain,
+            digest,
+            has=bool(digest),
+        )
+        move = move_to(NOBODY, 0, first, ()) if self.me == first.receiver else {}
+        kept = self.to_keep(state)
+        self.store.save(self.run_id, state, move, arrival=kept)
+        self.arrivals += [] if kept is None else [kept]
+        self.store.pinned.discard(digest)
+        self.store.collect(self.run_id, state)
+        return state, move
+
+    @property
+    def void(self) -> bool:
+        """Whether this walk was given up: it ended without a visit."""
+        committed = self.state.committed
+        return committed is not None and committed.chain == self.start_chain
+
+    def to_keep(self, state: PeerState) -> Arrival | None:
+        """The token that has just come to stay, if it is the first one of its lineage."""
+        parcel = state.held
+        if parcel is None or state.stage != "arrived" or self.chapter.contacted:
+            return None
+        for known in self.arrivals:
+            if known.peer == self.me and pr.belongs(known.generation, known.done, parcel.lineage):
+                return None
+        return Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
+
+    def came_first(self, parcel: Parcel) -> bool:
+        """Whether the token at this place was the first to come here to stay."""
+        place = (parcel.generation, parcel.hop, self.me)
+        return any((a.generation, a.done, a.peer) == place for a in self.arrivals)
+
+    def saw(self, entry: Entry) -> None:
+        """Somebody shows a log entry that its peer signed: did that peer sign another one before?
+
+        An honest peer shows nobody a visit before it is written down, and does it once.
+        """
+        body, store = entry["body"], self.store
+        here = body["run"] == self.run_id and 1 <= body["hop"] <= self.work.hops
+        if body["kind"] != "hop" or not here:
+            return
+        codec.pair(body["generation"], "generation")
+        known = another_visit(store, self.run_id, body)
+        if known is not None and put_lie(store, self.run_id, body["peer"], known, entry):
+            place = {"hop": body["hop"], "generation": body["generation"]}
+            self.journal.write("liar", who=body["peer"], visits=2, **place)
+
+    def written(self, entries: list[Entry]) -> None:
+        """The whole log of the committed walk is here: what must outlive it is set aside."""
+        keep_visits(self.store, self.run_id, entries)
+        self.whole.set()
+        self.notify()
+
+    def put(
+        self,
+        state: PeerState,
+        *,
+        move: dict[str, Any] | None = None,
+        entry: Entry | None = None,
+        local: tuple[pr.Generation, int, KeptLocal] | None = None,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """Change state: written first, then true."""
+        before = self.state
+        if state == before and move is None and entry is None:
+            return
+        open_move = self.open_move if move is None else move
+        self.store.save(
+            self.run_id,
+            state,
+            open_move,
+            entry=entry,
+            local=local,
+            arrival=arrival,
+        )
+        self.state, self.open_move = state, open_move
+        if arrival is not None:
+            self.arrivals = self.store.arrivals(self.run_id)
+        if not self.collecting:
+            self.collecting = True
+            asyncio.get_running_loop().call_later(TIDY, self._collect)
+        self.news = monotonic()
+        self.changed.set()
+        if state.ends != before.ends:
+            self.ends.look()
+        self._count(before, state)
+
+    def _collect(self) -> None:
+        if self.ahead.reading or self.intake.receiving or self.state.stage == "offered":
+            asyncio.get_running_loop().call_later(TIDY, self._collect)  # not in anybody's way
+            return
+        self.collecting = False
+        if not self.closed:
+            self.store.collect(self.run_id, self.state)
+
+    def _count(self, before: PeerState, after: PeerState) -> None:
+        metrics = self.metrics
+        if before.held is not None and after.held is None and after.fence > before.fence:
+            metrics.add("dropped_total")
+            self.journal.write(
+                "dropped", hop=before.held.hop, generation=before.held.generation, by=after.fence
+            )
+        if after.committed is not None and before.committed is None:
+            self.journal.write("committed", generation=after.committed.generation)
+            self.over.set()
+            self.notify()
+        metrics.set("holding", int(after.held is not None))
+        metrics.set("hop", max(0, after.reached[1][0]))
+        metrics.set("generation", after.fence[0])
+        metrics.set("committed", int(after.committed is not None))
+
+    async def run(self) -> None:
+        """Serve alone until :meth:`stop`."""
+        await self.transport.start(self)
+        try:
+            await self.walk()
+        finally:
+            await self.transport.stop()
+
+    async def walk(self) -> None:
+        """Do this peer's part until :meth:`stop`; what arrives is brought by somebody else."""
+        self.journal.write("started", run=self.run_id, network=self.network.version)
+        self._count(self.state, self.state)
+        works = (
+            self._drive,
+            self.lookout.watch,
+            self.ends.take_part,
+            self.talk.spread,
+            self.talk.catch_up,
+        )
+        tasks = [asyncio.create_task(self.enduring(work)) for work in works]
+        tasks.append(asyncio.create_task(self._look_for_room()))
+        late = asyncio.create_task(self.late.wait())
+        self.broken = asyncio.get_running_loop().create_future()
+        try:
+            ends: list[asyncio.Future[Any]] = [*tasks[:3], late, self.broken]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            ending = end_all([*tasks, late, *self.talk.tasks])
+            await in_full(asyncio.ensure_future(ending))
+            self.closed = True
+            self.journal.write("stopped", holding=self.state.held is not None)
+            self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)
+            self.hashing.shutdown(wait=True)
+            self.disk.shutdown(wait=True)
+
+    def break_off(self, error: UnwalkError) -> None:
+        """End with a sentence: something of this peer's own is damaged."""
+        if self.broken is not None and not self.broken.done():
+            self.broken.set_exception(error)
+
+    def stop(self) -> None:
+        """Hand the token over, if it is here, and end."""
+        if not self.stopping:
+            self.stopping = True
+            self.journal.write("stopping", holding=self.state.held is not None)
+            asyncio.get_running_loop().call_later(self.limits.stop, self.late.set)
+            self.changed.set()
+
+    async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
+        """A token is offered."""
+        return await self.intake.take(sender, envelope, chunks)
+
+    async def answer(self, sender: int, message: bytes) -> bytes:
+        """A small message came."""
+        return await self.intake.answer(sender, message)
+
+    # What this peer does by itself
+
+    async def _drive(self) -> None:
+        while True:
+            self.changed.clear()
+            stage = self.state.stage
+            if self.stopping and not stage and not self.intake.receiving:
+                return
+            if stage == "arrived":
+                await self._visit()
+            elif stage == "visited":
+                await self._choose()
+            elif stage == "offered":
+                await self.delivery.offer()
+            else:
+                await self.changed.wait()
+
+    async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do ``work``, which begins with what is on disk; again once a full disk has room."""
+        while True:
+            try:
+                return await work()
+            except (UnwalkError, OSError, sqlite3.Error) as error:
+                if not self.store.space.ran_out(error):
+                    raise
+            await self.store.space.wait()
+
+    async def _look_for_room(self) -> None:
+        """Say when the disk is full, and when it no longer is; whoever waits goes on by itself."""
+        space, said = self.store.space, False
+        while True:
+            if space.full and not said:
+                self.journal.write("disk full", need=space.need)
+                said = True
+            elif said and space.look():
+                self.journal.write("disk has room again")
+                said = False
+                self.changed.set()
+                self.notify()
+            self.metrics.set("disk_full", int(space.full))
+            await asyncio.sleep(LOOK)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the next change."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+
+    async def _visit(self) -> None:
+        parcel = self.state.held
+        assert parcel is not None
+        kept = self.store.local(self.run_id, parcel.lineage)
+        opened, self.intake.opened = self.intake.opened, None
+        move = move_from(self.open_move)
+        self.ahead.reading = True
+        preparing = asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
+        try:
+            visited = await self.ahead.visit(parcel, opened, move, kept)
+            preparing.cancel()  # it is too late for that if the visit had ended already
+            del opened
+            if self.state.held == parcel and self.state.stage == "arrived":
+                await self._conclude(parcel, visited)
+        finally:
+            self.ahead.reading = False
+
+    def _prepare(self, parcel: Parcel, move: Move) -> None:
+        """While the visit goes on, see where the token goes then, and which log it takes along."""
+        if self.closed or self.state.held != parcel or self.state.stage != "arrived":
+            return
+        after = pr.visited(self.state, "", "")
+        found = self._next_move(after, move.memory) if after.stage == "visited" else None
+        if found is not None:
+            target = found[0].path[0]
+            self.delivery.log(parcel.chain, target)
+            self.talk.later(self.transport.ready(target))
+
+    async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
+        """Send the token on its way, then write it down, sign the visit, and send its stamp.
+
+        Nobody takes a token without its stamp, which is held back until the change of state is on
+        disk.  The first token of a chapter, and one that carries noise, does not leave before: if
+        this peer died, the visit might be done again on other records with the same noise.
+        """
+        after, move = pr.visited(self.state, "", ""), dict[str, Any]()
+        if after.stage == "visited":
+            after, move = self._next_move(after, visited.token.memory) or (after, move)
+        stamp: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        parts, begun = list(token_pieces(visited.token)), None
+        try:
+            if after.stage == "offered" and parcel.hop and not visited.noisy:
+                log = self.delivery.log(parcel.chain, after.path[0])
+                pieces = self.ahead.leaving = MemoryPieces(parts, stamp, log)
+                begun = self.delivery.send(after, move, pieces)
+                await pieces.left()
+                self.store.fault("token left")
+            digest, local = await self._written(parts, visited.local)
+            body = hop_body(
+                run=self.run_id,
+                generation=parcel.generation,
+                lineage=parcel.lineage,
+                hop=visited.hop,
+                token_in=parcel.token if parcel.hop else NO_TOKEN,
+                token_out=digest,
+                passed_over=tuple(self.open_move.get("passed_over", ())),
+                number=parcel.hop + 1,
+                sign=self.bundle.sign,
+            )
+            entry = self.sign(parcel.chain, body)
+            if self.state.held == parcel and self.state.stage == "arrived":
+                salt = secrets.token_hex(SALT)
+                state = pr.visited(self.state, entry["chain"], digest, salt)
+                if after.stage in ("offered", "arrived"):
+                    state = pr.address(state, after.path)
+                now = (parcel.generation, parcel.hop + 1, local)
+                self.put(state, move=move, entry=entry, local=now)
+                stamp.set_result(codec.dump(entry))
+                if begun is not None and state.held is not None:
+                    self.delivery.early = state.held, begun
+            self.store.pinned -= {digest, local.file}
+        finally:
+            if not stamp.done():
+                stamp.set_result(None)
+                if begun is not None:
+                    begun.cancel()  # or it would go on sending what is dropped
+        self.metrics.add("visits_total")
+        self.journal.write(
+            "visited",
+            began=visited.began,
+            ended=visited.ended,
+            generation=parcel.generation,
+            hop=parcel.hop + 1,
+        )
+
+    async def _written(self, parts: list[memoryview], local: Local) -> tuple[str, KeptLocal]:
+        """Token and local state on disk; the workspace is not given free before."""
+
+        def write() -> tuple[str, KeptLocal]:
+            return self.store.write(parts), self.store.write_local(local)
+
+        writing = self.intake.on_disk(write)
+        try:
+            found: tuple[str, KeptLocal] = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await in_full(writing)
+            if not writing.exception():
+                digest, kept = writing.result()
+                self.store.pinned -= {digest, kept.file}
+            raise
+        return found
+
+    def sign(self, previous: str, body: dict[str, Any]) -> Entry:
+        """A log entry of this peer's own."""
+        return sign_entry(previous, body, self.bundle.sign, self.bundle.certificate_pem.decode())
+
+    def _next_move(
+        self, state: PeerState, memory: Mapping[str, int]
+    ) -> tuple[PeerState, dict[str, Any]] | None:
+        """The state with the next peer chosen by the route's rule, or None if nobody is left."""
+        parcel = state.held
+        assert parcel is not None
+        over = {*state.passed_over, *self.avoid, *self.lookout.slow}
+        drawn = parcel.hop + 1, dict(memory), over
+        if self._drawn[0] != drawn:
+            self._drawn = drawn, self.work.choose(parcel.hop + 1, self.me, memory, over)
+        found = self._drawn[1]
+        if found is None:
+            return None
+        attempt, move = found
+        named = over if attempt else state.passed_over
+        record = move_to(self.me, attempt, move, tuple(sorted(named)))
+        record["sender"] = self.open_move.get("sender", NOBODY)
+        return pr.address(state, move.path), record
+
+    async def _choose(self) -> None:
+        assert self.state.held is not None
+        path = self.store.file(self.state.held.token)
+        memory = open_token(path, len(self.network.peers)).header["memory"]
+        found = self._next_move(self.state, memory)
+        if found is None:
+            self.journal.write("waiting", passed_over=self.state.passed_over)
+            await self.pause(PAUSE * 5)
+            self.put(pr.waited(self.state))
+            return
+        self.put(found[0], move=found[1])
+
+
+async def in_full(work: asyncio.Future[Any]) -> None:
+    """Wait for the end of ``work``, however often the one who waits is cancelled."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+
+
+async def end_all(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel until all have ended: a cancellation can get lost when a wait ends just then."""
+    left = tasks
+    while left:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.2)
+        done, left = [t for t in left if t.done()], [t for t in left if not t.done()]
+        for task in done:
+            if not task.cancelled():
+                task.exception()

@@ -1,0 +1,193 @@
+"""A peer's visit: the simulator's own code, for one peer, one hop at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import torch
+
+from unwalk.core.data import Shard
+from unwalk.core.errors import InvalidInput
+from unwalk.core.noise import SecretNoise
+from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
+from unwalk.core.token import Token
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.core.workspace import Workspace, build_model
+from unwalk.engines.execute import execute
+from unwalk.engines.walk import Walk
+from unwalk.peers.identity.network_file import Network
+from unwalk.peers.records.own_task import public_task
+from unwalk.peers.storage.token_files import shapes_of
+from unwalk.runs.assemble import Assembled, assemble, resolve
+from unwalk.runs.secrets import salt_of
+from unwalk.walks import NOBODY
+
+ATTEMPTS = 1000
+"""So often a route is drawn again before it is taken to lead nowhere else."""
+
+
+def assembled_of(network: Network) -> Assembled:
+    """A network's settings with task and graph built; the same at every peer."""
+    settings = {**network.settings, "peers": len(network.peers)}
+    config = resolve(settings, where="the network file")
+    if config.device != "cpu":
+        raise InvalidInput(f"device is {config.device!r}; peers walk on the CPU: allowed: cpu.")
+    assembled = assemble(config, public_task(config, len(network.peers)))
+    if assembled.graph.peers != len(network.peers):
+        raise InvalidInput(
+            f"the graph has {assembled.graph.peers} peers, but the network file names "
+            f"{len(network.peers)}."
+        )
+    return assembled
+
+
+def carried_out(plan: Plan, network: Network, run: str, secret: bytes | None) -> Plan:
+    """``plan`` as peers carry it out: noise, and what digests are salted with, from a secret."""
+    noise, salt = plan.noise, b""
+    if network.noise == "secret":
+        noise = SecretNoise(run, secret if secret is not None else bytes(32))
+        salt = salt_of(noise)
+    return replace(plan, run=run, noise=noise, salt=salt, keeps="none")
+
+
+def plan_of(network: Network, secret: bytes | None = None) -> Plan:
+    """The walk that learns, the same at every peer but for its noise secret."""
+    return carried_out(assembled_of(network).training(), network, network.run_id, secret)
+
+
+def token_size(plan: Plan) -> int:
+    """Bytes of a token on a walk that learns, optimizer state that travels included."""
+    model = build_model(plan.task.model, plan.seeds.integer("model"))
+    token = Workspace(model, "cpu").token(hop=0, at=NOBODY, memory={})
+    moments = len(plan.phases[-1].method.travels)
+    return token.nbytes + moments * token.parameters.nbytes
+
+
+class PublicAnchors(dict[str, torch.Tensor]):
+    """Anchors that are made when a projection asks for them: both are the public initial model.
+
+    A peer that never projects keeps no copy of the initial model in memory.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        if name not in ("initial", "start"):
+            raise KeyError(name)
+        model = build_model(self.plan.task.model, self.plan.seeds.integer("model"))
+        self[name] = Workspace(model).parameters
+        return self[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Visited:
+    """What a visit left; ``token`` shows the workspace and is good until the next visit."""
+
+    token: Token
+    local: Local
+    hop: Hop
+    began: float
+    ended: float
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was drawn for it, which nobody may see on two models."""
+        return any(getattr(event, "origin", None) for event in self.hop.events)
+
+
+class Work:
+    """Routes and visits of one peer in one chapter: the last phase of ``plan``.
+
+    The phase before it, if there is one, was walked in earlier chapters: ``base`` visits.  ``data``
+    answers with the peer's records as they are now, for a visit of the chapter.
+    """
+
+    def __init__(self, plan: Plan, peer: int, data: Callable[[int], Shard] | None = None) -> None:
+        torch.set_num_threads(plan.performance.threads)
+        self.plan = plan
+        self.peer = peer
+        self.phase = plan.phases[-1]
+        self.hops = self.phase.hops
+        self.base = plan.hops - self.hops
+        model = build_model(plan.task.model, plan.seeds.integer("model"))
+        self.space = Workspace(model, "cpu")
+        self.space.anchors = PublicAnchors(plan)
+        self.walk = Walk(plan, self.space, None)
+        self.data = data if data is not None else lambda hop: plan.task.shard(peer)
+        first = self.space.token(hop=0, at=NOBODY, memory={})
+        self.expected = shapes_of(first)
+        vector = self.expected["parameters"]
+        self.optional = {f"moment/{name}": vector for name in self.phase.method.travels}
+        self.optional |= {f"kept/{name}": vector for name in ("average", "random")}
+        self.most_bytes = first.nbytes * (2 + len(self.optional)) + (1 << 20)
+
+    @property
+    def graph(self) -> Graph:
+        return self.plan.graph
+
+    def initial(self) -> Token:
+        """The public token before the first hop; to be asked for before any visit."""
+        return self.space.token(hop=0, at=NOBODY, memory={})
+
+    def move(self, hop: int, at: int, memory: Mapping[str, int], attempt: int) -> Move:
+        """Where the token goes for visit number ``hop``; ``attempt`` 0 is what a simulator does."""
+        labels: tuple[str | int, ...] = (self.phase.name, "route", hop)
+        if attempt:
+            labels = (*labels, "again", attempt)
+        known = {} if hop == 1 else memory
+        return self.phase.route.next(self.graph, at, known, self.plan.seeds.numpy(*labels))
+
+    def choose(
+        self, hop: int, at: int, memory: Mapping[str, int], passed_over: Collection[int]
+    ) -> tuple[int, Move] | None:
+        """The first draw of the route that does not lead to a peer that was passed over."""
+        for attempt in range(ATTEMPTS):
+            move = self.move(hop, at, memory, attempt)
+            if not set(move.path) & set(passed_over):
+                return attempt, move
+        return None
+
+    def visit(
+        self,
+        token: Token,
+        move: Move,
+        local: Local,
+        *,
+        first: bool = False,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> Visited:
+        """One visit, bit for bit what the in-process engine does; ``first`` of its chapter.
+
+        Once the token is in the workspace, and its own tensors are not needed any more, ``loaded``
+        is called.
+        """
+        space, walk = self.space, self.walk
+        walk.shards[self.peer] = self.data(1 if first else token.hop - self.base + 1)
+        space.load(token)
+        loaded()
+        if first and self.base:
+            token = replace(token, hop=self.base, at=self._from(), memory={})
+        here = space.token(hop=token.hop, at=token.at, memory=token.memory)
+        walk.progress = Progress(here, {self.peer: local}, space.anchors, Transcript({}))
+        if first and self.phase.start_hop is not None:
+            walk.progress.arrivals[self.phase.start_hop] = Kept(here, {self.peer: local})
+        began = monotonic()
+        arrival = walk.arrive(token.hop + 1, None, move)
+        if first:
+            space.anchors.pop("start", None)
+        walk.seed(arrival)
+        space.model.train()
+        walk.depart(arrival, *execute(arrival.program, arrival.bench))
+        ended = monotonic()
+        (hop,) = walk.progress.transcript.hops
+        if not self.plan.salt:
+            hop = replace(hop, digest=None)
+        return Visited(walk.progress.token, walk.progress.locals[self.peer], hop, began, ended)
+
+    def _from(self) -> int:
+        """Where a chapter's first token is taken to be."""
+        return NOBODY if self.phase.start == "initial" else self.plan.unlearner

@@ -1,0 +1,1 @@
+"""Who the peers are: keys, certificates, signatures and the network file."""

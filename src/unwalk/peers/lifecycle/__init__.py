@@ -1,0 +1,1 @@
+"""One peer from its training to its last deletion, chapter after chapter."""

@@ -1,0 +1,440 @@
+"""A peer through all chapters of its network: training, then one forgetting after the other.
+
+Each chapter is a :class:`~unwalk.peers.handover.service.Service` of its own, so that what is
+proved of one walk holds for every one of them.  Here what arrives is brought to the
+chapter it belongs to, the next chapter is opened once it is decided, and what
+follows a chapter's end is carried out (:mod:`unwalk.peers.lifecycle.request_steps`).  A chapter
+that was given up leaves nothing behind: the next one goes on from the model before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from unwalk.core.data import Shard
+from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.transcript import Transcript
+from unwalk.peers.decisions import history
+from unwalk.peers.forgetting.plans import Book, first_visit, started, walked
+from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.handover.service import Service, end_all
+from unwalk.peers.handover.visit import Work
+from unwalk.peers.identity.trust import Bundle, Trust
+from unwalk.peers.lifecycle.accuracy import Gauge
+from unwalk.peers.lifecycle.next_chapter import MARK, Council
+from unwalk.peers.lifecycle.request_steps import Aftermath
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.chapter import Chapter
+from unwalk.peers.protocol.handover import Reply
+from unwalk.peers.protocol.schedule import Spec, line, marked, present, run_of
+from unwalk.peers.records.noise_register import noting
+from unwalk.peers.records.own_task import open_records
+from unwalk.peers.records.record_store import Records
+from unwalk.peers.records.sources import DataSettings, SourceRefused
+from unwalk.peers.storage.store import Store
+from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.transport.wire import Transport
+
+RUN = b'"run":"'
+SOON = 0.25
+"""Seconds between looks at what is to be done, where nothing calls for one."""
+
+
+class Chapters:
+    """One peer of one network."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        trust: Trust,
+        store: Store,
+        transport: Transport,
+        journal: Journal,
+    ) -> None:
+        self.bundle, self.trust, self.store = bundle, trust, store
+        self.transport, self.journal = transport, journal
+        self.network, self.me = bundle.network, bundle.index
+        self.book = Book(self.network, bundle.noise_secret)
+        self.records: Records | None = open_records(
+            bundle.folder, self.book.assembled.config, store.fault
+        )
+        if self.records is not None:
+            DataSettings.read(bundle.folder)  # a peer without records does not start
+            self.records.check()
+        self.requests = None if self.records is None else Requests(self.records)
+        self.wake = asyncio.Event()
+        self.stopping = False
+        self.ended: str | None = None
+        self.asked = monotonic()
+        self.tasks: dict[asyncio.Task[None], None] = {}
+        self.heard: dict[int, float] = {}
+        self.left: set[int] = set()
+        self.metrics = Metrics(self.network.run_id, bundle.name)
+        self.runs = [self.network.run_id]
+        self.council = Council(self)
+        self.specs: list[Spec] = marked(self.council.decided())
+        self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
+        self._count_out()
+        self.service = self._open(len(self.specs))
+        self.walking: asyncio.Task[None] | None = None
+        self.aftermath, self.gauge = Aftermath(self), Gauge(self)
+        self._settle()
+
+    # Chapters
+
+    def _open(self, number: int) -> Service:
+        """The service of a chapter, from what is on disk or from its beginning."""
+        chapter, work = self._prepare(number)
+        self.store.archive(chapter.run)
+        if chapter.token:
+            self.store.archived.add(chapter.token)
+        service = Service(
+            self.bundle, self.trust, work, self.store, self.transport, self.journal, chapter
+        )
+        service.notify, service.metrics = self.wake.set, self.metrics
+        service.avoid = self.left
+        self.metrics.set("chapter", number)
+        return service
+
+    def _prepare(self, number: int) -> tuple[Chapter, Work]:
+        run = self.runs[number]
+        if number == 0:
+            return Chapter(0, run), Work(self.book.training, self.me, self._data(number))
+        spec = self.specs[number - 1]
+        before = None
+        if spec.method == "seal" and spec.peer == self.me:
+            before = self.walked_before(number)
+        plan = self.book.forgetting(spec, run, self.specs[: number - 1], before)
+        public, token = spec.method == "restart", ""
+        if spec.method == "rewind":
+            arrival = history.find_arrival(
+                self.store, self.runs[:number], self.specs, spec.peer, spec.position
+            )
+            token = "" if arrival is None else arrival.token
+        model = self.model(number) or ""
+        if spec.method == "seal" and spec.holder == self.me:
+            token = model
+        contacted = not public and self._was_visited(number)
+        chapter = Chapter(number, run, public, token, contacted, spec, model)
+        plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
+        return chapter, Work(plan, self.me, self._data(number))
+
+    def final(self, number: int) -> str | None:
+        """The digest of the model that a chapter ended with, if it is here."""
+        value = self.store.committed(self.runs[number])
+        if value is None or not self.store.file(value.token).exists():
+            return None
+        return value.token
+
+    def model(self, number: int) -> str | None:
+        """The digest of the model from before chapter ``number``, if it is here.
+
+        A chapter that was given up ended with the model that it began with.
+        """
+        after = self.specs[number - 1].after if number <= len(self.specs) else self.present
+        found = (self.final(n) for n in range(number - 1, after - 1, -1))
+        return next((token for token in found if token is not None), None)
+
+    @property
+    def present(self) -> int:
+        """The last chapter that was not given up."""
+        return present(self.specs)
+
+    def hops_of(self, number: int) -> int:
+        """How many visits a chapter makes."""
+        return self.specs[number - 1].hops if number else self.book.hops
+
+    @property
+    def over(self) -> bool:
+        """Whether the last chapter has ended here, and how it ended is taken account of."""
+        marked_void = bool(self.specs) and self.specs[-1].void
+        return self.service.over.is_set() and self.service.void == marked_void
+
+    def ready(self, number: int) -> bool:
+        """Whether chapter ``number`` is over here, and its model and visits do not need others."""
+        if number != len(self.specs) or not self.over:
+            return False
+        last = self.present
+        whole = history.count_visits(self.store, self.runs[last]) == self.hops_of(last)
+        return whole and self.model(number + 1) is not None
+
+    def stands_for(self, spec: Spec) -> bool:
+        """Whether this peer votes for a chapter: the next, right in all that can be computed here.
+
+        It goes on from the model that is here; it goes back as far, and is as long, as the visits
+        say that it must; and whoever no longer counts has said so itself, or this peer's own
+        operator has.
+        """
+        if spec.number != len(self.specs) + 1 or not self.over or spec.after != self.present:
+            return False
+        places = line(self.book.hops, self.specs)
+        visits = self.visits(places)
+        if any(len(known) != self.hops_of(n) for n, known in visits.items()):
+            self.later(self.aftermath.have_line())
+            return False
+        if spec.method != "restart" and self.model(spec.number) is None:
+            return False
+        if spec.method not in (*self.book.ways(spec.grade, None), "restart"):
+            return False
+        first = first_visit(spec.peer, places, visits)
+        position = 0 if spec.method == "restart" else first
+        hops = self.book.hops_of(spec.method, len(places), position or 0)
+        if (spec.before, spec.position, spec.hops) != (len(places), position, hops):
+            return False
+        return self._may_leave(spec)
+
+    def _may_leave(self, spec: Spec) -> bool:
+        """Whether nobody is counted out who has not left, or vanished as far as is known here."""
+        if spec.holder not in self.council.poll.rules.members:
+            return False
+        out = self.counted_out
+        decided = {p for s in self.specs if not s.void for p in s.left}
+        if spec.vanished:
+            if spec.peer == self.me or not self.aftermath.told_vanished(spec.peer):
+                return False
+            out.add(spec.peer)
+            if spec.peer not in spec.left:
+                return False
+        else:
+            out.add(spec.peer)  # it signed that itself
+        return decided - {spec.holder} <= set(spec.left) <= out
+
+    def _settle(self) -> None:
+        """Mark the chapters that were given up, and let go of what belongs to them."""
+        given_up = [self.service.chapter.number] if self.service.void else []
+        before = [spec.number for spec in self.specs if spec.void]
+        self.specs = marked(self.specs, given_up)
+        for spec in self.specs:
+            if spec.void:
+                history.forget_arrivals(self.store, self.runs[spec.number])
+                self.aftermath.given_up(spec)
+                if spec.number not in before:
+                    self.journal.write("chapter given up", chapter=spec.number)
+        self._count_out()
+
+    @property
+    def vanished(self) -> set[int]:
+        """Peers that others were told to do without."""
+        return {spec.peer for spec in self.specs if spec.vanished and not spec.void}
+
+    @property
+    def counted_out(self) -> set[int]:
+        """Peers that have left or vanished, by their own word or by a chapter."""
+        said = {p for spec in self.specs if not spec.void for p in spec.left}
+        return history.left(self.store) | self.vanished | said
+
+    def _count_out(self) -> None:
+        """Put down to whom no token is sent any more; a peer that leaves walks its own chapter."""
+        out = self.counted_out
+        if self.specs and not self.specs[-1].vanished:
+            out.discard(self.specs[-1].peer)
+        self.left.clear()
+        self.left |= out | history.left(self.store)
+
+    def _was_visited(self, number: int) -> bool:
+        """Whether this peer was visited before the token that a chapter goes on from."""
+        limit = started(number, self.specs)
+        for earlier, run in enumerate(self.runs[:number]):
+            for arrival in self.store.arrivals(run):
+                place = started(earlier, self.specs) + arrival.done
+                if arrival.peer == self.me and place <= limit:
+                    return True
+        return False
+
+    def _data(self, number: int) -> Callable[[int], Shard] | None:
+        """The records for a visit of a chapter, as they are when it begins."""
+        records = self.records
+        if records is None:
+            return None
+
+        def data(hop: int) -> Shard:
+            forgetting = self._forgotten(number)
+            shard, refused = records.begin_visit(number, hop, forgetting)
+            if refused is not None:
+                self.journal.write("records", reason=refused.for_log)
+            return shard
+
+        return data
+
+    def _forgotten(self, number: int) -> tuple[str, ...]:
+        """The keyed hashes of the records that this peer forgets in a chapter."""
+        if self.requests is None or not number or self.specs[number - 1].peer != self.me:
+            return ()
+        return self.requests.of_chapter(number).records
+
+    def _hidden(self, number: int) -> tuple[tuple[str, ...], Shard | None]:
+        """What noise of a chapter hides: hashes of records, and the records themselves."""
+        hashes = self._forgotten(number)
+        return hashes, self.records.shard(hashes) if self.records is not None and hashes else None
+
+    def walked_before(self, number: int) -> Transcript:
+        """What was walked on the line before a chapter, as its certificate will have it."""
+        spec = self.specs[number - 1]
+        plan = self.book.forgetting(spec, self.runs[number], self.specs[: number - 1])
+        places = self.line(number)
+        return walked(plan.header(), places, self.visits(places))
+
+    def line(self, number: int) -> list[tuple[int, int]]:
+        """The visits that led to the model with which chapter ``number`` began."""
+        return line(self.book.hops, self.specs[: number - 1])
+
+    def visits(self, places: Iterable[tuple[int, int]]) -> dict[int, list[dict[str, Any]]]:
+        """The committed visits of the chapters that ``places`` lie in."""
+        numbers = {chapter for chapter, _ in places}
+        return {n: history.visits_of(self.store, self.runs[n]) for n in sorted(numbers)}
+
+    # Life
+
+    async def run(self) -> None:
+        """Serve until :meth:`stop`."""
+        await self.transport.start(self)
+        self.walking = asyncio.create_task(self._walk(self.service))
+        self.later(self.council.run())
+        self.later(self.council.catch_up())
+        self.later(self._take_in())
+        try:
+            while not self.walking.done():
+                try:
+                    await self._step()
+                except (UnwalkError, OSError, sqlite3.Error) as error:
+                    if not self.store.space.ran_out(error):  # else it is done again, later
+                        raise
+                await self._wait()
+            self.walking.result()
+        finally:
+            await end_all([self.walking, *self.tasks])
+            await self.transport.stop()
+            if self.records is not None:
+                self.records.close()
+
+    async def _take_in(self) -> None:
+        """Look at the source of the records, so that a request finds them."""
+        if self.records is None:
+            return
+        try:
+            await asyncio.to_thread(self.records.refresh)
+        except SourceRefused as error:
+            self.journal.write("records", reason=error.for_log)
+
+    def stop(self) -> None:
+        """Hand the token over, if it is here, and end."""
+        self.stopping = True
+        self.service.stop()
+        self.wake.set()
+
+    async def _wait(self) -> None:
+        assert self.walking is not None
+        waking = asyncio.create_task(self.wake.wait())
+        try:
+            await asyncio.wait(
+                {waking, self.walking}, timeout=SOON, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waking.cancel()  # not awaited: that could swallow a cancellation of this task
+
+    async def _step(self) -> None:
+        """Whatever is to be done next."""
+        self.wake.clear()
+        if self.council.fork is not None:
+            raise InvalidInput(self.council.fork)
+        if self.stopping:
+            return
+        while len(decided := self.council.decided()) > len(self.specs):
+            await self._go_on(decided)
+        if self.service.over.is_set() and not self.over:
+            self._settle()
+        lease = self.network.limits.lease
+        if monotonic() - self.asked > lease:
+            self.asked = monotonic()
+            self.later(self.council.catch_up())
+        await self.aftermath.step()
+        await self.gauge.step()
+
+    async def _go_on(self, decided: list[Spec]) -> None:
+        """Open the last chapter that was decided; the ones before it are over."""
+        walking = self.walking
+        assert walking is not None
+        self.specs = marked(decided)
+        self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
+        await end_all([walking])
+        while not self._begin(decided):
+            await self.store.space.wait()
+        self.store.fault("chapter opened")
+        self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
+        self.walking = asyncio.create_task(self._walk(self.service))
+
+    def _begin(self, decided: list[Spec]) -> bool:
+        """Open the last of these chapters; whether there was room on the disk for it."""
+        try:
+            self._settle()
+            self.aftermath.begun(decided[-1])
+            self.service = self._open(len(decided))
+        except (UnwalkError, OSError, sqlite3.Error) as error:
+            if not self.store.space.ran_out(error):
+                raise
+            return False
+        return True
+
+    async def _walk(self, service: Service) -> None:
+        """Do this peer's part in a chapter; before noise is drawn, ask whether it is still wanted.
+
+        A peer that comes back may find that its chapter was given up meanwhile.
+        """
+        spec, held = service.chapter.spec, service.state.held
+        if spec is not None and spec.method == "seal" and held is not None and not held.hop:
+            await self.council.catch_up()
+            await service.talk.catch_up()
+            while len(self.council.decided()) > len(self.specs) and not self.stopping:
+                self.wake.set()
+                await asyncio.sleep(SOON)  # until the next chapter is opened instead
+        await service.walk()
+
+    def later(self, work: object) -> None:
+        """Let something go on beside everything else."""
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        self.tasks[task] = None
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.journal.write("failed", reason=str(error)[:300])
+
+    # What arrives
+
+    def _chapter_of(self, data: bytes) -> int | None:
+        """The chapter that a message names at its head, if it is known."""
+        start = data.find(RUN, 0, 512) + len(RUN)
+        run = data[start : start + 32].decode("ascii", "replace")
+        if run == self.service.run_id:
+            return len(self.specs)
+        return self.runs.index(run) if run in self.runs else None
+
+    async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
+        """A token is offered."""
+        self.heard[sender] = monotonic()
+        number = self._chapter_of(envelope)
+        if number is not None and number < len(self.specs):
+            self.later(self.council.inform(sender, number + 1))
+            over = Reply("refused")
+            return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
+        if number is None:
+            self.council.hear_of_more()
+        return await self.service.take(sender, envelope, chunks)
+
+    async def answer(self, sender: int, message: bytes) -> bytes:
+        """A small message came."""
+        self.heard[sender] = monotonic()
+        if message.find(MARK, 0, 512) >= 0:
+            return self.council.answer(sender, message)
+        number = self._chapter_of(message)
+        if number is not None and number < len(self.specs):
+            self.later(self.council.inform(sender, number + 1))
+            return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
+        if number is None:
+            self.council.hear_of_more()
+        return await self.service.answer(sender, message)

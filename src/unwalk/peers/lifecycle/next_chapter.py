@@ -1,0 +1,421 @@
+"""The peers agree on the next chapter, and tell whoever was away which ones there were."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from unwalk.core.errors import Corrupt, Refused, UnwalkError
+from unwalk.core.transcript import canonical
+from unwalk.peers.decisions import history
+from unwalk.peers.decisions.ballot import Poll, pace_of
+from unwalk.peers.decisions.decided import (
+    Said,
+    matter_of,
+    read_chapter,
+    read_decision,
+    read_end,
+    words_of,
+)
+from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
+from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
+from unwalk.peers.forgetting.erasure import receipt_of
+from unwalk.peers.handover.checks import HEAD, PROTOCOL, Rate
+from unwalk.peers.lifecycle import leaving
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.transport.wire import MESSAGE
+
+if TYPE_CHECKING:
+    from unwalk.peers.lifecycle.chapter_runner import Chapters
+
+BODY = {
+    "agenda-decide": ("number", "poll"),
+    "agenda-decided": ("number", "value", "decision"),
+    "agenda-ask": ("number",),
+    "agenda-end": ("number",),
+    "agenda-visits": ("number", "after"),
+    "agenda-receipt": ("number",),
+    "agenda-left": ("number", "receipt"),
+    "agenda-ready": ("number",),
+}
+AT_ONCE = 3
+"""Decided chapters in one answer, at most."""
+PAGE = 40
+"""Visits in one answer, at most."""
+MARK = b'"kind":"agenda-'
+SELDOM = 0.5
+"""Seconds between two times that messages of others make this peer ask for chapters."""
+FRESH = 0.25
+"""Seconds for which what this peer thinks of a chapter is not looked at again."""
+
+
+class Council:
+    """One peer's part in deciding chapters."""
+
+    def __init__(self, chapters: Chapters) -> None:
+        self.chapters = chapters
+        self.clerk = Clerk(chapters.bundle, chapters.trust)
+        self.run_id = chapters.network.run_id
+        self.known = history.agenda(chapters.store)
+        self.specs = [self.read(n, text).spec for n, (text, _) in enumerate(self.known, 1)]
+        self.rate = Rate(chapters.network.limits.messages)
+        self.asked = -SELDOM
+        self.told: dict[int, float] = {}
+        self.judged: dict[str, tuple[float, bool]] = {}
+        self.catching = False
+        self.fork: str | None = None
+        self.wish: str | None = None
+        self.moved = asyncio.Event()
+        self.poll = self._open()
+        while (decided := self.poll.decided) is not None:  # written down, and then this peer died
+            self._decided(self.poll.texts[decided.value], decided)
+
+    def decided(self) -> list[Spec]:
+        """The chapters that are known to be decided, in order, without a gap."""
+        return list(self.specs)
+
+    def write(self, spec: Spec) -> str:
+        """The signed text of a chapter."""
+        bundle, said = self.chapters.bundle, spec.to_json()
+        signature = bundle.sign(words_of(self.run_id, spec)).hex()
+        pem = bundle.certificate_pem.decode()
+        return canonical({"spec": said, "signature": signature, "certificate": pem})
+
+    def read(self, number: int, text: Any) -> Said:
+        """A chapter in its signed text; refused unless whom it names signed it."""
+        return read_chapter(self.chapters.trust, self.run_id, number, text)
+
+    # The vote on the next number
+
+    def _open(self) -> Poll:
+        chapters, number = self.chapters, len(self.known) + 1
+        return Poll(
+            self.clerk,
+            chapters.store,
+            chapters.journal,
+            matter_of(chapters.network, number, self.specs),
+            judge=self._judge,
+            offer=lambda: self.wish,
+            told=self._decided,
+            tell=self._show,
+            pace=pace_of(chapters.network.limits),
+        )
+
+    def _judge(self, text: str, polled: bool) -> bool:
+        """Whether this peer stands for a chapter: one that it finds to be right itself."""
+        then, found = self.judged.get(text, (-FRESH, False))
+        if monotonic() - then >= FRESH:
+            try:
+                spec = self.read(len(self.known) + 1, text).spec
+                found = self.chapters.stands_for(spec)
+            except UnwalkError:
+                found = False
+            if len(self.judged) > 4 * len(self.chapters.network.peers):
+                self.judged.clear()
+            self.judged[text] = (monotonic(), found)
+        return found
+
+    def _decided(self, text: str, decision: de.Decision) -> None:
+        self._keep(len(self.known) + 1, text, decision)
+
+    def _keep(self, number: int, text: str, decision: de.Decision) -> None:
+        chapters, said = self.chapters, self.read(number, text)
+        record = decision_to(decision)
+        history.put_chapter(chapters.store, number, text, record)
+        self.known.append((text, record))
+        self.specs.append(said.spec)
+        self.wish = None
+        self.judged.clear()
+        self.poll = self._open()
+        self.moved.set()
+        self.moved = asyncio.Event()
+        chapters.store.fault("chapter decided")
+        chapters.journal.write("chapter decided", chapter=number, to=said.spec.peer)
+        chapters.wake.set()
+
+    def learn(self, number: int, text: Any, record: Any) -> None:
+        """Somebody says that a chapter was decided, and shows how; refused if it was not."""
+        if not 1 <= number <= len(self.known) + 1:
+            raise Refused(f"{len(self.known)} chapters are known here; {number} is not the next.")
+        chapters = self.chapters
+        known = self.known[number - 1] if number <= len(self.known) else None
+        if known is not None and known[0] == text:
+            return
+        trust = chapters.trust
+        with codec.reading("a decided chapter"):
+            said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
+        if known is None:
+            self._keep(number, said.text, decision)
+            return
+        matter = matter_of(chapters.network, number, self.specs)
+        mine = decision_from(known[1], trust, self.run_id, matter)
+        self.forked(number, sorted(de.blame(mine, decision)))
+
+    def forked(self, number: int, liars: list[int]) -> None:
+        """Two chapters were decided for one number: this peer stops, and says who lied."""
+        chapters = self.chapters
+        names = ", ".join(chapters.network.peers[p].name for p in liars)
+        self.fork = (
+            f"two chapters were decided for number {number}, which only lies make possible; two "
+            f"votes that no honest peer casts both are signed by: {names}."
+        )
+        chapters.journal.write("fork", chapter=number, liars=liars)
+        chapters.wake.set()
+        raise Refused(self.fork)
+
+    async def run(self) -> None:
+        """Take part in the vote on the next number, and the one after it, and so on."""
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                poll, moved = self.poll, self.moved
+                task = asyncio.create_task(self._take_part(poll))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                await moved.wait()
+                if poll.decided is None:  # it was heard of elsewhere
+                    task.cancel()
+        finally:
+            for task in list(tasks):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_part(self, poll: Poll) -> None:
+        """Vote until it is decided; again once a full disk has room."""
+        space = self.chapters.store.space
+        while True:
+            try:
+                return await poll.run()
+            except (UnwalkError, OSError, sqlite3.Error) as error:
+                if not space.ran_out(error):
+                    self.chapters.journal.write("failed", reason=str(error)[:300])
+                    raise
+            await space.wait()
+
+    async def _show(self, peer: int, record: dict[str, Any]) -> Any:
+        """Show another peer what is known of the next number; what it knows of it."""
+        number = len(self.known) + 1
+        if self.poll.decided is not None:
+            return None
+        message = self.words("agenda-decide", number=number, poll=record)
+        answer = await self._exchange(peer, message)
+        self._take_in(number, answer.get("decided"))
+        return answer.get("poll") if number == len(self.known) + 1 else None
+
+    # Answers
+
+    def answer(self, sender: int, data: bytes) -> bytes:
+        """What this peer says to a message about chapters."""
+        chapters = self.chapters
+        try:
+            if not self.rate.allows(sender, monotonic(), len(data)):
+                raise Refused(f"more than {self.rate.rate:g} calls a second.")
+            return codec.dump(self._answer(sender, data))
+        except UnwalkError as error:
+            chapters.journal.write("refused", sender=sender, reason=str(error)[:300])
+            return codec.dump({"kind": "refused", "reason": str(error)[:300]})
+
+    def _answer(self, sender: int, data: bytes) -> dict[str, Any]:
+        chapters = self.chapters
+        record = codec.parse(data, MESSAGE)
+        kind = record.get("kind")
+        if not isinstance(kind, str) or kind not in BODY:
+            raise Corrupt("a message is of no known kind.")
+        codec.fields_of(record, "a message", *HEAD, *BODY[kind])
+        if record["protocol"] != PROTOCOL or record["network"] != chapters.network.name:
+            raise Refused(f"this is network {chapters.network.name}, protocol {PROTOCOL}.")
+        if record["run"] != chapters.network.run_id:
+            raise Refused("that run is not known here.")
+        number = codec.whole(record["number"], "number")
+        if kind == "agenda-left":
+            leaving.heard(chapters, sender, record["receipt"])
+            return {"left": True}
+        if kind == "agenda-ready":
+            return {"ready": chapters.ready(number)}
+        if kind == "agenda-receipt":
+            return {"receipt": self._receipt(number)}
+        if kind == "agenda-visits":
+            after = codec.whole(record["after"], "after")
+            found = []
+            if number < len(chapters.runs):
+                found = history.visits_of(chapters.store, chapters.runs[number], after, PAGE)
+            return {"visits": found}
+        if kind == "agenda-end":
+            known = number < len(chapters.runs)
+            end = history.end_decision(chapters.store, chapters.runs[number]) if known else None
+            return {"end": None if end is None else list(end)}
+        if number < 1:
+            raise Corrupt("the agenda begins with chapter 1.")
+        if kind == "agenda-ask":
+            return {"decided": self._from(number)}
+        if kind == "agenda-decided":
+            self.learn(number, record["value"], record["decision"])
+            return {"decided": []}
+        return self._vote(sender, number, record["poll"])
+
+    def _vote(self, sender: int, number: int, shown: Any) -> dict[str, Any]:
+        """A peer shows its part in the vote on a number: only the next one is voted on."""
+        if number <= len(self.known):
+            return {"decided": self._from(number)}
+        if number > len(self.known) + 1:
+            self.hear_of_more()
+            raise Refused(f"chapter {len(self.known) + 1} is the next here, not {number}.")
+        poll = self.poll
+        shown = poll.answer(sender, shown)
+        return {"poll": shown} if self.poll is poll else {"decided": self._from(number)}
+
+    def _receipt(self, number: int) -> dict[str, Any] | None:
+        chapters = self.chapters
+        if not 0 < number < len(chapters.runs):
+            return None
+        receipt = receipt_of(chapters.store, chapters.runs[number], number)
+        return None if receipt is None else receipt.to_json()
+
+    def _from(self, number: int) -> list[Any]:
+        return [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+
+    # Questions
+
+    def words(self, kind: str, **fields: Any) -> bytes:
+        """A message as it travels."""
+        network = self.chapters.network
+        head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id, "kind": kind}
+        return codec.dump({**head, **fields})
+
+    async def _exchange(self, peer: int, message: bytes) -> dict[str, Any]:
+        """The answer, empty if there is no good one."""
+        limits = self.chapters.network.limits
+        try:
+            data = await self.chapters.transport.tell(peer, message, limits.connect)
+            return codec.parse(data, MESSAGE)
+        except (UnwalkError, TimeoutError, OSError):
+            return {}
+
+    async def ask(self, peer: int, message: bytes, field: str) -> Any:
+        """The answer's ``field``, or None if there is no good answer."""
+        return (await self._exchange(peer, message)).get(field)
+
+    async def ask_all(self, message: bytes, field: str) -> dict[int, Any]:
+        """The answers of all others who answer."""
+        chapters = self.chapters
+        others = [p for p in range(len(chapters.network.peers)) if p != chapters.me]
+        found = await asyncio.gather(*(self.ask(p, message, field) for p in others))
+        return {p: a for p, a in zip(others, found, strict=True) if a is not None}
+
+    def propose(self, spec: Spec | None) -> None:
+        """What this peer would have decided for the next number; nothing any more if None."""
+        wish = None if spec is None else self.write(spec)
+        if wish != self.wish:
+            self.wish = wish
+            if wish is not None:
+                self.chapters.store.fault("chapter proposed")
+
+    def offered(self) -> list[Spec]:
+        """The chapters that others would have decided for the next number, and this peer too."""
+        number, found = len(self.known) + 1, []
+        for text in self.poll.offers.values():
+            if self._judge(text, False):
+                found.append(self.read(number, text).spec)
+        return found
+
+    def hear_of_more(self) -> None:
+        """Somebody knows of chapters that are not known here: ask, but not at every message."""
+        if monotonic() - self.asked >= SELDOM:
+            self.asked = monotonic()
+            self.chapters.later(self.catch_up())
+
+    async def catch_up(self) -> None:
+        """Which chapters were decided while this peer did not listen?"""
+        if self.catching:
+            return
+        self.catching = True
+        try:
+            await self._catch_up()
+        finally:
+            self.catching = False
+
+    async def _catch_up(self) -> None:
+        while True:
+            before = len(self.known)
+            number = max(before, 1)  # the last one that is known too: others may know another
+            answers = await self.ask_all(self.words("agenda-ask", number=number), "decided")
+            for news in answers.values():
+                self._take_in(number, news)
+            if len(self.known) == before:
+                return
+
+    def _take_in(self, number: int, news: Any) -> None:
+        """Decided chapters from ``number`` on, as somebody shows them."""
+        try:
+            for place, item in enumerate(news if isinstance(news, list) else []):
+                if not isinstance(item, list) or len(item) != 2:
+                    raise Corrupt("a decided chapter is not shown with its votes.")
+                self.learn(number + place, *item)
+        except UnwalkError as error:
+            self.chapters.journal.write("refused", reason=str(error)[:300])
+
+    async def inform(self, peer: int, number: int) -> None:
+        """Tell a peer that is behind of the chapters from ``number`` on."""
+        if monotonic() - self.told.get(peer, -10.0) < 1.0:
+            return
+        self.told[peer] = monotonic()
+        for place, (text, decision) in enumerate(self._from(number)):
+            fields = {"number": number + place, "value": text, "decision": decision}
+            await self.ask(peer, self.words("agenda-decided", **fields), "decided")
+
+    async def have_end(self, number: int) -> Closing | None:
+        """What stays of how a chapter ended, asked for if need be; None while nobody shows it."""
+        chapters, run = self.chapters, self.chapters.runs[number]
+        known = history.end_decision(chapters.store, run)
+        if known is not None:
+            return closing_from(known[0])
+        message = self.words("agenda-end", number=number)
+        for peer, shown in (await self.ask_all(message, "end")).items():
+            try:
+                if not isinstance(shown, list) or len(shown) != 2:
+                    raise Corrupt("an end is not shown with its votes.")
+                with codec.reading("an end"):
+                    closing = read_end(chapters.trust, number, self.specs, *shown)
+            except UnwalkError as error:
+                chapters.journal.write("refused", sender=peer, reason=str(error)[:300])
+                continue
+            history.put_end(chapters.store, run, closing.text, shown[1])
+            return closing
+        return None
+
+    async def fetch_visits(self, number: int, count: int, base: int) -> bool:
+        """Ask others for the visits of a chapter; whether all ``count`` are here now.
+
+        They have to be those that the peers decided on when the chapter ended.
+        """
+        chapters = self.chapters
+        run, closing = chapters.runs[number], await self.have_end(number)
+        if closing is None:
+            return False
+        for peer in range(len(chapters.network.peers)):
+            if peer == chapters.me:
+                continue
+            found: list[Any] = []
+            while len(found) < count:
+                message = self.words("agenda-visits", number=number, after=len(found))
+                page = await self.ask(peer, message, "visits")
+                if not isinstance(page, list) or not page:
+                    break
+                found += page
+            try:
+                if len(found) != count:
+                    continue
+                with codec.reading("a visit"):
+                    for place, visit in enumerate(found, 1):
+                        history.check_visit(chapters.trust, visit, run, base + place)
+                    if visits_digest(found) != closing.visits:
+                        raise Refused("those visits are not the ones that were decided on.")
+            except UnwalkError:
+                continue
+            history.put_visits(chapters.store, run, found)
+            return True
+        return False

@@ -1,0 +1,1 @@
+"""The rules and formats that all peers share, as pure functions."""

@@ -1,0 +1,318 @@
+"""The protocol's records as JSON and back; anything else than expected is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from unwalk.core.errors import Corrupt
+from unwalk.peers.protocol.handover import (
+    Generation,
+    Lineage,
+    Parcel,
+    PeerState,
+    Place,
+    Reply,
+    Sighting,
+    Value,
+)
+
+DIGEST_LENGTH = 64
+LARGEST = 1 << 31
+LAST_GENERATION = 1 << 30
+"""The highest number of a generation: a state that holds it, or the next one, can be read."""
+LONGEST_LINEAGE = 4096
+DEEPEST = 12
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Take whatever goes wrong while something of another peer's is read as a refusal of it.
+
+    Readers check what they read; this is for what they forgot.  No answer may end a peer.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Corrupt(f"{what} cannot be read ({type(error).__name__}).") from error
+    except RecursionError as error:
+        raise Corrupt(f"{what} is nested too deeply.") from error
+
+
+def whole(value: Any, what: str, *, low: int = 0, high: int = LARGEST) -> int:
+    """A whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise Corrupt(f"{what} is no whole number from {low} to {high}.")
+    return value
+
+
+def digest(value: Any, what: str) -> str:
+    """A SHA-256 in small hexadecimal letters."""
+    good = isinstance(value, str) and len(value) == DIGEST_LENGTH
+    if not good or set(value) - set("0123456789abcdef"):
+        raise Corrupt(f"{what} is no SHA-256 digest.")
+    return str(value)
+
+
+def listed(value: Any, what: str, *, most: int = LONGEST_LINEAGE) -> list[Any]:
+    """A list that is not too long."""
+    if not isinstance(value, list) or len(value) > most:
+        raise Corrupt(f"{what} is no list of at most {most} items.")
+    return value
+
+
+def pair(value: Any, what: str, *, low: int = 0) -> tuple[int, int]:
+    """Two whole numbers."""
+    items = listed(value, what, most=2)
+    if len(items) != 2:
+        raise Corrupt(f"{what} is no pair.")
+    return whole(items[0], what, low=low), whole(items[1], what, low=low)
+
+
+def parse(data: bytes, longest: int) -> dict[str, Any]:
+    """A JSON object of at most ``longest`` bytes, without NaN and not nested deeply."""
+    if len(data) > longest:
+        raise Corrupt(f"a message has {len(data)} bytes; allowed: {longest}.")
+    try:
+        record = json.loads(
+            data, parse_constant=no_constant, parse_int=short_int, parse_float=finite_float
+        )
+    except (ValueError, RecursionError) as error:
+        raise Corrupt("a message is not JSON.") from error
+    if not isinstance(record, dict):
+        raise Corrupt("a message is no JSON object.")
+    _check_depth(record, DEEPEST)
+    return record
+
+
+def no_constant(name: str) -> Any:
+    """NaN and Infinity are no JSON."""
+    raise ValueError(f"{name} is no number there")
+
+
+def short_int(text: str) -> int:
+    """A whole number that fits into 64 bits: longer ones mean nothing here, and cannot all be
+    made into floating-point numbers.
+
+    >>> short_int("-12")
+    -12
+    """
+    if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+        raise ValueError(f"a number has {len(text)} digits")
+    return int(text)
+
+
+def finite_float(text: str) -> float:
+    """A number that is finite as a floating-point number; ``1e999`` is not."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is larger than any number here")
+    return value
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if left == 0:
+        raise Corrupt("a message is nested too deeply.")
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_depth(inner, left - 1)
+
+
+def dump(record: Mapping[str, Any]) -> bytes:
+    """JSON as it travels."""
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+
+
+def fields_of(record: Any, what: str, *names: str) -> dict[str, Any]:
+    """A JSON object with exactly these fields."""
+    if not isinstance(record, dict) or set(record) != set(names):
+        raise Corrupt(f"{what} does not have the fields {', '.join(names)}.")
+    return record
+
+
+def lineage_from(value: Any) -> Lineage:
+    """A lineage: generations strictly grow, visits done never fall."""
+    found: list[tuple[Generation, int]] = []
+    for item in listed(value, "lineage"):
+        three = listed(item, "lineage", most=3)
+        if len(three) != 3:
+            raise Corrupt("lineage holds something that is no (number, peer, visits).")
+        number, peer, start = (whole(n, "lineage") for n in three)
+        if number > LAST_GENERATION:
+            raise Corrupt(f"lineage has generation {number}; allowed: up to {LAST_GENERATION}.")
+        if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
+            raise Corrupt("lineage does not grow.")
+        found.append(((number, peer), start))
+    if not found or found[0][1] != 0:
+        raise Corrupt("lineage does not start at the first hop.")
+    return tuple(found)
+
+
+def lineage_to(lineage: Lineage) -> list[list[int]]:
+    """A lineage as JSON."""
+    return [[number, peer, start] for (number, peer), start in lineage]
+
+
+def parcel_to(parcel: Parcel | None) -> dict[str, Any] | None:
+    """A parcel as JSON."""
+    if parcel is None:
+        return None
+    return {
+        "generation": list(parcel.generation),
+        "hop": parcel.hop,
+        "leg": parcel.leg,
+        "chain": parcel.chain,
+        "token": parcel.token,
+        "lineage": lineage_to(parcel.lineage),
+    }
+
+
+def bare_parcel_to(parcel: Parcel) -> dict[str, Any]:
+    """A parcel without its digests, which are known only once all its bytes were read."""
+    found = parcel_to(parcel) or {}
+    return {k: v for k, v in found.items() if k not in ("chain", "token")}
+
+
+def bare_parcel_from(record: Any) -> Parcel:
+    """The parcel that :func:`bare_parcel_to` wrote; its digests are empty."""
+    found = fields_of(record, "a parcel", "generation", "hop", "leg", "lineage")
+    lineage = lineage_from(found["lineage"])
+    generation = pair(found["generation"], "generation")
+    hop = whole(found["hop"], "hop")
+    if lineage[-1][0] != generation or lineage[-1][1] > hop:
+        raise Corrupt("lineage does not end with the parcel's generation.")
+    return Parcel(generation, hop, whole(found["leg"], "leg"), "", "", lineage)
+
+
+def parcel_from(record: Any) -> Parcel:
+    """The parcel that :func:`parcel_to` wrote."""
+    names = ("generation", "hop", "leg", "chain", "token", "lineage")
+    found = fields_of(record, "a parcel", *names)
+    bare = bare_parcel_from({k: v for k, v in found.items() if k not in ("chain", "token")})
+    chain, token = digest(found["chain"], "chain"), digest(found["token"], "token")
+    return replace(bare, chain=chain, token=token)
+
+
+def value_to(value: Value | None) -> dict[str, Any] | None:
+    """A committed value as JSON."""
+    if value is None:
+        return None
+    return {
+        "generation": list(value.generation),
+        "chain": value.chain,
+        "token": value.token,
+        "salt": value.salt,
+    }
+
+
+def value_from(record: Any) -> Value:
+    """The value that :func:`value_to` wrote."""
+    found = fields_of(record, "a value", "generation", "chain", "token", "salt")
+    salt = found["salt"]
+    if not isinstance(salt, str) or not salt.isascii() or len(salt) > DIGEST_LENGTH:
+        raise Corrupt("the salt of a value is no short text.")
+    return Value(
+        pair(found["generation"], "generation"),
+        digest(found["chain"], "chain"),
+        digest(found["token"], "token"),
+        salt,
+    )
+
+
+def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str, Any]:
+    """An answer to an offer as JSON; ``first``: it is the first token that came there to stay."""
+    return {
+        "kind": reply.kind,
+        "fence": list(reply.fence),
+        "lineage": lineage_to(reply.lineage),
+        "reason": reason,
+        "first": first,
+    }
+
+
+def reply_from(record: Any) -> tuple[Reply, str]:
+    """An answer and the reason it gives."""
+    names = ("kind", "fence", "lineage", "reason", "first")
+    found = fields_of(record, "a reply", *names)
+    kind = found["kind"]
+    if kind not in ("accepted", "stale", "busy", "over", "refused"):
+        raise Corrupt("a reply is of no known kind.")
+    lineage = lineage_from(found["lineage"]) if kind == "stale" else ()
+    return Reply(kind, pair(found["fence"], "fence"), lineage), str(found["reason"])
+
+
+def sighting_to(sighting: Sighting) -> dict[str, Any]:
+    """What a peer knows, as JSON."""
+    generation, place = sighting.reached
+    return {
+        "fence": list(sighting.fence),
+        "lineage": lineage_to(sighting.lineage),
+        "reached": [list(generation), list(place)],
+        "over": sighting.over,
+    }
+
+
+def sighting_from(record: Any) -> Sighting:
+    """The sighting that :func:`sighting_to` wrote."""
+    found = fields_of(record, "a sighting", "fence", "lineage", "reached", "over")
+    if not isinstance(found["over"], bool):
+        raise Corrupt("a sighting does not say whether the walk is over.")
+    fence, lineage = pair(found["fence"], "fence"), lineage_from(found["lineage"])
+    return Sighting(fence, lineage, _reached(found["reached"]), found["over"])
+
+
+def _reached(value: Any) -> tuple[Generation, Place]:
+    items = listed(value, "reached", most=2)
+    if len(items) != 2:
+        raise Corrupt("reached is no pair.")
+    return pair(items[0], "generation"), pair(items[1], "place", low=-1)
+
+
+Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None
+
+
+def _public_to(public: Public) -> Any:
+    return None if public is None else [public[0], lineage_to(public[1]), public[2]]
+
+
+def _public_from(record: Any) -> Public:
+    if record is None:
+        return None
+    return pair(record[0], "fence"), lineage_from(record[1]), _reached(record[2])
+
+
+def state_to(state: PeerState) -> dict[str, Any]:
+    """A peer's state as JSON, for its own store."""
+    return {
+        **vars(state),
+        "lineage": lineage_to(state.lineage),
+        "public": _public_to(state.public),
+        "held": parcel_to(state.held),
+        "kept": parcel_to(state.kept),
+        "ends": [value_to(end) for end in state.ends],
+        "committed": value_to(state.committed),
+    }
+
+
+def state_from(record: dict[str, Any]) -> PeerState:
+    """The state that :func:`state_to` wrote."""
+    held, kept, committed = record["held"], record["kept"], record["committed"]
+    return PeerState(
+        **{
+            **record,
+            "fence": pair(record["fence"], "fence"),
+            "lineage": lineage_from(record["lineage"]),
+            "reached": _reached(record["reached"]),
+            "public": _public_from(record["public"]),
+            "held": None if held is None else parcel_from(held),
+            "path": tuple(record["path"]),
+            "passed_over": tuple(record["passed_over"]),
+            "kept": None if kept is None else parcel_from(kept),
+            "ends": tuple(value_from(end) for end in record["ends"]),
+            "committed": None if committed is None else value_from(committed),
+        }
+    )

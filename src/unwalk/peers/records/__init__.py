@@ -1,0 +1,1 @@
+"""A peer's own records and the files that they come from."""

@@ -1,0 +1,1 @@
+"""What a peer has on disk: its state and its tokens, durable."""

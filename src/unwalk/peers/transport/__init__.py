@@ -1,0 +1,1 @@
+"""How messages and tokens travel between peers."""

@@ -1,0 +1,1 @@
+"""The endpoint of a peer for its own organisation."""

@@ -1,0 +1,241 @@
+"""The desk of a running peer: what its own organisation asks, answered from the chapters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from unwalk.certificates.document import FILE
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import badge_of
+from unwalk.peers.forgetting import certificate_archive as evidence
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.records.sources import SourceRefused
+from unwalk.peers.storage.disk_space import DiskFull
+from unwalk.peers.web.views import (
+    CertificateView,
+    ChapterView,
+    Overview,
+    PeerView,
+    Privacy,
+    RequestForm,
+    RequestView,
+    Spent,
+    TokenView,
+)
+
+NO_RECORDS = (
+    "this network's records are the simulator's own; only with task 'records' can a peer be asked "
+    "to forget some."
+)
+
+
+def check_reachable(
+    book: Book, peer: int, grade: str, method: str | None = None, records: int = 1
+) -> None:
+    """Refuse what no chapter of this network could answer, and say what could be asked instead."""
+    try:
+        book.check(peer, grade, method, records)
+    except Refused as error:
+        if grade != "certified" or method not in (None, "seal"):
+            raise
+        raise Refused(
+            f"grade 'certified' cannot be proved for the way this network trains "
+            f"({str(error).rstrip('.')}); ask for grade 'exact', or make a network with preset "
+            "'certified'.",
+            error.code,
+        ) from error
+
+
+class Reception:
+    """The :class:`~unwalk.peers.web.views.Desk` of a running peer."""
+
+    def __init__(self, chapters: Chapters) -> None:
+        self.chapters = chapters
+        network, graph = chapters.network, chapters.book.assembled.graph
+        peers = range(len(network.peers))
+        self.edges = tuple(
+            (a, b)
+            for a in peers
+            for b in peers
+            if a < b and (graph.complete or b in graph.neighbours(a))
+        )
+
+    def overview(self) -> Overview:
+        """How the peer is."""
+        chapters = self.chapters
+        requests, records = chapters.requests, chapters.records
+        counts = None if records is None else records.counts()
+        return Overview(
+            peer=chapters.bundle.name,
+            network=chapters.network.name,
+            run=chapters.service.run_id,
+            chapter=self._chapter(),
+            token=self._token(),
+            peers=tuple(self._peer(n) for n in range(len(chapters.network.peers))),
+            edges=self.edges,
+            privacy=self._privacy(),
+            accuracy=tuple(chapters.gauge.points),
+            queue={} if requests is None else requests.queue(),
+            records=None if counts is None else counts.train,
+            hold_out=None if counts is None else counts.hold_out,
+            disk="full" if chapters.store.space.full else "ok",
+        )
+
+    def _chapter(self) -> ChapterView:
+        chapters = self.chapters
+        stage = "committed" if chapters.service.over.is_set() else "walking"
+        number = chapters.present if chapters.over else len(chapters.specs)
+        if not number:
+            return ChapterView(0, "train", stage)
+        spec = chapters.specs[number - 1]
+        name = chapters.network.peers[spec.peer].name
+        return ChapterView(
+            spec.number, "forget", stage, name, spec.requests, spec.method, spec.grade
+        )
+
+    def _token(self) -> TokenView:
+        chapters, state = self.chapters, self.chapters.service.state
+        names = [p.name for p in chapters.network.peers]
+        hop, hops = max(0, state.reached[1][0]), state.hops
+        where, certain = None, False
+        if state.committed is not None:
+            if chapters.service.void:  # the model is that of the chapter before
+                hops = chapters.hops_of(chapters.present)
+            hop, certain = hops, True
+        elif state.held is not None:
+            where, certain = names[chapters.me], True
+        elif state.kept is not None and state.kept_for >= 0:
+            where = names[state.kept_for]
+        return TokenView(where, certain, hop, hops, state.fence[0])
+
+    def _peer(self, number: int) -> PeerView:
+        chapters = self.chapters
+        member = chapters.network.peers[number]
+        then = chapters.heard.get(number)
+        state = "unknown"
+        if number in chapters.left:
+            state = "left"
+        elif number == chapters.me:
+            state = "up"
+        elif then is not None:
+            recent = monotonic() - then < 3.0 * chapters.network.limits.lease
+            state = "up" if recent else "silent"
+        return PeerView(member.name, member.address, state)
+
+    def _privacy(self) -> Privacy:
+        parts = []
+        known, changed = attest.read_all(self._folder)
+        for name, document in known:
+            claim = attest.proved(document)
+            if claim is not None:
+                allowed = document["parameters"]
+                certified = claim["grade"] == "certified"
+                parts.append(
+                    Spent(
+                        name,
+                        claim["grade"],
+                        claim["epsilon"],
+                        claim["delta"],
+                        allowed.get("epsilon") if certified else None,
+                        allowed.get("delta") if certified else None,
+                        badge_of(document),
+                    )
+                )
+        epsilon, delta = attest.compose((p.epsilon, p.delta) for p in parts)
+        rule = attest.rule_without(changed)
+        if any(part.badge == "rehearsal" for part in parts):
+            rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
+        return Privacy(epsilon, delta, rule, tuple(parts))
+
+    @property
+    def _folder(self) -> Any:
+        return self.chapters.bundle.store / attest.FOLDER
+
+    def _desk(self) -> Requests:
+        if self.chapters.requests is None:
+            raise InvalidInput(NO_RECORDS)
+        return self.chapters.requests
+
+    async def submit(self, form: RequestForm) -> RequestView:
+        """Take a request in, durably."""
+        chapters, requests = self.chapters, self._desk()
+        records = chapters.records
+        assert records is not None
+        if requests.get(form.id) is None:
+            check_reachable(chapters.book, chapters.me, form.grade, form.method, len(form.records))
+            with suppress(SourceRefused):
+                await asyncio.to_thread(records.refresh)
+        try:
+            found = await asyncio.to_thread(requests.submit, form)
+        except DiskFull as error:
+            chapters.store.space.ran_out(error)
+            raise
+        chapters.store.fault("request durable")
+        chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
+        chapters.wake.set()
+        return found.view()
+
+    def requests(self, after: str | None, limit: int) -> Sequence[RequestView]:
+        """Newest first."""
+        if self.chapters.requests is None:
+            return []
+        return [r.view() for r in self.chapters.requests.page(after, limit)]
+
+    def request(self, id: str) -> RequestView | None:
+        """One request."""
+        found = None if self.chapters.requests is None else self.chapters.requests.get(id)
+        return None if found is None else found.view()
+
+    def certificates(self) -> Sequence[CertificateView]:
+        """The latest version of each certificate, newest first; changed ones before them."""
+        known, changed = attest.read_all(self._folder)
+        found = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
+        for name, document in reversed(known):
+            said, claim = document["peers"], attest.proved(document)
+            claim = claim or document["claims"][-1]
+            found.append(
+                CertificateView(
+                    name,
+                    tuple(said["requests"]),
+                    said["chapter"],
+                    claim["grade"],
+                    claim["epsilon"],
+                    claim["delta"],
+                    not said["pending"],
+                    tuple(said["pending"]),
+                    said["version"],
+                    said["issued"],
+                    badge_of(document),
+                )
+            )
+        return found
+
+    def certificate(self, name: str) -> bytes | None:
+        """The bytes of a certificate's file."""
+        place = self._folder / name / FILE
+        known = {p.parent.name for p in self._folder.glob(f"*/{FILE}")}
+        return place.read_bytes() if name in known else None
+
+    async def evidence(self, name: str) -> bytes | None:
+        """The certificate's file with its transcript and the signed visits, as a zip archive."""
+        if self.certificate(name) is None:
+            return None
+        return await asyncio.to_thread(evidence.pack, self._folder / name / FILE)
+
+    async def verify(self, name: str) -> Mapping[str, Any] | None:
+        """What ``unwalk verify --json`` says of it, with the network's CA trusted."""
+        if self.certificate(name) is None:
+            return None
+        place, bundle = self._folder / name / FILE, self.chapters.bundle.folder
+        files = (bundle / "ca.pem", bundle / "network.json")
+        try:
+            return await asyncio.to_thread(attest.verified, place, *files)
+        except UnwalkError as error:
+            return {"verdict": "changed", "problems": [str(error)]}

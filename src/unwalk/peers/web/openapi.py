@@ -1,0 +1,387 @@
+"""The endpoint's description of itself: OpenAPI 3.1, and a page that shows it to a person.
+
+The schemas of answers are made from the views in :mod:`unwalk.peers.web.views`, so that they cannot
+say anything else.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import unwalk
+from unwalk.core.grades import SHOWN
+from unwalk.peers.web import views as desk
+
+NUMBERS = {int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}}
+WORDS: dict[str, dict[str, Any]] = {
+    "RequestView.id": {"pattern": f"^{desk.REQUEST_ID.pattern}$"},
+    "RequestView.stage": {"enum": list(desk.STAGES)},
+    "RequestView.grade": {"enum": list(desk.GRADES)},
+    "RequestView.records": {"description": "How many records; their ids are not kept."},
+    "CertificateView.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
+    "Spent.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
+    "CertificateView.name": {"pattern": f"^{desk.NAME.pattern}$"},
+    "CertificateView.complete": {"description": "Whether every peer has signed that it erased."},
+    "PeerView.state": {"enum": list(desk.PEER_STATES)},
+    "ChapterView.kind": {"enum": ["train", "forget"]},
+    "Overview.edges": {"description": "Pairs of places in peers."},
+    "Overview.disk": {"enum": ["ok", "full"]},
+    "Overview.queue": {"description": "How many requests are at which stage."},
+}
+FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["records"],
+    "additionalProperties": False,
+    "properties": {
+        "records": {
+            "type": "array",
+            "items": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": desk.LONGEST_RECORD_ID,
+                "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
+            },
+            "minItems": 1,
+            "maxItems": desk.MOST_RECORDS,
+            "uniqueItems": True,
+            "description": "Ids of the records, as this organisation knows them.",
+        },
+        "id": {
+            "type": ["string", "null"],
+            "pattern": f"^{desk.REQUEST_ID.pattern}$",
+            "description": "Names the request; public in the network, so make it from nothing "
+            "personal. The same request sent again under the same id is the same request. Without "
+            "it, one is made up.",
+        },
+        "grade": {"type": ["string", "null"], "enum": [*desk.GRADES, None]},
+        "epsilon": {
+            "type": ["number", "null"],
+            "exclusiveMinimum": 0,
+            "maximum": desk.LARGEST_EPSILON,
+            "description": f"For grade certified only; {desk.EPSILON:g} if not given.",
+        },
+        "delta": {
+            "type": ["number", "null"],
+            "exclusiveMinimum": 0,
+            "exclusiveMaximum": 1,
+            "description": f"For grade certified only; {desk.DELTA:g} if not given.",
+        },
+        "method": {"type": ["string", "null"], "pattern": f"^{desk.METHOD.pattern}$"},
+    },
+    "anyOf": [
+        {"properties": {"grade": {"enum": ["certified", None]}}},
+        {"properties": {"epsilon": {"type": "null"}, "delta": {"type": "null"}}},
+    ],
+}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {"type": "string", "description": "One sentence."},
+        "unknown": {"type": "array", "items": {"type": "string"}},
+    },
+}
+VERDICT = {
+    "type": "object",
+    "description": "As 'unwalk verify --json' has it.",
+    "required": ["verdict", "problems"],
+    "properties": {
+        "verdict": {"type": "string", "description": "In a few words."},
+        "badge": {"type": ["string", "null"], "enum": [*sorted(SHOWN), None]},
+        "words": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Each claim, and last what is guaranteed to whom.",
+        },
+        "problems": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "What was changed; empty if nothing was.",
+        },
+        "model": {
+            "type": "string",
+            "enum": ["checked", "differs", "not checked", "not bound"],
+            "description": "What became of the model that the certificate is for.",
+        },
+    },
+}
+REASONS = {
+    "400": "The question cannot be read.",
+    "401": "The access token is missing or wrong.",
+    "404": "There is no such thing.",
+    "409": "The id was used before, for another request.",
+    "411": "The body's length is not said.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "422": "The request cannot be done: a record is not here, a value is not allowed, or the grade "
+    "cannot be reached. Nothing was changed.",
+    "429": "Too many questions.",
+    "503": "The disk of the peer is full. Nothing was changed; ask again once there is room.",
+}
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema of a type that a view is made of.
+
+    >>> schema_of(int | None)
+    {'anyOf': [{'type': 'integer'}, {'type': 'null'}]}
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [schema_of(k) for k in inner]}
+    if kind is types.NoneType:
+        return {"type": "null"}
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return {
+            "type": "array",
+            "items": schema_of(inner[0]),
+            "minItems": len(inner),
+            "maxItems": len(inner),
+        }
+    if origin is tuple:
+        return {"type": "array", "items": schema_of(inner[0])}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": schema_of(inner[1])}
+    if is_dataclass(kind) and isinstance(kind, type):
+        return {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return dict(NUMBERS.get(kind, {"type": "string"}))
+
+
+def _view(kind: type[Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    names = [f.name for f in fields(kind)]
+    text = " ".join((kind.__doc__ or "").replace("``", "'").split())
+    return {
+        "type": "object",
+        "description": text,
+        "required": names,
+        "additionalProperties": False,
+        "properties": {
+            n: {**schema_of(hints[n]), **WORDS.get(f"{kind.__name__}.{n}", {})} for n in names
+        },
+    }
+
+
+def _answers(good: dict[str, Any], *bad: str) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        **good,
+        **{code: {"description": REASONS[code], "content": error} for code in sorted(bad)},
+    }
+
+
+def _good(text: str, schema: dict[str, Any], **further: Any) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": schema}}, **further}
+
+
+def _list_of(name: str, kind: type[Any], **further: Any) -> dict[str, Any]:
+    properties = {name: {"type": "array", "items": schema_of(kind)}, **further}
+    return {
+        "type": "object",
+        "required": list(properties),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _name_in_path(name: str, what: str) -> dict[str, Any]:
+    schema = {"type": "string", "minLength": 1, "maxLength": 128}
+    return {"name": name, "in": "path", "required": True, "description": what, "schema": schema}
+
+
+@cache
+def api_description() -> dict[str, Any]:
+    """The OpenAPI document."""
+    views = (
+        desk.Overview,
+        desk.ChapterView,
+        desk.TokenView,
+        desk.PeerView,
+        desk.AccuracyPoint,
+        desk.Privacy,
+        desk.Spent,
+        desk.RequestView,
+        desk.CertificateView,
+    )
+    request = schema_of(desk.RequestView)
+    name = _name_in_path("name", "The name of a certificate.")
+    usual = ("400", "401", "429")
+    paths: dict[str, Any] = {
+        "/v1/status": {
+            "get": {
+                "operationId": "status",
+                "summary": "Where the token is, the graph, accuracy, privacy spent",
+                "responses": _answers({"200": _good("Now.", schema_of(desk.Overview))}, *usual),
+            }
+        },
+        "/v1/requests": {
+            "get": {
+                "operationId": "listRequests",
+                "summary": "Requests with their stage, newest first",
+                "parameters": [
+                    {
+                        "name": "after",
+                        "in": "query",
+                        "description": "Go on after this request: 'next' of the page before.",
+                        "schema": {"type": "string", "pattern": f"^{desk.REQUEST_ID.pattern}$"},
+                    },
+                    {
+                        "name": "limit",
+                        "in": "query",
+                        "schema": {"type": "integer", "minimum": 1, "maximum": desk.MOST_LISTED},
+                    },
+                ],
+                "responses": _answers(
+                    {"200": _good("One page.", {"$ref": "#/components/schemas/RequestPage"})},
+                    *usual,
+                    "404",
+                ),
+            },
+            "post": {
+                "operationId": "submitRequest",
+                "summary": "Ask that records be forgotten",
+                "description": "The answer comes once the request is on disk. From then on the "
+                "records are no longer trained on. Sending it again is harmless.",
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        "application/json": {"schema": {"$ref": "#/components/schemas/Form"}}
+                    },
+                },
+                "responses": _answers(
+                    {
+                        "202": _good(
+                            "Taken in.",
+                            request,
+                            links={
+                                "stage": {
+                                    "operationId": "getRequest",
+                                    "parameters": {"id": "$response.body#/id"},
+                                },
+                                "older": {
+                                    "operationId": "listRequests",
+                                    "parameters": {"query.after": "$response.body#/id"},
+                                },
+                            },
+                            headers={
+                                "Location": {
+                                    "description": "Where its stage can be asked.",
+                                    "schema": {"type": "string"},
+                                }
+                            },
+                        )
+                    },
+                    *usual,
+                    "409",
+                    "411",
+                    "413",
+                    "415",
+                    "422",
+                    "503",
+                ),
+            },
+        },
+        "/v1/requests/{id}": {
+            "get": {
+                "operationId": "getRequest",
+                "summary": "One request",
+                "parameters": [_name_in_path("id", "The id of a request.")],
+                "responses": _answers(
+                    {
+                        "200": _good(
+                            "The request.",
+                            request,
+                            links={
+                                "certificate": {
+                                    "operationId": "getCertificate",
+                                    "parameters": {"name": "$response.body#/certificate"},
+                                },
+                                "verdict": {
+                                    "operationId": "verifyCertificate",
+                                    "parameters": {"name": "$response.body#/certificate"},
+                                },
+                            },
+                        )
+                    },
+                    *usual,
+                    "404",
+                ),
+            }
+        },
+        "/v1/certificates": {
+            "get": {
+                "operationId": "listCertificates",
+                "summary": "The certificates of this peer",
+                "responses": _answers(
+                    {"200": _good("All.", {"$ref": "#/components/schemas/CertificateList"})},
+                    *usual,
+                ),
+            }
+        },
+        "/v1/certificates/{name}": {
+            "get": {
+                "operationId": "getCertificate",
+                "summary": "A certificate's file",
+                "parameters": [name],
+                "responses": _answers(
+                    {"200": _good("The signed document.", {"type": "object"})}, *usual, "404"
+                ),
+            }
+        },
+        "/v1/certificates/{name}/files": {
+            "get": {
+                "operationId": "getEvidence",
+                "summary": "A certificate with all that 'unwalk verify' needs, as one archive",
+                "parameters": [name],
+                "responses": _answers(
+                    {"200": {"description": "The archive.", "content": {"application/zip": {}}}},
+                    *usual,
+                    "404",
+                ),
+            }
+        },
+        "/v1/certificates/{name}/verify": {
+            "get": {
+                "operationId": "verifyCertificate",
+                "summary": "What 'unwalk verify' says of a certificate",
+                "parameters": [name],
+                "responses": _answers(
+                    {"200": _good("The verdict.", {"$ref": "#/components/schemas/Verdict"})},
+                    *usual,
+                    "404",
+                ),
+            }
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "unwalk peer",
+            "version": unwalk.__version__,
+            "description": "Ask a peer to forget records, follow a request, fetch certificates. "
+            "For the organisation that runs the peer: every question carries its access token.",
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "The access token, in the file http.token of the store.",
+                }
+            },
+            "schemas": {
+                "Form": FORM,
+                "RequestPage": _list_of("requests", desk.RequestView, next=schema_of(str | None)),
+                "CertificateList": _list_of("certificates", desk.CertificateView),
+                "Verdict": VERDICT,
+                "Error": ERROR,
+                **{v.__name__: _view(v) for v in views},
+            },
+        },
+    }
