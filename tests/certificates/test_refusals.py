@@ -23,21 +23,21 @@ ROOT = Path(unwalk.__file__).parent
 TALK = {
     f"peers/{name}.py"
     for name in (
-        "aftermath",
-        "attest",
-        "council",
-        "erasure",
-        "gate",
-        "history",
-        "intake",
-        "leaving",
-        "minutes",
-        "poll",
-        "succession",
-        "talk",
-        "trust",
-        "votes",
-        "wire",
+        "decisions/ballot",
+        "decisions/decided",
+        "decisions/history",
+        "decisions/votes",
+        "forgetting/erasure",
+        "forgetting/peer_certificate",
+        "handover/checks",
+        "handover/control_messages",
+        "handover/log_rules",
+        "handover/receiving",
+        "identity/trust",
+        "lifecycle/leaving",
+        "lifecycle/next_chapter",
+        "lifecycle/request_steps",
+        "transport/wire",
     )
 }
 """Peers that turn a caller away refuse no guarantee: nobody who asks for one reads that."""
