@@ -312,7 +312,7 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
 
 
 def commit(state: PeerState, value: Value) -> PeerState:
-    """The run is over."""
+    """The run is over; a generation that is still tentative stays so."""
     if state.committed is not None:
         return state
     return replace(
@@ -323,7 +323,6 @@ def commit(state: PeerState, value: Value) -> PeerState:
         path=(),
         unclear=False,
         passed_over=(),
-        public=None,
         kept=None,
         kept_for=-1,
         watching=False,
