@@ -15,6 +15,7 @@ from unwalk.peers.gate import HEAD, PROTOCOL, FinalOffer
 from unwalk.peers.history import beginning, opening
 from unwalk.peers.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.protocol import Parcel, Reply, Sighting
+from unwalk.peers.space import DiskFull
 from unwalk.peers.store import Incoming
 from unwalk.peers.succession import MOST_RECOVERIES
 from unwalk.peers.wire import MESSAGE, FilePieces
@@ -84,6 +85,8 @@ class Talk:
         elif kind == "beginning":
             return {"entry": beginning(service.store, service.run_id, service.start_chain)}
         elif kind == "where":
+            if service.store.space.full and service.state.held is not None:
+                raise DiskFull  # as if it were away: the others go on, and nobody waits for room
             if service.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
             chain, said = str(record["chain"])[:64], pr.sighting(service.state)
