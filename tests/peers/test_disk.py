@@ -203,6 +203,30 @@ def test_a_holder_without_room_waits_and_then_does_its_visit(tmp_path):
     check_end(here.folder, here.network, range(PEERS))
 
 
+def test_the_others_go_on_without_a_holder_that_has_no_room(tmp_path):
+    """After the lease, not only after limits.visit: it answers, but does not say that it has it."""
+
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        await here.until(lambda: any(s.state.reached[1][0] >= 3 for s in here.services.values()))
+        bad = 1
+        service, space = here.services[bad], here.services[bad].store.space
+        need, service.store.fault = space.need, full
+        space.need = 1 << 62  # so much room is nowhere
+        await here.until(lambda: service.state.stage == "arrived" and space.full)
+        await here.until(lambda: here.finished(*(p for p in range(PEERS) if p != bad)), 20.0)
+        assert space.full
+        space.need, service.store.fault = need, no_fault
+        await here.until(here.finished)
+
+    here = lived(tmp_path, script, PEERS, lease=0.3)
+    lost = [e["lost"] for e in here.events if e["event"] == "recovered"]
+    assert lost[:1] == [1]
+    assert len(lost) <= 3, "they do not go on recovering"
+    check_end(here.folder, here.network, range(PEERS))
+
+
 def test_a_write_that_fails_leaves_no_file_and_no_mark_behind(tmp_path):
     async def script(here):
         service = here.start(0)

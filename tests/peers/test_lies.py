@@ -194,10 +194,29 @@ def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path)
         honest = [p for p in range(4) if p != LIAR]
         await here.until(lambda: here.finished(*honest))
 
-    here = lived(tmp_path, script, peers=4, visit=1.5)
+    here = lived(tmp_path, script, peers=4, lease=0.3, visit=0.5)
     late = [e for e in here.events if e["event"] == "overrun"]
     assert {e["who"] for e in late} == {LIAR}
     assert any(e["event"] == "committed" for e in here.events)
+
+
+def test_only_the_member_that_never_answers_an_offer_is_late(tmp_path):
+    """Row 5 h: it costs the peer before it three leases, which nobody holds against that one."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+
+        async def never(*_: Any) -> bytes:
+            await asyncio.sleep(3600.0)
+            return b""
+
+        services[LIAR].take = never  # type: ignore[method-assign]
+        honest = [p for p in range(4) if p != LIAR]
+        await here.until(lambda: here.finished(*honest))
+
+    here = lived(tmp_path, script, peers=4, lease=0.3, visit=0.6, train__hops=6)
+    late = [e for e in here.events if e["event"] == "overrun"]
+    assert {e["who"] for e in late} == {LIAR}
 
 
 def test_a_generation_that_brings_no_token_costs_no_copy():

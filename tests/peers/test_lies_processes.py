@@ -37,7 +37,7 @@ from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol.handover import Parcel, Sighting
-from unwalk.peers.protocol.hoplog import recovery_body
+from unwalk.peers.protocol.hoplog import recovery_body, sign_entry
 from unwalk.peers.provision import revoke
 from unwalk.peers.storage.token_files import open_token
 from unwalk.walks import NOBODY
@@ -383,28 +383,41 @@ def test_lies_about_a_walk_change_nothing(tmp_path):
 
 
 async def goes_back(liar: Liar, visits: int = 20) -> None:
-    """What others signed early is shown late, to open a generation from where they were then."""
-    run, before = liar.network.run_id, liar.state()
-    assert before is not None
-    chain = "e" * 64
-    seen = await liar.tell_all(HONEST, liar.words("where", chain=chain))
-    hop = max(said["sighting"]["reached"][1][0] for said in seen)
+    """What others signed early is shown late, to open a generation from where they were then.
+
+    It goes on from a visit of the liar's own, signed when nobody but the next peer was further.
+    """
+    run, known, lost = liar.network.run_id, dict[str, Any](), list[int]()
+    while not known or len(lost) > 1:
+        mine = [e for e in liar.entries() if e["body"]["peer"] == LIAR]
+        if not mine or mine[-1] == known:
+            await asyncio.sleep(0.002)
+            continue
+        known = mine[-1]
+        message = liar.words("where", chain=known["chain"])
+        seen = await asyncio.gather(*(liar.tell(p, message) for p in HONEST))
+        places = [said["sighting"]["reached"][1][0] for said in seen]
+        lost = [p for p, hop in zip(HONEST, places, strict=True) if hop > known["body"]["hop"]]
+    body, hop = known["body"], known["body"]["hop"]
+    lineage = codec.lineage_from(body["lineage"])
     while (now := liar.state()) is None or now.reached[1][0] < hop + visits:
         await asyncio.sleep(0.05)
-    assert now.fence == before.fence, "the walk went on undisturbed"
-    opened = (before.fence[0] + 1, LIAR)
-    body = recovery_body(
+    assert now.lineage == lineage, "the walk went on undisturbed"
+    opened = (lineage[-1][0][0] + 1, LIAR)
+    recovery = recovery_body(
         run=run,
         generation=opened,
-        lineage=(*before.lineage, (opened, hop)),
+        lineage=(*lineage, (opened, hop)),
         peer=LIAR,
         hop=hop,
-        token="1" * 64,
-        lost=-1,
-        sightings=seen,
+        token=body["token"],
+        lost=lost[0] if lost else -1,
+        sightings=list(seen),
     )
-    entry = liar.entry({"body": {"previous": chain}}, **body)
+    pem = liar.bundle.certificate_pem.decode()
+    entry = sign_entry(known["chain"], recovery, liar.bundle.sign, pem)
     answers = await liar.tell_all(HONEST, liar.words("fence", entry=entry))
+    assert {a.get("reason") for a in answers} == {None}, "they believe it"
     assert {tuple(a["sighting"]["fence"]) for a in answers} == {opened}, "they believe it"
 
 
@@ -413,7 +426,7 @@ def test_a_generation_that_is_opened_for_nothing_loses_no_copy(tmp_path):
     """Row 5 a: every honest peer drops its token for one that never comes, and the walk ends."""
     folder = tmp_path / "net"
     made = harness.network(folder, peers=PEERS, train__hops=120, lease=0.6, visit=2.0)
-    with town(folder, made, pause=0.02) as here:
+    with town(folder, made, pause=0.05) as here:
         for peer in range(PEERS):
             here.start(peer)
         here.until(lambda: furthest(here) >= 10)

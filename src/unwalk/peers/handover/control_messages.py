@@ -17,6 +17,7 @@ from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import Parcel, Reply, Sighting
 from unwalk.peers.protocol.hoplog import Entry, check_chain, parse_entry
+from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming
 from unwalk.peers.transport.wire import MESSAGE, FilePieces
 
@@ -85,6 +86,8 @@ class Talk:
         elif kind == "beginning":
             return {"entry": beginning(service.store, service.run_id, service.start_chain)}
         elif kind == "where":
+            if service.store.space.full and service.state.held is not None:
+                raise DiskFull  # as if it were away: the others go on, and nobody waits for room
             if service.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
             chain, said = str(record["chain"])[:64], pr.sighting(service.state)

@@ -70,8 +70,18 @@ class Lookout:
             await self.look_around()
             service.news = monotonic()
 
+    @property
+    def _visit(self) -> float:
+        """Seconds after which a peer that has the token should have handed it on.
+
+        A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be
+        such ones, and where nobody lies one may hang.
+        """
+        limits = self.service.limits
+        return limits.visit + max(1, self.service.poll.rules.lies) * (1.0 + TRIES) * limits.lease
+
     def _overrun(self) -> bool:
-        """Whether the peer that has the token should have done its visit, or taken it, by now.
+        """Whether the peer that has the token should have handed it on, or taken it, by now.
 
         The first token of a walk nobody handed over, but others have it too: one after the other
         of them sees to it.
@@ -82,7 +92,7 @@ class Lookout:
             self.handed = None
             return False
         turn = 0.0 if parcel.hop else limits.lease * (1 + self.service.me)
-        patience = TRIES * limits.lease if state.stage == "offered" else limits.visit + turn
+        patience = TRIES * limits.lease if state.stage == "offered" else self._visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
         elif now - self.handed[1] > patience:
@@ -188,7 +198,7 @@ class Lookout:
         if shown and self.begun is None:
             self.begun = monotonic()
             service.journal.write("begun", heard=sorted(shown))
-        held_up = (service.poll.rules.lies + 1) * (limits.visit + TRIES * limits.lease)
+        held_up = (service.poll.rules.lies + 1) * self._visit
         if shown and self.begun is not None and monotonic() - self.begun < held_up:
             return None
         (_, first), _ = service.state.lineage[0]
