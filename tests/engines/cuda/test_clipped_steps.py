@@ -10,7 +10,7 @@ from torch.nn import functional
 from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines.cuda import fused_network
 from unwalk.engines.cuda.clipped_steps import Clipped
-from unwalk.engines.cuda.layers import Convolution, First, GroupNormalisation, Linear
+from unwalk.engines.cuda.layers import Convolution, GroupNormalisation, Linear
 from unwalk.engines.cuda.record_gradients import Unfit
 from unwalk.engines.per_example import ghost_gradients
 from unwalk.tasks.models import flnet, group_norm, small_cnn
@@ -72,9 +72,7 @@ def nowhere(model):
     return {p: torch.full_like(p, float("nan")) for p in model.parameters() if p.requires_grad}
 
 
-def laid_out(network, x):
-    if network.first is not None:
-        return network.first.table(None, x, torch.float32)
+def laid_out(x):
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -93,7 +91,7 @@ def test_clipped_gradients_equal_the_reference(name, beside, loss):
     reference, places = copy.deepcopy(model), nowhere(model)
     mine = Clipped.of(model, torch.cuda.Stream() if beside else None, places)
     assert mine is not None
-    given = laid_out(mine, x)
+    given = laid_out(x)
     for bound in (0.3, 1e6) if loss is None else (0.3,):
         torch.manual_seed(1)
         mine.step(given, y, bound, loss)
@@ -157,7 +155,7 @@ def test_what_is_rewritten(monkeypatch):
         nodes = [n for n in network.graph.nodes if n.op == "call_module"]
         called = [type(network.get_submodule(n.target)) for n in nodes]
         kinds = [type(m) for m in model.modules()]
-        assert called.count(First) + called.count(Convolution) == kinds.count(nn.Conv2d)
+        assert called.count(Convolution) == kinds.count(nn.Conv2d)
         assert called.count(Linear) == kinds.count(nn.Linear)
         assert called.count(GroupNormalisation) == kinds.count(nn.GroupNorm)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines.cuda import fused_network
-from unwalk.engines.cuda.layers import First, GroupNormalisation, Normalisation
+from unwalk.engines.cuda.layers import Convolution, GroupNormalisation, Normalisation
 from unwalk.tasks.models import flnet, group_norm
 from unwalk.tasks.resnet import Block
 
@@ -76,8 +76,6 @@ def made(name):
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("beside", [False, True], ids=["one stream", "two streams"])
 def test_outputs_gradients_and_running_statistics_are_the_same(name, beside):
-    from unwalk.engines.cuda.kernels.step import softmax_gradient
-
     if beside and DEVICE == "cpu":
         pytest.skip("streams need a CUDA device")
     model, shape = made(name)
@@ -89,16 +87,13 @@ def test_outputs_gradients_and_running_statistics_are_the_same(name, beside):
     mine = fused_network.fuse(model, side, places)
     assert mine is not None
     mine.load()
-    given = x.contiguous(memory_format=torch.channels_last)
-    if mine.first is not None:
-        given = mine.first.table(None, x, torch.float32)
     torch.manual_seed(1)
-    found = mine(given)
+    found = mine(x.contiguous(memory_format=torch.channels_last))
     torch.manual_seed(1)
     wanted = reference(x)
     assert float((found - wanted).detach().norm() / wanted.detach().norm()) < 1e-5
-    start = softmax_gradient(found.detach(), y, 1 / len(y))
-    gradients = torch.autograd.grad(found, list(model.parameters()), start)
+    loss = functional.cross_entropy(found, y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     if beside:
         torch.cuda.current_stream().wait_stream(side)
     mine.settle()
@@ -161,7 +156,6 @@ def test_the_same_step_gives_the_same_bits(name):
     x = torch.randn(6, *shape, device=DEVICE)
     places = {p: torch.zeros_like(p) for p in model.parameters()}
     mine = fused_network.fuse(model, None, places)
-    x = mine.first.table(None, x, torch.float32)
     mine.load()
     first, again = mine(x), mine(x)  # type: ignore[misc]
     assert torch.equal(first, again)
@@ -173,15 +167,14 @@ def test_what_is_rewritten(monkeypatch):
         model, _ = made(name)
         places = {p: torch.zeros_like(p) for p in model.parameters()}
         mine = fused_network.fuse(model, None, places)
-        kinds = [type(m) for m in mine.network.modules()]
         left = [n for n in mine.network.graph.nodes if n.op == "call_module"]
         called = [type(mine.network.get_submodule(n.target)) for n in left]
         gone = {nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.Identity, nn.Conv2d}
         assert not gone & set(called), name
-        norms = [type(m) for m in model.modules()]
-        assert called.count(Normalisation) == norms.count(nn.BatchNorm2d)
-        assert called.count(GroupNormalisation) == norms.count(nn.GroupNorm)
-        assert First in kinds
+        kinds = [type(m) for m in model.modules()]
+        assert called.count(Normalisation) == kinds.count(nn.BatchNorm2d)
+        assert called.count(GroupNormalisation) == kinds.count(nn.GroupNorm)
+        assert called.count(Convolution) == kinds.count(nn.Conv2d)
         assert (nn.MaxPool2d in called) is False
 
 

@@ -23,7 +23,7 @@ from unwalk.engines.cuda import (
 )
 from unwalk.engines.fleet_steps import Kind, Team
 
-IN_TRITON = ("batch normalisation", "group normalisation", "first layer", "head")
+IN_TRITON = ("batch normalisation", "group normalisation")
 """Without these a fused network runs on a CPU."""
 
 
@@ -59,7 +59,6 @@ def test_networks_without_kernels_are_the_same_networks(name):
     mine, _ = fused_without(model, *IN_TRITON)
     assert mine is not None
     mine.load()
-    assert mine.first is None
     x, y = torch.randn(6, *shape), torch.randint(10, (6,))
     torch.manual_seed(1)
     found = mine(x)
@@ -88,8 +87,6 @@ def test_networks_without_kernels_are_the_same_networks(name):
             layers.GroupNormalisation,
             compiled.CompiledNorm,
         ),
-        ("first layer", "residual", layers.First, layers.Convolution),
-        ("head", "residual", layers.Head, compiled.CompiledHead),
     ],
 )
 def test_each_switch_replaces_its_own_layers(group, name, gone, there):
@@ -119,7 +116,7 @@ def test_switches_of_convolutions(monkeypatch):
     how = ((1, 1), (1, 1), (1, 1), 1)
     x, weight = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
     assert convolution.ours(x, weight, how)
-    with groups.without("convolutions", "weight gradients"):
+    with groups.without("convolutions"):
         assert not convolution.ours(x, weight, how)
         gradient, place = torch.randn(2, 3, 5, 5), torch.empty_like(weight)
         place = place.contiguous(memory_format=torch.channels_last)
@@ -169,8 +166,8 @@ def test_a_compiled_step_of_one_walk_is_descent(heavy):
 
 
 def test_switches_are_put_back_and_unknown_ones_refused():
-    with groups.without("head"), groups.without("clipping"):
-        assert not groups.uses("head")
+    with groups.without("convolutions"), groups.without("clipping"):
+        assert not groups.uses("convolutions")
         assert not groups.uses("clipping")
     assert all(groups.uses(group) for group in groups.GROUPS)
     with pytest.raises(InvalidInput, match="heads"), groups.without("heads"):

@@ -8,7 +8,6 @@ from tests.engines.cuda import test_clipped_steps as clipped
 from tests.engines.cuda import test_fleet_layers as fleet
 from tests.engines.cuda import test_fused_network as networks
 from tests.engines.cuda import test_group_norm_kernels as group
-from tests.engines.cuda import test_head as head
 from tests.kernels import interpreted, quiet
 from unwalk.engines.cuda import fleet_layers
 
@@ -23,10 +22,6 @@ def test_group_normalisation():
 def test_norms_by_record():
     group.test_norms_of_convolutions_by_record("padded", torch.float32)
     group.test_records_are_scaled_in_float32()
-
-
-def test_the_head():
-    head.test_forward_and_backward("uneven", True, torch.float32)
 
 
 def test_a_network_with_batch_normalisation():

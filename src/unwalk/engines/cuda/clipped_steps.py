@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from unwalk.core.plan import Loss
 from unwalk.engines.cuda.fused_network import Fused, Places, fuse_by_record
-from unwalk.engines.cuda.layers import First, OnSideStream
+from unwalk.engines.cuda.layers import OnSideStream
 from unwalk.engines.cuda.record_gradients import RecordGradients
 
 
@@ -36,11 +36,6 @@ class Clipped:
         per_record = RecordGradients()
         network = fuse_by_record(model, side, places, per_record)
         return None if network is None else Clipped(network, per_record, side, places)
-
-    @property
-    def first(self) -> First | None:
-        """As of :class:`unwalk.engines.cuda.fused_network.Fused`."""
-        return self.network.first
 
     def step(self, x: torch.Tensor, y: torch.Tensor, bound: float, loss: Loss | None) -> None:
         r"""Writes the mean of :math:`\min(1, C/\|g_i\|)\, g_i` into the places; ``bound`` is C.
@@ -79,10 +74,6 @@ class Clipped:
 
 def _start(output: torch.Tensor, y: torch.Tensor, loss: Loss | None) -> torch.Tensor:
     """The gradient of the summed losses with respect to the output."""
-    if loss is None and output.dim() == 2:
-        from unwalk.engines.cuda.kernels import step
-
-        return step.softmax_gradient(output.detach(), y, 1.0)
     with torch.enable_grad():
         given = output.detach().requires_grad_()
         wide = given.float()

@@ -31,7 +31,7 @@ def _there() -> bool:
 
 
 def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
-    """Whether our kernels compute it, forward and to the input."""
+    """Whether our kernels compute it."""
     return uses("convolutions") and _takes(x, weight, how)
 
 
@@ -88,7 +88,7 @@ def weight_gradient(
 ) -> None:
     """Writes the gradient of ``weight`` into ``place``."""
     lies = place.is_contiguous(memory_format=torch.channels_last)
-    if lies and uses("weight gradients") and _takes(x, weight, how):
+    if lies and ours(x, weight, how):
         from unwalk.engines.cuda.kernels import convolution
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)

@@ -2,8 +2,7 @@
 
 In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
 and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
-kernels forward and two backward for batch normalisation, of one each for group normalisation.  So
-is the mean over all places with the linear layer behind it: of one kernel forward and two backward.
+kernels forward and two backward for batch normalisation, of one each for group normalisation.
 Weight gradients run beside the rest on a stream of their own, because nothing waits for them until
 the optimizer does.
 
@@ -24,15 +23,13 @@ from torch import fx, nn
 from torch.nn import functional
 
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.compiled import CompiledHead, CompiledNorm
+from unwalk.engines.cuda.compiled import CompiledNorm
 from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of
 from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.layers import (
     Convolution,
-    First,
     GroupNormalisation,
     GroupNormState,
-    Head,
     Linear,
     Normalisation,
 )
@@ -125,14 +122,6 @@ class Fused:
         """What a step changes."""
         return [self.running]
 
-    @property
-    def first(self) -> First | None:
-        """The layer that the input goes into, where it wants the input in another form."""
-        for module in self.network.modules():
-            if isinstance(module, First):
-                return module
-        return None
-
     def _rewrite(
         self,
         traced: fx.GraphModule,
@@ -182,28 +171,15 @@ class Fused:
         for node in list(traced.graph.nodes):
             module = _module(traced, node)
             if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
-                source = node.args[0]
-                outermost = source.op == "placeholder" and len(source.users) == 1
                 biased = module.bias is not None and module not in shifted
-                as_product = outermost and First.takes(module) and uses("first layer")
-                kind = First if as_product else Convolution
-                mine = kind(
+                mine = Convolution(
                     module, side, places[module.weight], biased=biased, per_record=per_record
                 )
                 self.placed.add(module.weight)
                 traced.add_submodule(str(node.target), mine)
-                if isinstance(mine, Convolution):
-                    _link(traced, node, mine)
+                _link(traced, node, mine)
             elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
                 traced.add_submodule(str(node.target), Linear(module, side, per_record))
-            elif isinstance(module, nn.Linear) and _trained(module, places) and Head.takes(module):
-                bias = module.bias
-                if not uses("head"):
-                    _fuse_head(traced, node, CompiledHead(module))
-                    continue
-                head = Head(module, side, places[module.weight], places.get(bias))
-                if _fuse_head(traced, node, head):
-                    self.placed |= {p for p in (module.weight, bias) if p is not None}
 
 
 def _link(traced: fx.GraphModule, node: fx.Node, mine: Convolution) -> None:
@@ -376,40 +352,6 @@ def _fuse_norm(
     for old in reversed(gone):
         graph.erase_node(old)
     return shifted
-
-
-def _is_mean(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """The mean over all places."""
-    pool = _module(traced, node)
-    return isinstance(pool, nn.AdaptiveAvgPool2d) and pool.output_size in (1, (1, 1))
-
-
-def _is_flatten(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """One row a record."""
-    layer = _module(traced, node)
-    if isinstance(layer, nn.Flatten):
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    named = (node.op, node.target)
-    if named not in (("call_function", torch.flatten), ("call_method", "flatten")):
-        return False
-    return (node.args[1:], node.kwargs) in (((1,), {}), ((1, -1), {}), ((), {"start_dim": 1}))
-
-
-def _fuse_head(traced: fx.GraphModule, node: fx.Node, head: Head | CompiledHead) -> bool:
-    """Put one call in the place of mean, flatten and linear layer, where it is behind both."""
-    flat = node.args[0] if node.args else None
-    if not isinstance(flat, fx.Node) or not _is_flatten(traced, flat) or not flat.args:
-        return False
-    mean = flat.args[0]
-    if not isinstance(mean, fx.Node) or not _is_mean(traced, mean) or not mean.args:
-        return False
-    if _only_user(flat) is None or _only_user(mean) is None:
-        return False
-    traced.add_submodule(str(node.target), head)
-    node.args = mean.args
-    for old in (flat, mean):
-        traced.graph.erase_node(old)
-    return True
 
 
 class FusedEvaluation:
