@@ -58,7 +58,6 @@ PLAIN, GROUPED, PRIVATE = (
 MODELS_OF = {PLAIN: "resnet18-plain", GROUPED: "resnet18-gn", PRIVATE: "resnet18-gn"}
 ABLATED = (  # the step that is measured, and the group of kernels that is switched off
     (PLAIN, "convolutions"),
-    (PLAIN, "normalisation sums"),
     (PLAIN, "batch normalisation"),
     (PLAIN, "second stream"),
     (GROUPED, "group normalisation"),

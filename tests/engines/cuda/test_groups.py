@@ -99,16 +99,6 @@ def test_each_switch_replaces_its_own_layers(group, name, gone, there):
     assert len(after) == len(before)
 
 
-def test_sums_are_made_by_convolutions_unless_switched_off():
-    def links(*off):
-        network, _ = fused_without(made("residual")[0], *off)
-        found = [m for m in network.network.modules() if isinstance(m, layers.Convolution)]
-        return sum(len(m.behind) + len(m.front) for m in found)
-
-    assert links() > 0
-    assert links("normalisation sums") == 0
-
-
 def test_switches_of_convolutions(monkeypatch):
     from unwalk.engines.cuda import convolution
 

@@ -177,23 +177,8 @@ class Fused:
                 )
                 self.placed.add(module.weight)
                 traced.add_submodule(str(node.target), mine)
-                _link(traced, node, mine)
             elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
                 traced.add_submodule(str(node.target), Linear(module, side, per_record))
-
-
-def _link(traced: fx.GraphModule, node: fx.Node, mine: Convolution) -> None:
-    """Acquaint a convolution with the batch normalisations behind it and in front of it."""
-    if not uses("normalisation sums"):
-        return
-    user, source = _only_user(node), node.args[0]
-    behind = None if user is None else _module(traced, user)
-    if user is not None and isinstance(behind, Normalisation) and user.args[0] is node:
-        mine.behind = (behind,)
-    if isinstance(source, fx.Node) and _only_user(source) is node and len(source.args) == 1:
-        front = _module(traced, source)
-        if isinstance(front, Normalisation) and front.plain:
-            mine.front = (front,)
 
 
 def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:

@@ -17,7 +17,6 @@ from unwalk.core.errors import InvalidInput
 
 GROUPS = {
     "convolutions": "cuDNN, forward and backward",
-    "normalisation sums": "sums in kernels of their own, not inside the convolutions",
     "batch normalisation": "torch.compile of normalisation, sum, ReLU and pool",
     "group normalisation": "torch.compile of normalisation, sum, ReLU and pool",
     "second stream": "weight gradients on the main stream",

@@ -16,19 +16,15 @@ from torch import nn
 from torch.nn import functional
 
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.convolution import How, convolve, input_gradient, ours, weight_gradient
+from unwalk.engines.cuda.convolution import How, convolve, input_gradient, weight_gradient
 from unwalk.engines.cuda.record_gradients import RecordGradients, put_convolution, put_linear
 
 
 class Convolution(nn.Module):
     """A convolution whose weight gradient runs on a side stream, and lands in ``place``.
 
-    With ``per_record``, what each record adds to it goes there instead.  Our own kernels make the
-    sums of the normalisations ``behind`` and ``front`` on the way, where there are such.
+    With ``per_record``, what each record adds to it goes there instead.
     """
-
-    behind: tuple[Normalisation, ...] = ()
-    front: tuple[Normalisation, ...] = ()
 
     def __init__(
         self,
@@ -51,12 +47,7 @@ class Convolution(nn.Module):
         bias = conv.bias if self.biased else None
         if not self.training:
             return convolve(x, conv.weight, bias, how)
-        mine = bias is None and ours(x, conv.weight, how)
-        for norm in self.behind:
-            norm.counted = mine
-        behind = self.behind[0].layer if self.behind and mine else None
-        front = self.front[0] if self.front and mine and conv.stride == (1, 1) else None
-        where = (self.side, self.place[0], self.per_record, behind, front)
+        where = (self.side, self.place[0], self.per_record)
         y: torch.Tensor = apply(_Convolve, x, conv.weight, bias, how, *where)
         return y
 
@@ -97,14 +88,11 @@ class _Convolve(torch.autograd.Function):
         side: torch.cuda.Stream | None,
         place: torch.Tensor,
         per_record: RecordGradients | None,
-        behind: BatchNormState | None,
-        front: Normalisation | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
         ctx.how, ctx.side, ctx.place, ctx.per_record = how, side, place, per_record
-        ctx.front = front
         ctx.mine = weight, bias
-        return convolve(x, weight, bias, how, behind)
+        return convolve(x, weight, bias, how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
@@ -117,13 +105,10 @@ class _Convolve(torch.autograd.Function):
             else:
                 weight_gradient(gradient, x, weight, ctx.how, ctx.place)
                 mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
-        for_x, front = None, ctx.front
-        if ctx.needs_input_grad[0] and front is not None:
-            for_x = input_gradient(gradient, x, weight, ctx.how, front.layer, front.before)
-            front.summed_up, front.before = True, None
-        elif ctx.needs_input_grad[0]:
+        for_x = None
+        if ctx.needs_input_grad[0]:
             for_x = input_gradient(gradient, x, weight, ctx.how)
-        return for_x, *mine, *[None] * 6
+        return for_x, *mine, *[None] * 4
 
 
 class Linear(nn.Module):
@@ -170,12 +155,8 @@ class Normalisation(nn.Module):
     """Batch normalisation, then a sum with ``other``, a ReLU, a pool.
 
     ``twice``: the result is given out twice, for two users, whose gradients need then not be
-    added up before they come back.  ``counted`` and ``summed_up``: the convolutions round it have
-    made its sums forward and backward; ``before`` is then what it was given.
+    added up before they come back.
     """
-
-    counted = summed_up = False
-    before: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -197,15 +178,10 @@ class Normalisation(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         if not self.training:
             return self._answer(x, other)
-        if not self.counted:
-            from unwalk.engines.cuda.kernels import batch_norm
-
-            batch_norm.statistics(x.detach(), layer)
         if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
             return apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
-        self.summed_up, self.before = False, x.detach() if self.plain else None
         y = apply(_Normalise, x, layer.weight, layer.bias, shift, other, self)
         return functional.max_pool2d(y, 2) if self.pooled else y
 
@@ -220,11 +196,6 @@ class Normalisation(nn.Module):
         y = batch_norm.normalise(x, self.layer, None, other, self.relu, given=True)
         y = functional.max_pool2d(y, 2) if self.pooled else y
         return (y, y) if self.twice else y
-
-    @property
-    def plain(self) -> bool:
-        """Normalised and cut off below zero, no more, for one user."""
-        return self.relu and not self.pooled and not self.twice
 
 
 class _Normalise(torch.autograd.Function):
@@ -253,12 +224,9 @@ class _Normalise(torch.autograd.Function):
         first, *more = (g.contiguous(memory_format=torch.channels_last) for g in gradients)
         second = more[0] if more else None
         norm, layer = ctx.norm, ctx.norm.layer
-        if not norm.summed_up:
-            batch_norm.sum_up(first, second, x, layer, kept, relu=norm.relu)
         for_x, for_other = batch_norm.backward(
             first, second, x, layer, kept, relu=norm.relu, summed=ctx.summed
         )
-        norm.before = None
         for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
         return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None
 
