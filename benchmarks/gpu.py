@@ -59,7 +59,6 @@ MODELS_OF = {PLAIN: "resnet18-plain", GROUPED: "resnet18-gn", PRIVATE: "resnet18
 ABLATED = (  # the step that is measured, and the group of kernels that is switched off
     (PLAIN, "convolutions"),
     (PLAIN, "batch normalisation"),
-    (PLAIN, "second stream"),
     (GROUPED, "group normalisation"),
     (GROUPED, "convolutions"),
     (PRIVATE, "clipping"),

@@ -44,7 +44,7 @@ def as_with_triton(monkeypatch, request):
 def fused_without(model, *off):
     places = {p: torch.full_like(p, float("nan")) for p in model.parameters()}
     with groups.without(*off):
-        return fused_network.fuse(model, None, places), places
+        return fused_network.fuse(model, places), places
 
 
 def called(network):

@@ -25,11 +25,11 @@ def test_norms_by_record():
 
 
 def test_a_network_with_batch_normalisation():
-    networks.test_outputs_gradients_and_running_statistics_are_the_same("residual", False)
+    networks.test_outputs_gradients_and_running_statistics_are_the_same("residual")
 
 
 def test_gradients_clipped_by_record():
-    clipped.test_clipped_gradients_equal_the_reference("rows", False, clipped.squares)
+    clipped.test_clipped_gradients_equal_the_reference("rows", clipped.squares)
 
 
 def tiny():

@@ -53,8 +53,7 @@ class CapturedSteps:
         self.shadow = flat_copy_of(work.model)
         self.blocks = flat_blocks(self.shadow, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
-        self.side = torch.cuda.Stream() if compiled and uses("second stream") else None
-        self.fused = fuse(self.shadow, self.side, self._places()) if compiled else None
+        self.fused = fuse(self.shadow, self._places()) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
         self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
         self.kernels = compiled and available()
@@ -70,7 +69,7 @@ class CapturedSteps:
     def clipped(self) -> Clipped | None:
         """What steps that clip each example run on, but for models that it cannot take."""
         wanted = self.compiled and uses("clipping")
-        return Clipped.of(self.shadow, self.side, self._places()) if wanted else None
+        return Clipped.of(self.shadow, self._places()) if wanted else None
 
     def _places(self) -> dict[torch.Tensor, torch.Tensor]:
         return {
@@ -244,11 +243,7 @@ class CapturedSteps:
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
-            if self.side is not None:
-                self.side.wait_stream(torch.cuda.current_stream())
             found = self._backward(self.forward(x[part]), y[part], minibatches)
-            if self.side is not None:
-                torch.cuda.current_stream().wait_stream(self.side)
             with torch.no_grad():
                 if self.fused is not None:
                     self.fused.settle()
@@ -340,11 +335,7 @@ class _Graph:
                 step(*self._given(0))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        first = torch.cuda.Stream(priority=-1)  # what everything waits for comes first
-        with (
-            _no_collection(),
-            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
-        ):
+        with _no_collection(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             for number in range(len(x)):
                 step(*self._given(number))
 

@@ -3,8 +3,6 @@
 In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
 and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
 kernels forward and two backward for batch normalisation, of one each for group normalisation.
-Weight gradients run beside the rest on a stream of their own, because nothing waits for them until
-the optimizer does.
 
 :func:`fuse` rewrites a model that :mod:`torch.fx` can trace; the kernels are written in Triton
 (:mod:`unwalk.engines.cuda.kernels`).  :class:`FusedEvaluation` is the same network in evaluation
@@ -43,17 +41,12 @@ class Fused:
     """A rewritten network in training mode, and the running statistics of its normalisations.
 
     Modules, and so parameters, are the given model's own.  Its buffers are copied in by
-    :meth:`load` and back by :meth:`store`.  ``side`` is the stream of the weight gradients of
-    convolutions; whoever reads them has to wait for it.  Gradients of all that was rewritten land
-    in ``places``, or with ``per_record`` what each record adds to them lands there.
+    :meth:`load` and back by :meth:`store`.  Gradients of all that was rewritten land in ``places``,
+    or with ``per_record`` what each record adds to them lands there.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        side: torch.cuda.Stream | None,
-        places: Places,
-        per_record: RecordGradients | None = None,
+        self, model: nn.Module, places: Places, per_record: RecordGradients | None = None
     ) -> None:
         counted = uses("batch normalisation")
         self.norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and counted]
@@ -71,7 +64,7 @@ class Fused:
         self.slices = [slice(a, a + n) for a, n in zip(starts, channels, strict=True)]
         self.placed: set[torch.Tensor] = set()
         _check_uses(traced)
-        self._rewrite(traced, side, places, per_record)
+        self._rewrite(traced, places, per_record)
         traced.graph.lint()
         traced.recompile()
 
@@ -123,11 +116,7 @@ class Fused:
         return [self.running]
 
     def _rewrite(
-        self,
-        traced: fx.GraphModule,
-        side: torch.cuda.Stream | None,
-        places: Places,
-        per_record: RecordGradients | None,
+        self, traced: fx.GraphModule, places: Places, per_record: RecordGradients | None
     ) -> None:
         for node in list(traced.graph.nodes):
             if isinstance(_module(traced, node), nn.Identity):
@@ -163,7 +152,6 @@ class Fused:
                     for_bias=places[norm.bias],
                     groups=norm.num_groups,
                     eps=norm.eps,
-                    side=side,
                     per_record=per_record,
                 )
                 self.placed |= {norm.weight, norm.bias}
@@ -173,15 +161,15 @@ class Fused:
             if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
                 biased = module.bias is not None and module not in shifted
                 mine = Convolution(
-                    module, side, places[module.weight], biased=biased, per_record=per_record
+                    module, places[module.weight], biased=biased, per_record=per_record
                 )
                 self.placed.add(module.weight)
                 traced.add_submodule(str(node.target), mine)
             elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
-                traced.add_submodule(str(node.target), Linear(module, side, per_record))
+                traced.add_submodule(str(node.target), Linear(module, per_record))
 
 
-def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:
+def fuse(model: nn.Module, places: Places) -> Fused | None:
     """The rewritten network, or None where it cannot be traced or has nothing to fuse."""
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     grouped = [m for m in model.modules() if isinstance(m, nn.GroupNorm) and _trained(m, places)]
@@ -192,14 +180,12 @@ def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fu
     if sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()) > len(norms):
         return None
     try:
-        return Fused(model, side, places)
+        return Fused(model, places)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
         return None
 
 
-def fuse_by_record(
-    model: nn.Module, side: torch.cuda.Stream | None, places: Places, per_record: RecordGradients
-) -> Fused | None:
+def fuse_by_record(model: nn.Module, places: Places, per_record: RecordGradients) -> Fused | None:
     """The network that fills ``per_record``, or None where some layer cannot.
 
     Trainable may be convolutions in one group, linear layers and group normalisations, each with
@@ -217,7 +203,7 @@ def fuse_by_record(
     if known != set(places):
         return None
     try:
-        return Fused(model, side, places, per_record)
+        return Fused(model, places, per_record)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
         return None
 
@@ -356,7 +342,7 @@ class FusedEvaluation:
             for block in blocks
             for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
         }
-        network = fuse(shadow, None, places)
+        network = fuse(shadow, places)
         return None if network is None else FusedEvaluation(model, blocks, network)
 
     @torch.no_grad()

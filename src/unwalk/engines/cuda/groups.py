@@ -19,7 +19,6 @@ GROUPS = {
     "convolutions": "cuDNN, forward and backward",
     "batch normalisation": "torch.compile of normalisation, sum, ReLU and pool",
     "group normalisation": "torch.compile of normalisation, sum, ReLU and pool",
-    "second stream": "weight gradients on the main stream",
     "clipping": "per-example norms by hooks in plain torch",
     "fleet convolutions": "batched matrix products over patches in plain torch",
     "fleet small layers": "the general fleet convolutions",

@@ -7,7 +7,6 @@ In order: convolutions (:class:`Convolution`), a linear layer that gives each re
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from unwalk.engines.cuda.record_gradients import RecordGradients, put_convolutio
 
 
 class Convolution(nn.Module):
-    """A convolution whose weight gradient runs on a side stream, and lands in ``place``.
+    """A convolution whose weight gradient lands in ``place``.
 
     With ``per_record``, what each record adds to it goes there instead.
     """
@@ -29,14 +28,13 @@ class Convolution(nn.Module):
     def __init__(
         self,
         conv: nn.Conv2d,
-        side: torch.cuda.Stream | None,
         place: torch.Tensor,
         *,
         biased: bool,
         per_record: RecordGradients | None = None,
     ) -> None:
         super().__init__()
-        self.conv, self.side, self.biased, self.per_record = conv, side, biased, per_record
+        self.conv, self.biased, self.per_record = conv, biased, per_record
         self.place = (place,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -47,7 +45,7 @@ class Convolution(nn.Module):
         bias = conv.bias if self.biased else None
         if not self.training:
             return convolve(x, conv.weight, bias, how)
-        where = (self.side, self.place[0], self.per_record)
+        where = (self.place[0], self.per_record)
         y: torch.Tensor = apply(_Convolve, x, conv.weight, bias, how, *where)
         return y
 
@@ -55,26 +53,6 @@ class Convolution(nn.Module):
 def apply(function: type[torch.autograd.Function], *given: Any) -> Any:
     """The function's result, of any type."""
     return function.apply(*given)
-
-
-class OnSideStream:
-    """Work on the side stream, which starts when all that was asked for so far is done."""
-
-    def __init__(self, side: torch.cuda.Stream | None, *read: torch.Tensor) -> None:
-        self.side, self.read = side, read
-        self.context: Any = nullcontext()
-
-    def __enter__(self) -> None:
-        if self.side is not None:
-            self.side.wait_stream(torch.cuda.current_stream())
-            self.context = torch.cuda.stream(self.side)
-        self.context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.side is not None:
-            for tensor in self.read:
-                tensor.record_stream(self.side)
-        self.context.__exit__(*error)
 
 
 class _Convolve(torch.autograd.Function):
@@ -85,13 +63,11 @@ class _Convolve(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         how: How,
-        side: torch.cuda.Stream | None,
         place: torch.Tensor,
         per_record: RecordGradients | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how, ctx.side, ctx.place, ctx.per_record = how, side, place, per_record
-        ctx.mine = weight, bias
+        ctx.how, ctx.place, ctx.per_record, ctx.mine = how, place, per_record, (weight, bias)
         return convolve(x, weight, bias, how)
 
     @staticmethod
@@ -99,31 +75,28 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
         mine: tuple[torch.Tensor | None, ...] = (None, None)
-        with OnSideStream(ctx.side, gradient, x):
-            if ctx.per_record is not None:
-                put_convolution(ctx.per_record, x, gradient, ctx.mine, ctx.how)
-            else:
-                weight_gradient(gradient, x, weight, ctx.how, ctx.place)
-                mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
+        if ctx.per_record is not None:
+            put_convolution(ctx.per_record, x, gradient, ctx.mine, ctx.how)
+        else:
+            weight_gradient(gradient, x, weight, ctx.how, ctx.place)
+            mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
         for_x = None
         if ctx.needs_input_grad[0]:
             for_x = input_gradient(gradient, x, weight, ctx.how)
-        return for_x, *mine, *[None] * 4
+        return for_x, *mine, None, None, None
 
 
 class Linear(nn.Module):
     """A linear layer that gives ``per_record`` what each record adds to its gradients."""
 
-    def __init__(
-        self, linear: nn.Linear, side: torch.cuda.Stream | None, per_record: RecordGradients
-    ) -> None:
+    def __init__(self, linear: nn.Linear, per_record: RecordGradients) -> None:
         super().__init__()
-        self.linear, self.side, self.per_record = linear, side, per_record
+        self.linear, self.per_record = linear, per_record
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.per_record.check(x, 2)
-        given = (x, self.linear.weight, self.linear.bias, self.side, self.per_record)
-        y: torch.Tensor = apply(_Linear, *given)
+        linear = self.linear
+        y: torch.Tensor = apply(_Linear, x, linear.weight, linear.bias, self.per_record)
         return y
 
 
@@ -134,21 +107,19 @@ class _Linear(torch.autograd.Function):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        side: torch.cuda.Stream | None,
         per_record: RecordGradients,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.mine, ctx.side, ctx.per_record = (weight, bias), side, per_record
+        ctx.mine, ctx.per_record = (weight, bias), per_record
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
-        with OnSideStream(ctx.side, gradient, x):
-            put_linear(ctx.per_record, x, gradient, ctx.mine)
+        put_linear(ctx.per_record, x, gradient, ctx.mine)
         for_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        return for_x, None, None, None, None
+        return for_x, None, None, None
 
 
 class Normalisation(nn.Module):
@@ -272,7 +243,6 @@ class GroupNormState:
     for_bias: torch.Tensor
     groups: int
     eps: float
-    side: torch.cuda.Stream | None
     per_record: RecordGradients | None
 
     def take(self, sums: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -282,8 +252,7 @@ class GroupNormState:
         if self.per_record is not None:
             self.per_record.put(sums, self.bias, self.weight)
             return None, None
-        with OnSideStream(self.side, sums):
-            group_norm.collect(sums, self.for_weight, self.for_bias)
+        group_norm.collect(sums, self.for_weight, self.for_bias)
         return self.for_weight, self.for_bias
 
 
