@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 import unwalk
 from tests.conftest import ROOT
 
-CUDA = re.compile(r"(nvidia|cuda|triton)(-|$)")
+CUDA = re.compile(r"(nvidia|cuda)(-|$)")
 TARGETS = [
     {"python_version": python, "python_full_version": f"{python}.5", **platform}
     for python in ("3.11", "3.12", "3.13", "3.14")

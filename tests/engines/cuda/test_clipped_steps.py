@@ -10,7 +10,7 @@ from torch.nn import functional
 from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines.cuda import fused_network
 from unwalk.engines.cuda.clipped_steps import Clipped
-from unwalk.engines.cuda.layers import Convolution, First, GroupNormalisation, Linear
+from unwalk.engines.cuda.layers import Convolution, GroupNormalisation, Linear
 from unwalk.engines.cuda.record_gradients import Unfit
 from unwalk.engines.per_example import ghost_gradients
 from unwalk.tasks.models import flnet, group_norm, small_cnn
@@ -72,9 +72,7 @@ def nowhere(model):
     return {p: torch.full_like(p, float("nan")) for p in model.parameters() if p.requires_grad}
 
 
-def laid_out(network, x):
-    if network.first is not None:
-        return network.first.table(None, x, torch.float32)
+def laid_out(x):
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -84,16 +82,13 @@ def squares(output, y):
 
 @runs_kernels
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("beside", [False, True], ids=["one stream", "two streams"])
 @pytest.mark.parametrize("loss", [None, squares], ids=["cross-entropy", "own loss"])
-def test_clipped_gradients_equal_the_reference(name, beside, loss):
-    if beside and DEVICE == "cpu":
-        pytest.skip("streams need a CUDA device")
+def test_clipped_gradients_equal_the_reference(name, loss):
     model, x, y = made(name)
     reference, places = copy.deepcopy(model), nowhere(model)
-    mine = Clipped.of(model, torch.cuda.Stream() if beside else None, places)
+    mine = Clipped.of(model, places)
     assert mine is not None
-    given = laid_out(mine, x)
+    given = laid_out(x)
     for bound in (0.3, 1e6) if loss is None else (0.3,):
         torch.manual_seed(1)
         mine.step(given, y, bound, loss)
@@ -121,7 +116,7 @@ def test_a_parameter_that_takes_no_part_gets_no_gradient():
     torch.manual_seed(0)
     model = Spare().to(DEVICE)
     places = nowhere(model)
-    mine = Clipped.of(model, None, places)
+    mine = Clipped.of(model, places)
     y = torch.zeros(3, dtype=torch.long, device=DEVICE)
     mine.step(torch.randn(3, 5, device=DEVICE), y, 0.5, None)
     assert not places[model.spare.weight].any()
@@ -143,7 +138,7 @@ class Folded(nn.Module):
 def test_what_sees_other_rows_than_records_is_refused(monkeypatch):
     monkeypatch.setattr(fused_network, "available", lambda: True)
     model = Folded()
-    mine = Clipped.of(model, None, nowhere(model))
+    mine = Clipped.of(model, nowhere(model))
     assert mine is not None
     with pytest.raises(Unfit):
         mine.step(torch.randn(3, 2, 3, 3), torch.zeros(3, dtype=torch.long), 1.0, None)
@@ -153,11 +148,11 @@ def test_what_is_rewritten(monkeypatch):
     monkeypatch.setattr(fused_network, "available", lambda: True)
     for name in NETWORKS:
         model, _, _ = made(name)
-        network = Clipped.of(model, None, nowhere(model)).network.network
+        network = Clipped.of(model, nowhere(model)).network.network
         nodes = [n for n in network.graph.nodes if n.op == "call_module"]
         called = [type(network.get_submodule(n.target)) for n in nodes]
         kinds = [type(m) for m in model.modules()]
-        assert called.count(First) + called.count(Convolution) == kinds.count(nn.Conv2d)
+        assert called.count(Convolution) == kinds.count(nn.Conv2d)
         assert called.count(Linear) == kinds.count(nn.Linear)
         assert called.count(GroupNormalisation) == kinds.count(nn.GroupNorm)
 
@@ -173,12 +168,12 @@ def test_what_is_left_to_the_reference(monkeypatch):
         nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)),
         nn.Sequential(shared, nn.Tanh(), shared),
     ):
-        assert Clipped.of(model, None, nowhere(model)) is None
+        assert Clipped.of(model, nowhere(model)) is None
     partly = nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4))
-    assert Clipped.of(partly, None, nowhere(partly)) is not None
+    assert Clipped.of(partly, nowhere(partly)) is not None
     partly[0].bias.requires_grad_(False)
-    assert Clipped.of(partly, None, nowhere(partly)) is None
+    assert Clipped.of(partly, nowhere(partly)) is None
     partly[0].weight.requires_grad_(False)
-    assert Clipped.of(partly, None, nowhere(partly)) is not None
+    assert Clipped.of(partly, nowhere(partly)) is not None
     monkeypatch.setattr(fused_network, "available", lambda: False)
-    assert Clipped.of(partly, None, nowhere(partly)) is None
+    assert Clipped.of(partly, nowhere(partly)) is None

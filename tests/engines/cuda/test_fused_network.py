@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from tests.kernels import DEVICE, runs_kernels
 from unwalk.engines.cuda import fused_network
-from unwalk.engines.cuda.layers import First, GroupNormalisation, Normalisation
+from unwalk.engines.cuda.layers import Convolution, GroupNormalisation, Normalisation
 from unwalk.tasks.models import flnet, group_norm
 from unwalk.tasks.resnet import Block
 
@@ -74,33 +74,22 @@ def made(name):
 
 @runs_kernels
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("beside", [False, True], ids=["one stream", "two streams"])
-def test_outputs_gradients_and_running_statistics_are_the_same(name, beside):
-    from unwalk.engines.cuda.kernels.step import softmax_gradient
-
-    if beside and DEVICE == "cpu":
-        pytest.skip("streams need a CUDA device")
+def test_outputs_gradients_and_running_statistics_are_the_same(name):
     model, shape = made(name)
     reference = copy.deepcopy(model)
     x = torch.randn(6, *shape, device=DEVICE)
     y = torch.randint(10, (6,), device=DEVICE)
     places = {p: torch.full_like(p, float("nan")) for p in model.parameters()}
-    side = torch.cuda.Stream() if beside else None
-    mine = fused_network.fuse(model, side, places)
+    mine = fused_network.fuse(model, places)
     assert mine is not None
     mine.load()
-    given = x.contiguous(memory_format=torch.channels_last)
-    if mine.first is not None:
-        given = mine.first.table(None, x, torch.float32)
     torch.manual_seed(1)
-    found = mine(given)
+    found = mine(x.contiguous(memory_format=torch.channels_last))
     torch.manual_seed(1)
     wanted = reference(x)
     assert float((found - wanted).detach().norm() / wanted.detach().norm()) < 1e-5
-    start = softmax_gradient(found.detach(), y, 1 / len(y))
-    gradients = torch.autograd.grad(found, list(model.parameters()), start)
-    if beside:
-        torch.cuda.current_stream().wait_stream(side)
+    loss = functional.cross_entropy(found, y)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
     mine.settle()
     mine.store()
     loss = functional.cross_entropy(wanted, y)
@@ -144,7 +133,7 @@ def test_other_sums_are_kept_as_they_are(kind):
     model = Sums(kind).to(DEVICE)
     reference, x = copy.deepcopy(model), torch.randn(2, 3, 6, 6, device=DEVICE)
     places = {p: torch.zeros_like(p) for p in model.parameters()}
-    mine = fused_network.fuse(model, None, places)
+    mine = fused_network.fuse(model, places)
     assert mine is not None
     found, wanted = mine(x), reference(x)
     assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)
@@ -160,8 +149,7 @@ def test_the_same_step_gives_the_same_bits(name):
     model, shape = made(name)
     x = torch.randn(6, *shape, device=DEVICE)
     places = {p: torch.zeros_like(p) for p in model.parameters()}
-    mine = fused_network.fuse(model, None, places)
-    x = mine.first.table(None, x, torch.float32)
+    mine = fused_network.fuse(model, places)
     mine.load()
     first, again = mine(x), mine(x)  # type: ignore[misc]
     assert torch.equal(first, again)
@@ -172,16 +160,15 @@ def test_what_is_rewritten(monkeypatch):
     for name in NETWORKS:
         model, _ = made(name)
         places = {p: torch.zeros_like(p) for p in model.parameters()}
-        mine = fused_network.fuse(model, None, places)
-        kinds = [type(m) for m in mine.network.modules()]
+        mine = fused_network.fuse(model, places)
         left = [n for n in mine.network.graph.nodes if n.op == "call_module"]
         called = [type(mine.network.get_submodule(n.target)) for n in left]
         gone = {nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.Identity, nn.Conv2d}
         assert not gone & set(called), name
-        norms = [type(m) for m in model.modules()]
-        assert called.count(Normalisation) == norms.count(nn.BatchNorm2d)
-        assert called.count(GroupNormalisation) == norms.count(nn.GroupNorm)
-        assert First in kinds
+        kinds = [type(m) for m in model.modules()]
+        assert called.count(Normalisation) == kinds.count(nn.BatchNorm2d)
+        assert called.count(GroupNormalisation) == kinds.count(nn.GroupNorm)
+        assert called.count(Convolution) == kinds.count(nn.Conv2d)
         assert (nn.MaxPool2d in called) is False
 
 
@@ -227,7 +214,7 @@ class Outside(Twice):
 def test_what_is_left_alone(model, monkeypatch):
     monkeypatch.setattr(fused_network, "available", lambda: True)
     places = {p: torch.zeros_like(p) for p in model.parameters()}
-    assert fused_network.fuse(model, None, places) is None
+    assert fused_network.fuse(model, places) is None
 
 
 def test_frozen_layers_are_left_alone(monkeypatch):
@@ -236,18 +223,15 @@ def test_frozen_layers_are_left_alone(monkeypatch):
     model[0].weight.requires_grad_(False)
     model[5].bias.requires_grad_(False)
     places = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
-    mine = fused_network.fuse(model, None, places)
+    mine = fused_network.fuse(model, places)
     assert mine.placed == {model[1].weight, model[1].bias, model[4].weight}
     model, _ = made("flnet")
     model[1].weight.requires_grad_(False)
     places = {p: torch.zeros_like(p) for p in model.parameters() if p.requires_grad}
-    assert fused_network.fuse(model, None, places) is None
+    assert fused_network.fuse(model, places) is None
 
 
 def test_without_triton_nothing_is_fused(monkeypatch):
     monkeypatch.setattr(fused_network, "available", lambda: False)
     model, _ = made("flnet")
-    assert (
-        fused_network.fuse(model, None, {p: torch.zeros_like(p) for p in model.parameters()})
-        is None
-    )
+    assert fused_network.fuse(model, {p: torch.zeros_like(p) for p in model.parameters()}) is None

@@ -23,7 +23,7 @@ from unwalk.engines.cuda import (
 )
 from unwalk.engines.fleet_steps import Kind, Team
 
-IN_TRITON = ("batch normalisation", "group normalisation", "first layer", "head")
+IN_TRITON = ("batch normalisation", "group normalisation")
 """Without these a fused network runs on a CPU."""
 
 
@@ -44,7 +44,7 @@ def as_with_triton(monkeypatch, request):
 def fused_without(model, *off):
     places = {p: torch.full_like(p, float("nan")) for p in model.parameters()}
     with groups.without(*off):
-        return fused_network.fuse(model, None, places), places
+        return fused_network.fuse(model, places), places
 
 
 def called(network):
@@ -59,7 +59,6 @@ def test_networks_without_kernels_are_the_same_networks(name):
     mine, _ = fused_without(model, *IN_TRITON)
     assert mine is not None
     mine.load()
-    assert mine.first is None
     x, y = torch.randn(6, *shape), torch.randint(10, (6,))
     torch.manual_seed(1)
     found = mine(x)
@@ -88,8 +87,6 @@ def test_networks_without_kernels_are_the_same_networks(name):
             layers.GroupNormalisation,
             compiled.CompiledNorm,
         ),
-        ("first layer", "residual", layers.First, layers.Convolution),
-        ("head", "residual", layers.Head, compiled.CompiledHead),
     ],
 )
 def test_each_switch_replaces_its_own_layers(group, name, gone, there):
@@ -102,16 +99,6 @@ def test_each_switch_replaces_its_own_layers(group, name, gone, there):
     assert len(after) == len(before)
 
 
-def test_sums_are_made_by_convolutions_unless_switched_off():
-    def links(*off):
-        network, _ = fused_without(made("residual")[0], *off)
-        found = [m for m in network.network.modules() if isinstance(m, layers.Convolution)]
-        return sum(len(m.behind) + len(m.front) for m in found)
-
-    assert links() > 0
-    assert links("normalisation sums") == 0
-
-
 def test_switches_of_convolutions(monkeypatch):
     from unwalk.engines.cuda import convolution
 
@@ -119,7 +106,7 @@ def test_switches_of_convolutions(monkeypatch):
     how = ((1, 1), (1, 1), (1, 1), 1)
     x, weight = torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3)
     assert convolution.ours(x, weight, how)
-    with groups.without("convolutions", "weight gradients"):
+    with groups.without("convolutions"):
         assert not convolution.ours(x, weight, how)
         gradient, place = torch.randn(2, 3, 5, 5), torch.empty_like(weight)
         place = place.contiguous(memory_format=torch.channels_last)
@@ -169,8 +156,8 @@ def test_a_compiled_step_of_one_walk_is_descent(heavy):
 
 
 def test_switches_are_put_back_and_unknown_ones_refused():
-    with groups.without("head"), groups.without("clipping"):
-        assert not groups.uses("head")
+    with groups.without("convolutions"), groups.without("clipping"):
+        assert not groups.uses("convolutions")
         assert not groups.uses("clipping")
     assert all(groups.uses(group) for group in groups.GROUPS)
     with pytest.raises(InvalidInput, match="heads"), groups.without("heads"):

@@ -15,7 +15,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,10 +28,8 @@ from unwalk.engines.cuda.clipped_steps import Clipped
 from unwalk.engines.cuda.compiled import compiled as by_compiler
 from unwalk.engines.cuda.compiled import cross_entropy, descend
 from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flattened
-from unwalk.engines.cuda.fused_network import Fused, fuse
+from unwalk.engines.cuda.fused_network import fuse
 from unwalk.engines.cuda.groups import available, uses
-from unwalk.engines.cuda.layers import Convolution
-from unwalk.engines.cuda.overlapped_updates import OverlappedUpdates
 from unwalk.engines.cuda.record_gradients import Unfit
 from unwalk.engines.per_example import check_per_example, clipped_gradients
 
@@ -55,8 +53,7 @@ class CapturedSteps:
         self.shadow = flat_copy_of(work.model)
         self.blocks = flat_blocks(self.shadow, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
-        self.side = torch.cuda.Stream() if compiled and uses("second stream") else None
-        self.fused = fuse(self.shadow, self.side, self._places()) if compiled else None
+        self.fused = fuse(self.shadow, self._places()) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
         self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
         self.kernels = compiled and available()
@@ -72,7 +69,7 @@ class CapturedSteps:
     def clipped(self) -> Clipped | None:
         """What steps that clip each example run on, but for models that it cannot take."""
         wanted = self.compiled and uses("clipping")
-        return Clipped.of(self.shadow, self.side, self._places()) if wanted else None
+        return Clipped.of(self.shadow, self._places()) if wanted else None
 
     def _places(self) -> dict[torch.Tensor, torch.Tensor]:
         return {
@@ -173,22 +170,13 @@ class CapturedSteps:
     def _capture(
         self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
     ) -> _Graph:
-        update = self._update(op)
-        overlapped = self._overlapped(op, x.shape[1])
-
-        def simply(block: Block) -> None:
-            update(block, self.knobs[1], self.knobs, self.counter)
+        update = _update(op.rule, self.kernels)
 
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
-            blocks = self.blocks
             if op.clip_per_example is not None:
                 self._clipped_gradient(batch, labels, op.clip_per_example)
-            elif overlapped is None:
-                self._gradient(batch, labels)
             else:
-                with overlapped.during(simply):
-                    self._gradient(batch, labels)
-                blocks = overlapped.rest()
+                self._gradient(batch, labels)
             with torch.no_grad():
                 if op.rule.optimizer == "adam":
                     self.counter.add_(1.0)
@@ -197,7 +185,7 @@ class CapturedSteps:
                     squares = [block.gradients.float().square().sum() for block in self.blocks]
                     norm = torch.stack(squares).sum().sqrt() * scale.abs()
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
-                for block in blocks:
+                for block in self.blocks:
                     if normals is not None:
                         noised = block.gradients.float() * scale + self.knobs[
                             5
@@ -206,12 +194,12 @@ class CapturedSteps:
                     else:
                         update(block, scale, self.knobs, self.counter)
 
-        network = self.fused if op.clip_per_example is None else self.clipped
+        given = self._lay_out(x), y, drawn
         try:
-            return _Graph(step, partial(self._lay_out, network), x, y, drawn)
+            return _Graph(step, *given)
         except Unfit:
             self.clipped = None
-            return _Graph(step, partial(self._lay_out, None), x, y, drawn)
+            return _Graph(step, *given)
 
     def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
         """A vector like the workspace's parameters, in the order of a block."""
@@ -220,33 +208,12 @@ class CapturedSteps:
         torch._foreach_copy_(block.views(found), [views[n] for n in block.names])
         return found
 
-    def _lay_out(
-        self, network: Fused | Clipped | None, room: torch.Tensor | None, x: torch.Tensor
-    ) -> torch.Tensor:
-        """Inputs of several steps in the wanted precision and memory layout, in ``room``."""
-        first = None if network is None else network.first
-        if x.dim() == 6 and first is not None:
-            return first.table(room, x, self.dtype)
-        if room is None:
-            room = torch.empty_like(x, dtype=self.dtype)
-            if x.dim() == 6:
-                room = room.permute(0, 1, 2, 4, 5, 3).contiguous().permute(0, 1, 2, 5, 3, 4)
+    def _lay_out(self, x: torch.Tensor) -> torch.Tensor:
+        """A copy of several steps' inputs in the wanted precision, pictures channels-last."""
+        room = torch.empty_like(x, dtype=self.dtype, memory_format=torch.contiguous_format)
+        if x.dim() == 6:
+            room = room.permute(0, 1, 2, 4, 5, 3).contiguous().permute(0, 1, 2, 5, 3, 4)
         return room.copy_(x)
-
-    def _overlapped(self, op: Steps, minibatches: int) -> OverlappedUpdates | None:
-        """Updates during the backward pass, where one needs the gradient of one minibatch only."""
-        alone = op.clip is None and op.clip_per_example is None and not op.noise
-        plain = alone and minibatches == 1 and op.rule.optimizer != "adam"
-        wanted = plain and uses("overlapped updates")
-        if self.fused is None or self.side is None or not wanted:
-            return None
-        found = [m for m in self.fused.network.modules() if isinstance(m, Convolution)]
-        overlapped = OverlappedUpdates(self.blocks, found, self.side)
-        return overlapped if overlapped.pieces else None
-
-    def _update(self, op: Steps) -> Update:
-        by_kernel = self.kernels and op.rule.optimizer != "adam"
-        return _by_kernel(op.rule) if by_kernel else _update(op.rule)
 
     def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
         """Mean of the gradients that were clipped example by example, into the blocks."""
@@ -276,11 +243,7 @@ class CapturedSteps:
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
-            if self.side is not None:
-                self.side.wait_stream(torch.cuda.current_stream())
             found = self._backward(self.forward(x[part]), y[part], minibatches)
-            if self.side is not None:
-                torch.cuda.current_stream().wait_stream(self.side)
             with torch.no_grad():
                 if self.fused is not None:
                     self.fused.settle()
@@ -312,18 +275,8 @@ class CapturedSteps:
         self, output: torch.Tensor, y: torch.Tensor, minibatches: int
     ) -> tuple[torch.Tensor, ...]:
         """Gradients of the mean loss, divided by ``minibatches``."""
-        plain = self.loss is None and self.kernels and output.dim() == 2
-        if plain and not uses("softmax gradient"):
-            loss = by_compiler(cross_entropy)(output, y)
-            return torch.autograd.grad(loss / minibatches, self.weights)
-        if plain:
-            from unwalk.engines.cuda.kernels import step
-
-            share = 1.0 / (len(output) * minibatches)
-            start = step.softmax_gradient(output.detach(), y, share)
-            return torch.autograd.grad(output, self.weights, start)
         if self.loss is None:
-            loss = functional.cross_entropy(output.float(), y)
+            loss = (by_compiler(cross_entropy) if self.kernels else cross_entropy)(output, y)
         else:
             loss = self.loss(output.float(), y).mean()
         return torch.autograd.grad(loss / minibatches, self.weights)
@@ -338,56 +291,29 @@ def _kind(op: Steps) -> tuple[object, ...]:
 Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def _by_kernel(rule: StepRule) -> Update:
-    """``sgd`` or ``momentum`` as one kernel: ours, or the compiler's."""
-
-    def update(
-        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
-    ) -> None:
-        from unwalk.engines.cuda.kernels import step
-
-        velocity = block.moments["momentum"] if rule.optimizer == "momentum" else None
-        if not uses("optimizer step"):
-            values = None if block.values is block.masters else block.values
-            gradients = block.gradients
-            by_compiler(descend)(block.masters, values, gradients, velocity, knobs, scale)
-            return
-        step.descend(block.masters, block.values, block.gradients, velocity, knobs, scale)
-
-    return update
-
-
-def _update(rule: StepRule) -> Update:
+def _update(rule: StepRule, compiled: bool) -> Update:
     """One optimizer step on a block; ``knobs`` holds step size, -, -, momentum, weight decay."""
+    descent = by_compiler(descend) if compiled else descend
 
-    def change(block: Block, scale: torch.Tensor, knobs: torch.Tensor) -> torch.Tensor:
-        return block.gradients.float() * scale + knobs[4] * block.masters
-
-    def write(block: Block, step: torch.Tensor) -> None:
-        block.masters.sub_(step)
-        if block.values is not block.masters:
-            block.values.copy_(block.masters)
-
-    def sgd(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
-        write(block, knobs[0] * change(block, scale, knobs))
-
-    def momentum(
+    def descends(
         block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
     ) -> None:
-        velocity = block.moments["momentum"]
-        velocity.copy_(knobs[3] * velocity + change(block, scale, knobs))
-        write(block, knobs[0] * velocity)
+        velocity = block.moments["momentum"] if rule.optimizer == "momentum" else None
+        values = None if block.values is block.masters else block.values
+        descent(block.masters, values, block.gradients, velocity, knobs, scale)
 
     def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
         first, second = rule.betas
-        gradient = change(block, scale, knobs)
+        gradient = block.gradients.float() * scale + knobs[4] * block.masters
         mean, square = block.moments["mean"], block.moments["square"]
         mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
         square.copy_(second * square + (1.0 - second) * gradient.square())
         root = (square / (1.0 - second**counter)).sqrt() + rule.damping
-        write(block, knobs[0] / (1.0 - first**counter) * mean / root)
+        block.masters.sub_(knobs[0] / (1.0 - first**counter) * mean / root)
+        if block.values is not block.masters:
+            block.values.copy_(block.masters)
 
-    return {"sgd": sgd, "momentum": momentum, "adam": adam}[rule.optimizer]
+    return adam if rule.optimizer == "adam" else descends
 
 
 class _Graph:
@@ -396,14 +322,12 @@ class _Graph:
     def __init__(
         self,
         step: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], None],
-        lay_out: Callable[[torch.Tensor | None, torch.Tensor], torch.Tensor],
         x: torch.Tensor,
         y: torch.Tensor,
         normals: torch.Tensor | None,
     ) -> None:
-        self.lay_out = lay_out
+        self.x, self.y = x, y.clone()
         self.normals = None if normals is None else normals.clone()
-        self.x, self.y = lay_out(None, x), y.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -411,11 +335,7 @@ class _Graph:
                 step(*self._given(0))
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        first = torch.cuda.Stream(priority=-1)  # what everything waits for comes first
-        with (
-            _no_collection(),
-            torch.cuda.graph(self.graph, stream=first, capture_error_mode="thread_local"),
-        ):
+        with _no_collection(), torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             for number in range(len(x)):
                 step(*self._given(number))
 
@@ -424,7 +344,7 @@ class _Graph:
         return self.x[number], self.y[number], normals
 
     def replay(self, x: torch.Tensor, y: torch.Tensor, normals: torch.Tensor | None) -> None:
-        self.lay_out(self.x, x)
+        self.x.copy_(x)
         self.y.copy_(y)
         if self.normals is not None and normals is not None:
             self.normals.copy_(normals)

@@ -14,33 +14,21 @@ from torch.nn import functional
 
 from unwalk.core.plan import Loss
 from unwalk.engines.cuda.fused_network import Fused, Places, fuse_by_record
-from unwalk.engines.cuda.layers import First, OnSideStream
 from unwalk.engines.cuda.record_gradients import RecordGradients
 
 
 class Clipped:
     """A network, and the places where its clipped gradients land."""
 
-    def __init__(
-        self,
-        network: Fused,
-        per_record: RecordGradients,
-        side: torch.cuda.Stream | None,
-        places: Places,
-    ) -> None:
-        self.network, self.per_record, self.side, self.places = network, per_record, side, places
+    def __init__(self, network: Fused, per_record: RecordGradients, places: Places) -> None:
+        self.network, self.per_record, self.places = network, per_record, places
 
     @staticmethod
-    def of(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Clipped | None:
+    def of(model: nn.Module, places: Places) -> Clipped | None:
         """For a model all of whose trainable layers are known, else None."""
         per_record = RecordGradients()
-        network = fuse_by_record(model, side, places, per_record)
-        return None if network is None else Clipped(network, per_record, side, places)
-
-    @property
-    def first(self) -> First | None:
-        """As of :class:`unwalk.engines.cuda.fused_network.Fused`."""
-        return self.network.first
+        network = fuse_by_record(model, places, per_record)
+        return None if network is None else Clipped(network, per_record, places)
 
     def step(self, x: torch.Tensor, y: torch.Tensor, bound: float, loss: Loss | None) -> None:
         r"""Writes the mean of :math:`\min(1, C/\|g_i\|)\, g_i` into the places; ``bound`` is C.
@@ -51,38 +39,23 @@ class Clipped:
         """
         per_record = self.per_record
         per_record.start(len(x))
-        if self.side is not None:
-            self.side.wait_stream(torch.cuda.current_stream())
         output = self.network(x)
         torch.autograd.grad(output, list(self.places), _start(output, y, loss), allow_unused=True)
-        self._wait()
         with torch.no_grad():
             rows = per_record.rows()
             factors = per_record.factors(rows, bound)
-            with OnSideStream(self.side, factors):
-                for parameter, weighted in per_record.later[1::2]:
-                    self.places[parameter].copy_(weighted(factors))
-            for parameter, weighted in per_record.later[::2]:
+            for parameter, weighted in per_record.later:
                 self.places[parameter].copy_(weighted(factors))
             found = dict(per_record.weighted(rows, factors))
             if found:
                 torch._foreach_copy_([self.places[p] for p in found], list(found.values()))
             for parameter in set(self.places) - found.keys() - dict(per_record.later).keys():
                 self.places[parameter].zero_()  # it takes no part
-            self._wait()
         per_record.start(0)
-
-    def _wait(self) -> None:
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
 
 
 def _start(output: torch.Tensor, y: torch.Tensor, loss: Loss | None) -> torch.Tensor:
     """The gradient of the summed losses with respect to the output."""
-    if loss is None and output.dim() == 2:
-        from unwalk.engines.cuda.kernels import step
-
-        return step.softmax_gradient(output.detach(), y, 1.0)
     with torch.enable_grad():
         given = output.detach().requires_grad_()
         wide = given.float()

@@ -1,7 +1,8 @@
-"""``torch.compile`` in the place of a group of kernels that is switched off.
+"""What is left to ``torch.compile``.
 
-These functions and layers compute what the kernels of :mod:`unwalk.engines.cuda.groups` compute.
-They are what a group has to beat, and what stays where one is deleted.
+The loss and the update of one walk, for which kernels of our own saved too little; and what takes
+the place of a group of kernels (:mod:`unwalk.engines.cuda.groups`) that is switched off: that is
+what the group has to beat.
 """
 
 from __future__ import annotations
@@ -40,22 +41,6 @@ class CompiledNorm(nn.Module):
         return (y, y) if self.twice else y
 
 
-class CompiledHead(nn.Module):
-    """The mean over all places, then a linear layer; as ``layers.Head``."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-        self.body = torch.compile(self._body, dynamic=False)
-
-    def _body(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x.mean((2, 3)), self.linear.weight, self.linear.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.body(x)
-        return y
-
-
 def cross_entropy(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean loss, in float32."""
     return functional.cross_entropy(output.float(), labels)
@@ -69,7 +54,11 @@ def descend(
     knobs: torch.Tensor,
     factor: torch.Tensor,
 ) -> None:
-    """As ``kernels.step.descend``; ``values`` is None where it is ``masters`` itself."""
+    """Plain or heavy-ball descent on flat vectors, in place.
+
+    ``knobs`` holds step size, -, -, momentum, weight decay; the gradient is multiplied by
+    ``factor``.  ``values`` is a copy of ``masters`` in another precision, if there is one.
+    """
     change = gradients.float() * factor + knobs[4] * masters
     if velocity is not None:
         change = knobs[3] * velocity + change
@@ -86,7 +75,7 @@ def fleet_descend(
     settings: torch.Tensor,
     active: torch.Tensor,
 ) -> None:
-    """As ``kernels.step.fleet_step`` for ``sgd`` and ``momentum`` without a clip."""
+    """As ``kernels.fleet_step`` for ``sgd`` and ``momentum`` without a clip."""
     rate, scale, _, sign, momentum, decay = settings.split(1, dim=1)
     change = gradients * scale * sign + decay * parameters
     if velocity is not None:

@@ -12,7 +12,6 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-from unwalk.engines.cuda.batch_norm_state import BatchNormState
 from unwalk.engines.cuda.groups import uses
 
 Pair = tuple[int, int]
@@ -31,7 +30,7 @@ def _there() -> bool:
 
 
 def ours(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
-    """Whether our kernels compute it, forward and to the input."""
+    """Whether our kernels compute it."""
     return uses("convolutions") and _takes(x, weight, how)
 
 
@@ -48,37 +47,25 @@ def _takes(x: torch.Tensor, weight: torch.Tensor, how: How) -> bool:
 
 
 def convolve(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    how: How,
-    layer: BatchNormState | None = None,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, how: How
 ) -> torch.Tensor:
-    """The convolution itself; with ``layer``, our kernels make its normalisation's sums as well."""
+    """The convolution itself."""
     if bias is None and ours(x, weight, how):
         from unwalk.engines.cuda.kernels import convolution
 
-        return convolution.convolve(x, weight, how[0][0], layer)
+        return convolution.convolve(x, weight, how[0][0])
     return functional.conv2d(x, weight, bias, *how)
 
 
 def input_gradient(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    how: How,
-    layer: BatchNormState | None = None,
-    before: torch.Tensor | None = None,
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, how: How
 ) -> torch.Tensor:
-    """The gradient of ``x`` from that of the output.
-
-    With ``layer``, which made ``x`` out of ``before``, our kernels make its sums of the gradient.
-    """
+    """The gradient of ``x`` from that of the output."""
     if ours(x, weight, how):
         from unwalk.engines.cuda.kernels import convolution
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        return convolution.input_gradient(gradient, weight, how[0][0], layer, before)
+        return convolution.input_gradient(gradient, weight, how[0][0])
     found: torch.Tensor = _back(gradient, x, weight, how, (True, False, False))[0]
     return found
 
@@ -88,7 +75,7 @@ def weight_gradient(
 ) -> None:
     """Writes the gradient of ``weight`` into ``place``."""
     lies = place.is_contiguous(memory_format=torch.channels_last)
-    if lies and uses("weight gradients") and _takes(x, weight, how):
+    if lies and ours(x, weight, how):
         from unwalk.engines.cuda.kernels import convolution
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)

@@ -638,12 +638,12 @@ def update(
         velocity = moments.get("momentum")
         compiled(fleet_descend)(parameters, gradients, velocity, settings, active)
         return True
-    from unwalk.engines.cuda.kernels import step
+    from unwalk.engines.cuda.kernels.fleet_step import fleet_step
 
     slots: list[Any] = [moments[slot] for slot in rule.slots]
     first, second = (*slots, parameters, parameters)[:2]
     size = parameters.shape[1]
-    step.fleet_step[(math.ceil(size / UPDATED), len(parameters))](
+    fleet_step[(math.ceil(size / UPDATED), len(parameters))](
         parameters,
         gradients,
         gradients.norm(dim=1) if clipped else gradients,

@@ -2,10 +2,7 @@
 
 In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
 and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
-kernels forward and two backward for batch normalisation, of one each for group normalisation.  So
-is the mean over all places with the linear layer behind it: of one kernel forward and two backward.
-Weight gradients run beside the rest on a stream of their own, because nothing waits for them until
-the optimizer does.
+kernels forward and two backward for batch normalisation, of one each for group normalisation.
 
 :func:`fuse` rewrites a model that :mod:`torch.fx` can trace; the kernels are written in Triton
 (:mod:`unwalk.engines.cuda.kernels`).  :class:`FusedEvaluation` is the same network in evaluation
@@ -24,15 +21,13 @@ from torch import fx, nn
 from torch.nn import functional
 
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.compiled import CompiledHead, CompiledNorm
+from unwalk.engines.cuda.compiled import CompiledNorm
 from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of
 from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.layers import (
     Convolution,
-    First,
     GroupNormalisation,
     GroupNormState,
-    Head,
     Linear,
     Normalisation,
 )
@@ -46,17 +41,12 @@ class Fused:
     """A rewritten network in training mode, and the running statistics of its normalisations.
 
     Modules, and so parameters, are the given model's own.  Its buffers are copied in by
-    :meth:`load` and back by :meth:`store`.  ``side`` is the stream of the weight gradients of
-    convolutions; whoever reads them has to wait for it.  Gradients of all that was rewritten land
-    in ``places``, or with ``per_record`` what each record adds to them lands there.
+    :meth:`load` and back by :meth:`store`.  Gradients of all that was rewritten land in ``places``,
+    or with ``per_record`` what each record adds to them lands there.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        side: torch.cuda.Stream | None,
-        places: Places,
-        per_record: RecordGradients | None = None,
+        self, model: nn.Module, places: Places, per_record: RecordGradients | None = None
     ) -> None:
         counted = uses("batch normalisation")
         self.norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d) and counted]
@@ -74,7 +64,7 @@ class Fused:
         self.slices = [slice(a, a + n) for a, n in zip(starts, channels, strict=True)]
         self.placed: set[torch.Tensor] = set()
         _check_uses(traced)
-        self._rewrite(traced, side, places, per_record)
+        self._rewrite(traced, places, per_record)
         traced.graph.lint()
         traced.recompile()
 
@@ -125,20 +115,8 @@ class Fused:
         """What a step changes."""
         return [self.running]
 
-    @property
-    def first(self) -> First | None:
-        """The layer that the input goes into, where it wants the input in another form."""
-        for module in self.network.modules():
-            if isinstance(module, First):
-                return module
-        return None
-
     def _rewrite(
-        self,
-        traced: fx.GraphModule,
-        side: torch.cuda.Stream | None,
-        places: Places,
-        per_record: RecordGradients | None,
+        self, traced: fx.GraphModule, places: Places, per_record: RecordGradients | None
     ) -> None:
         for node in list(traced.graph.nodes):
             if isinstance(_module(traced, node), nn.Identity):
@@ -174,7 +152,6 @@ class Fused:
                     for_bias=places[norm.bias],
                     groups=norm.num_groups,
                     eps=norm.eps,
-                    side=side,
                     per_record=per_record,
                 )
                 self.placed |= {norm.weight, norm.bias}
@@ -182,45 +159,17 @@ class Fused:
         for node in list(traced.graph.nodes):
             module = _module(traced, node)
             if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
-                source = node.args[0]
-                outermost = source.op == "placeholder" and len(source.users) == 1
                 biased = module.bias is not None and module not in shifted
-                as_product = outermost and First.takes(module) and uses("first layer")
-                kind = First if as_product else Convolution
-                mine = kind(
-                    module, side, places[module.weight], biased=biased, per_record=per_record
+                mine = Convolution(
+                    module, places[module.weight], biased=biased, per_record=per_record
                 )
                 self.placed.add(module.weight)
                 traced.add_submodule(str(node.target), mine)
-                if isinstance(mine, Convolution):
-                    _link(traced, node, mine)
             elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
-                traced.add_submodule(str(node.target), Linear(module, side, per_record))
-            elif isinstance(module, nn.Linear) and _trained(module, places) and Head.takes(module):
-                bias = module.bias
-                if not uses("head"):
-                    _fuse_head(traced, node, CompiledHead(module))
-                    continue
-                head = Head(module, side, places[module.weight], places.get(bias))
-                if _fuse_head(traced, node, head):
-                    self.placed |= {p for p in (module.weight, bias) if p is not None}
+                traced.add_submodule(str(node.target), Linear(module, per_record))
 
 
-def _link(traced: fx.GraphModule, node: fx.Node, mine: Convolution) -> None:
-    """Acquaint a convolution with the batch normalisations behind it and in front of it."""
-    if not uses("normalisation sums"):
-        return
-    user, source = _only_user(node), node.args[0]
-    behind = None if user is None else _module(traced, user)
-    if user is not None and isinstance(behind, Normalisation) and user.args[0] is node:
-        mine.behind = (behind,)
-    if isinstance(source, fx.Node) and _only_user(source) is node and len(source.args) == 1:
-        front = _module(traced, source)
-        if isinstance(front, Normalisation) and front.plain:
-            mine.front = (front,)
-
-
-def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fused | None:
+def fuse(model: nn.Module, places: Places) -> Fused | None:
     """The rewritten network, or None where it cannot be traced or has nothing to fuse."""
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     grouped = [m for m in model.modules() if isinstance(m, nn.GroupNorm) and _trained(m, places)]
@@ -231,14 +180,12 @@ def fuse(model: nn.Module, side: torch.cuda.Stream | None, places: Places) -> Fu
     if sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()) > len(norms):
         return None
     try:
-        return Fused(model, side, places)
+        return Fused(model, places)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
         return None
 
 
-def fuse_by_record(
-    model: nn.Module, side: torch.cuda.Stream | None, places: Places, per_record: RecordGradients
-) -> Fused | None:
+def fuse_by_record(model: nn.Module, places: Places, per_record: RecordGradients) -> Fused | None:
     """The network that fills ``per_record``, or None where some layer cannot.
 
     Trainable may be convolutions in one group, linear layers and group normalisations, each with
@@ -256,7 +203,7 @@ def fuse_by_record(
     if known != set(places):
         return None
     try:
-        return Fused(model, side, places, per_record)
+        return Fused(model, places, per_record)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError):
         return None
 
@@ -378,40 +325,6 @@ def _fuse_norm(
     return shifted
 
 
-def _is_mean(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """The mean over all places."""
-    pool = _module(traced, node)
-    return isinstance(pool, nn.AdaptiveAvgPool2d) and pool.output_size in (1, (1, 1))
-
-
-def _is_flatten(traced: fx.GraphModule, node: fx.Node) -> bool:
-    """One row a record."""
-    layer = _module(traced, node)
-    if isinstance(layer, nn.Flatten):
-        return (layer.start_dim, layer.end_dim) == (1, -1)
-    named = (node.op, node.target)
-    if named not in (("call_function", torch.flatten), ("call_method", "flatten")):
-        return False
-    return (node.args[1:], node.kwargs) in (((1,), {}), ((1, -1), {}), ((), {"start_dim": 1}))
-
-
-def _fuse_head(traced: fx.GraphModule, node: fx.Node, head: Head | CompiledHead) -> bool:
-    """Put one call in the place of mean, flatten and linear layer, where it is behind both."""
-    flat = node.args[0] if node.args else None
-    if not isinstance(flat, fx.Node) or not _is_flatten(traced, flat) or not flat.args:
-        return False
-    mean = flat.args[0]
-    if not isinstance(mean, fx.Node) or not _is_mean(traced, mean) or not mean.args:
-        return False
-    if _only_user(flat) is None or _only_user(mean) is None:
-        return False
-    traced.add_submodule(str(node.target), head)
-    node.args = mean.args
-    for old in (flat, mean):
-        traced.graph.erase_node(old)
-    return True
-
-
 class FusedEvaluation:
     """Answers as the model does; :meth:`load` takes over what the model has learnt since."""
 
@@ -429,7 +342,7 @@ class FusedEvaluation:
             for block in blocks
             for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
         }
-        network = fuse(shadow, None, places)
+        network = fuse(shadow, places)
         return None if network is None else FusedEvaluation(model, blocks, network)
 
     @torch.no_grad()

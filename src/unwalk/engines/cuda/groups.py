@@ -16,17 +16,9 @@ from functools import cache
 from unwalk.core.errors import InvalidInput
 
 GROUPS = {
-    "convolutions": "cuDNN, forward and to the input",
-    "weight gradients": "cuDNN",
-    "normalisation sums": "sums in kernels of their own, not inside the convolutions",
+    "convolutions": "cuDNN, forward and backward",
     "batch normalisation": "torch.compile of normalisation, sum, ReLU and pool",
     "group normalisation": "torch.compile of normalisation, sum, ReLU and pool",
-    "first layer": "cuDNN in the place of a matrix product over patches",
-    "head": "torch.compile of mean and linear layer",
-    "softmax gradient": "torch.compile of the loss",
-    "optimizer step": "torch.compile of the update",
-    "overlapped updates": "all optimizer steps at the end of the backward pass",
-    "second stream": "weight gradients on the main stream; no overlapped updates",
     "clipping": "per-example norms by hooks in plain torch",
     "fleet convolutions": "batched matrix products over patches in plain torch",
     "fleet small layers": "the general fleet convolutions",
@@ -47,8 +39,8 @@ def available() -> bool:
 def uses(group: str) -> bool:
     """Whether a group's kernels are to be used.
 
-    >>> with without("head"):
-    ...     uses("head"), uses("clipping")
+    >>> with without("convolutions"):
+    ...     uses("convolutions"), uses("clipping")
     (False, True)
     """
     assert group in GROUPS

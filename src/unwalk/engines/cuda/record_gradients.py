@@ -96,22 +96,6 @@ def put_convolution(
         per_record.put(gradient.sum((2, 3), dtype=torch.float32), bias)
 
 
-def put_first(
-    per_record: RecordGradients,
-    table: torch.Tensor,
-    gradient: torch.Tensor,
-    parameters: tuple[torch.Tensor, torch.Tensor | None],
-) -> None:
-    """A first layer's, from its table (records, places, columns) of patches."""
-    weight, bias = parameters
-    out, channels, high, across = weight.shape
-    rows = gradient.view(len(table), -1, out)
-    full = torch.bmm(rows.transpose(1, 2), table)[:, :, : channels * high * across]
-    per_record.put(full.unflatten(2, (high, across, channels)).permute(0, 1, 4, 2, 3), weight)
-    if bias is not None:
-        per_record.put(rows.sum(1, dtype=torch.float32), bias)
-
-
 def put_linear(
     per_record: RecordGradients,
     x: torch.Tensor,

@@ -113,7 +113,7 @@ def _statistics(
     _add(sums + stride, c, there, tl.sum(square, 0) / rows)
 
 
-def statistics(x: torch.Tensor, layer: BatchNormState) -> None:
+def _count(x: torch.Tensor, layer: BatchNormState) -> None:
     """Sums up mean and mean square of the channels of ``x``."""
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
@@ -203,8 +203,10 @@ def normalise(
     """Normalised, scaled, summed with ``other`` and cut off below zero, as asked for.
 
     ``shift`` is added to the running mean's news: a bias that was left out in front.  The moments
-    are those of ``x`` from its sums, or such as are ``given``.
+    are those of ``x``, or such as are ``given``.
     """
+    if not given:
+        _count(x, layer)
     y = torch.empty_like(x)
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
@@ -221,6 +223,8 @@ def normalise_pooled(
     x: torch.Tensor, layer: BatchNormState, shift: torch.Tensor | None, *, given: bool = False
 ) -> torch.Tensor:
     """Normalised, cut off below zero, and the largest of each window of 2 x 2 places."""
+    if not given:
+        _count(x, layer)
     batch, channels, high, wide = x.shape
     shape = (batch, channels, high // 2, wide // 2)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -384,26 +388,6 @@ def _backward_pooled(
         tl.store(for_weight + c, all_times, mask=there)
 
 
-def sum_up(
-    gradient: torch.Tensor,
-    second: torch.Tensor | None,
-    x: torch.Tensor,
-    layer: BatchNormState,
-    kept: torch.Tensor | None,
-    *,
-    relu: bool,
-) -> None:
-    """Sums of the gradient, which :func:`backward` needs; arguments as there."""
-    rows = _rows(x)
-    cut = _Cut.of(rows, layer.weight.numel())
-    _sums[(cut.blocks, cut.programs)](
-        gradient, gradient if second is None else second, x, x if kept is None else kept,
-        layer.sums, layer.moments, layer.weight, layer.bias,
-        rows, layer.weight.numel(), layer.sums.stride(0),
-        second is not None, relu, kept is not None, cut.per, cut.block, cut.tile,
-    )  # fmt: skip
-
-
 def backward(
     gradient: torch.Tensor,
     second: torch.Tensor | None,
@@ -421,14 +405,17 @@ def backward(
     """
     rows = _rows(x)
     cut = _Cut.of(rows, layer.weight.numel())
+    given = (gradient, gradient if second is None else second, x, x if kept is None else kept)
+    held = (layer.sums, layer.moments, layer.weight, layer.bias)
+    size = (rows, layer.weight.numel(), layer.sums.stride(0))
+    kind = (second is not None, relu, kept is not None)
+    _sums[(cut.blocks, cut.programs)](*given, *held, *size, *kind, cut.per, cut.block, cut.tile)
     for_x = torch.empty_like(x)
     for_other = torch.empty_like(x) if summed else None
     _backward[(triton.cdiv(rows, cut.tile), cut.blocks)](
-        gradient, gradient if second is None else second, x, x if kept is None else kept,
-        layer.sums, layer.moments, layer.weight, layer.bias, layer.for_weight, layer.for_bias,
-        for_x, for_x if for_other is None else for_other,
-        rows, layer.weight.numel(), layer.sums.stride(0),
-        second is not None, relu, kept is not None, summed, cut.block, cut.tile,
+        *given, *held, layer.for_weight, layer.for_bias,
+        for_x, for_x if for_other is None else for_other, *size, *kind, summed,
+        cut.block, cut.tile,
     )  # fmt: skip
     return for_x, for_other
 

@@ -32,9 +32,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.kernels.batch_norm import UNIT
-
 DEPTH = 64
 """Channels are read in multiples of this."""
 STAGES = 4
@@ -99,60 +96,10 @@ def _fetch(
 
 
 @gluon.jit
-def _count(
-    ys, sums, running, stride, first, places, column,
-    ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Add a tile's share to the mean and the mean square, as `batch_norm.statistics` does."""
-    wide: gl.constexpr = COLUMNS // 64
-    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps() // wide, wide], [1, 0])
-    c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-    there = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout)) < places
-    value = ys.reshape([ROWS, COLUMNS]).load(layout).to(gl.float32) - gl.load(running + c)[None, :]
-    value = gl.where(there[:, None], value, 0.0)
-    unit = places * UNIT
-    gl.atomic_add(sums + c, (gl.sum(value, 0) / unit).to(gl.int64), sem="relaxed")
-    square = (gl.sum(value * value, 0) / unit).to(gl.int64)
-    gl.atomic_add(sums + stride + c, square, sem="relaxed")
-
-
-@gluon.jit
-def _count_back(
-    ys, sums, moments, stride, first, places, column, before, gain, bias,
-    OUTER: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
-):  # fmt: skip
-    """Add a tile's share to the sums of the gradient, as `batch_norm.sum_up` does.
-
-    ``before`` is what was normalised, then cut off below zero.
-    """
-    wide: gl.constexpr = COLUMNS // 64
-    layout: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [gl.num_warps() // wide, wide], [1, 0])
-    c = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-    mean = gl.load(moments + c)[None, :]
-    scale = gl.load(moments + stride + c)[None, :]
-    w = gl.load(gain + c)[None, :]
-    b = gl.load(bias + c)[None, :]
-    plain = gl.zeros((32, COLUMNS), gl.float32, layout)
-    times = gl.zeros((32, COLUMNS), gl.float32, layout)
-    for k in gl.static_range(ROWS // 32):
-        r = first + k * 32 + gl.arange(0, 32, gl.SliceLayout(1, layout))
-        there = (r < places)[:, None]
-        value = gl.load(before + r[:, None] * OUTER + c[None, :], mask=there, other=0.0)
-        value = (value.to(gl.float32) - mean) * scale
-        g = ys.reshape([ROWS, COLUMNS]).slice(k * 32, 32).load(layout).to(gl.float32)
-        g = gl.where(there & (value * w + b > 0.0), g, 0.0)
-        plain += g
-        times += g * value
-    sums += 2 * stride
-    gl.atomic_add(sums + c, (gl.sum(plain, 0) / UNIT).to(gl.int64), sem="relaxed")
-    gl.atomic_add(sums + stride + c, (gl.sum(times, 0) / UNIT).to(gl.int64), sem="relaxed")
-
-
-@gluon.jit
 def _convolve(
-    xd, wd, yd, sums, held, stride, places, before, gain, bias,
+    xd, wd, yd,
     ACROSS: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr, SIZE: gl.constexpr,
-    STRIDE: gl.constexpr, BACK: gl.constexpr, COUNT: gl.constexpr,
+    STRIDE: gl.constexpr, BACK: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, DEEP: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
     """One tile; rows are cut from pictures of ``ACROSS`` x ``ACROSS`` places."""
@@ -206,16 +153,7 @@ def _convolve(
     ys.reshape([ROWS, COLUMNS]).store(total.to(yd.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(yd, [n, line, below, 0, beside * OUTER + column], ys)
-    if COUNT:
-        if BACK:
-            _count_back(
-                ys, sums, held, stride, first, places, column, before, gain, bias,
-                OUTER, ROWS, COLUMNS,
-            )  # fmt: skip
-        else:
-            _count(ys, sums, held, stride, first, places, column, ROWS, COLUMNS)
     tma.store_wait(0)
-    ys._keep_alive()  # what sums need must not be laid over it while it is copied
 
 
 def pictures(x: torch.Tensor, stride: int, rows: int, channels: int) -> TensorDescriptor:
@@ -237,33 +175,19 @@ def _table(weight: torch.Tensor, lines: int, columns: int) -> TensorDescriptor:
 
 
 def _launch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    y: torch.Tensor,
-    stride: int,
-    layer: BatchNormState | None,
-    before: torch.Tensor | None = None,
-    *,
-    back: bool,
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, stride: int, *, back: bool
 ) -> None:
     small = x if back else y
     n, _, across, _ = small.shape
     rows, inner, outer = n * across**2, x.shape[1], y.shape[1]
     classes = 4 if back and stride == 2 else 1
     tiles = _Tiles.of(rows, inner, outer, classes)
-    counted = (y, y, 0, rows, y, y, y)
-    if layer is not None:
-        held = layer.moments if back else layer.running
-        of = y if before is None else before
-        counted = (layer.sums, held, layer.sums.stride(0), rows, of, layer.weight, layer.bias)
     box = (tiles.depth, tiles.columns) if back else (tiles.columns, tiles.depth)
     _convolve[(triton.cdiv(rows, tiles.rows), outer // tiles.columns, classes)](
         pictures(x, 1 if back else stride, tiles.rows, tiles.depth),
         _table(weight, *box),
         pictures(y, stride if back else 1, tiles.rows, tiles.columns),
-        *counted,
-        across, inner, outer, weight.shape[2], stride, back, layer is not None,
-        *tiles, STAGES, num_warps=4,
+        across, inner, outer, weight.shape[2], stride, back, *tiles, STAGES, num_warps=4,
     )  # fmt: skip
 
 
@@ -318,38 +242,23 @@ def usable() -> bool:
     return all(float((a - b).float().norm()) < 0.02 * float(b.float().norm()) for a, b in pairs)
 
 
-def convolve(
-    x: torch.Tensor, weight: torch.Tensor, stride: int, layer: BatchNormState | None = None
-) -> torch.Tensor:
-    """The convolution of ``x`` padded by half the kernel's size.
-
-    With ``layer``, the normalisation behind it, the sums for mean and variance are made as well.
-    """
+def convolve(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
+    """The convolution of ``x`` padded by half the kernel's size."""
     n, _, lines, columns = x.shape
     shape = (n, len(weight), lines // stride, columns // stride)
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    _launch(x, weight, y, stride, layer, back=False)
+    _launch(x, weight, y, stride, back=False)
     return y
 
 
-def input_gradient(
-    gradient: torch.Tensor,
-    weight: torch.Tensor,
-    stride: int,
-    layer: BatchNormState | None = None,
-    before: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The gradient of the input of :func:`convolve`, from that of its output.
-
-    With ``layer``, the normalisation that made the input out of ``before`` and cut it off below
-    zero, its sums of the gradient are made as well; the stride is one then.
-    """
+def input_gradient(gradient: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
+    """The gradient of the input of :func:`convolve`, from that of its output."""
     n, _, lines, columns = gradient.shape
     shape = (n, weight.shape[1], lines * stride, columns * stride)
     x = torch.empty(
         shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last
     )
-    _launch(gradient, weight, x, stride, layer, before, back=True)
+    _launch(gradient, weight, x, stride, back=True)
     return x
 
 
