@@ -4,3 +4,5 @@ This package imports nothing on its own, so that rooms without torch (``unwalk.m
 ``unwalk.privacy``, ``unwalk.walks``) can use its torch-free modules.  Torch lives in ``token``,
 ``data``, ``workspace``, ``rounding``, ``noise``, ``calls`` and ``outside`` only.
 """
+
+__version__ = "0.1.0.dev0"

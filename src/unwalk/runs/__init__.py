@@ -7,7 +7,7 @@ assemble, facts     settings resolved; task, graph, noise and plans; facts of th
 run, compare        one run, or one over several seeds, and their results
 watch, ensemble     walks while they are carried out; several models that answer together
 metrics, worth      what is measured; whether noise was worth it
-store, data_digest  the folder of a run, and whether it may be resumed on these data
+store               the folder of a run, and whether it may be resumed on these data
 secrets, releases   where noise comes from, and the register of its draws
 replay              a run done again and compared
 =================== =========================================================================

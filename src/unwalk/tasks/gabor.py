@@ -37,7 +37,7 @@ from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
-from unwalk.tasks import official
+from unwalk.tasks import mnist, official
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.partitions import Dealing, split
 from unwalk.tasks.recipes import Recipe, Request
@@ -233,8 +233,6 @@ Make = Callable[[], dict[str, torch.Tensor]]
 
 @lru_cache(maxsize=1)
 def _read(root: Path, cosines: int) -> tuple[Source, Table]:
-    from unwalk.tasks import mnist  # its pictures are read only when features are asked for
-
     everything = Request(1, Dealing("iid"), PublicSeeds(0), {})
     pictures, holdings = mnist.load(everything)
     table = holdings.table(0)

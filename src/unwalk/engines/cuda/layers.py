@@ -5,6 +5,8 @@ record's gradient (:class:`Linear`), batch normalisation (:class:`Normalisation`
 normalisation (:class:`GroupNormalisation`) and the end of the network (:class:`Head`).
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 from collections.abc import Callable
