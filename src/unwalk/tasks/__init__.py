@@ -1,6 +1,6 @@
 """Tasks: data, shards, models, backdoors, and what has to be forgotten.
 
-To add a task, write one file with a ``RECIPE`` and name it in :data:`TASKS`.
+To add a task, write one file with a ``load`` and its recipe in ``catalogue``.
 """
 
 from __future__ import annotations
