@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.core.refusals import explained
+from unwalk.core.grades import explained
 from unwalk.runs import partial_of
 
 if TYPE_CHECKING:

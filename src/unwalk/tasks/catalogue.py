@@ -11,8 +11,7 @@ from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
 from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, gabor, heart, mnist
-from unwalk.tasks.backdoors import Trigger
-from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model
 from unwalk.tasks.named import call_named, is_name, load_named
 from unwalk.tasks.own import own_data, own_task
@@ -71,7 +70,9 @@ TASKS: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="heart",
-            about="920 heart patients of four hospitals, four natural peers; unwalk data fetch heart",
+            about=(
+                "920 heart patients of four hospitals, four natural peers; unwalk data fetch heart"
+            ),
             load=heart.load,
             model="logistic",
             forget=Deletion("records", size=20),
