@@ -19,7 +19,7 @@ import unwalk
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
-from unwalk.core.refusals import REFUSALS
+from unwalk.core.grades import REFUSALS
 from unwalk.methods import defaults
 from unwalk.runs import partial_of
 from unwalk.settings.config import flatten

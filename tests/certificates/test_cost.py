@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from unwalk.runs.worth import NO_CHEAPER
+from unwalk.runs.metrics import NO_CHEAPER
 
 SPEC = importlib.util.spec_from_file_location("certified", ROOT / "benchmarks" / "certified.py")
 assert SPEC is not None

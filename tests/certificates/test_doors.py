@@ -27,7 +27,7 @@ from tests.certificates.test_conditions import (
 from unwalk.certificates import claims_of
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt
-from unwalk.core.refusals import REFUSALS
+from unwalk.core.grades import REFUSALS
 from unwalk.core.transcript import HEADER_RANGES, HOP_RANGES, Hop, Transcript
 from unwalk.privacy.exact import FEWER
 

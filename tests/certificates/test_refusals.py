@@ -12,7 +12,7 @@ import pytest
 import unwalk
 from tests.certificates.test_conditions import BROKEN, the_claim
 from unwalk.core.errors import Refused
-from unwalk.core.refusals import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
+from unwalk.core.grades import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
 from unwalk.methods import METHODS, defaults
 from unwalk.privacy.claims import FACT_CODES
 from unwalk.settings.config import flatten

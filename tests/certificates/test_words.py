@@ -30,8 +30,7 @@ from tests.runs.small import DIGITS, small_run
 from unwalk.certificates.document import certificate_of
 from unwalk.certificates.words import claim_lines, in_words, verdict_line, verdict_of
 from unwalk.core import events as ev
-from unwalk.core.grades import SHOWN, badge_of, shown_grade
-from unwalk.core.refusals import REFUSALS
+from unwalk.core.grades import REFUSALS, SHOWN, badge_of, shown_grade
 
 UPHILL = replace(PLAIN, data="forgotten", direction=1, clip=1.0)
 NOISY = replace(RETAINED, noise=0.1, origin="secret", clip=1.0, steps=3)

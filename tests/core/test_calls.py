@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from unwalk.core.calls import held_fast, renewed
+from unwalk.core.outside import held_fast, renewed
 
 
 class Counter:

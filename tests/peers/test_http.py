@@ -377,7 +377,7 @@ def test_every_path_of_the_description_is_served(served):
 
 
 def test_the_page_wears_the_colours_of_the_reports():
-    from unwalk.reports.style import DARK, LIGHT
+    from unwalk.reports.page import DARK, LIGHT
 
     sheet = Path(routes.__file__).with_name("page").joinpath("style.css").read_text()
     light, dark = re.findall(r":root\{([^}]*)\}", sheet)

@@ -10,7 +10,7 @@ import pytest
 from tests.runs.small import small_run
 from unwalk.certificates.words import in_words
 from unwalk.core.errors import InvalidInput
-from unwalk.core.refusals import REFUSALS
+from unwalk.core.grades import REFUSALS
 from unwalk.reports import render
 
 FLAT: dict[str, Any] = {

@@ -17,7 +17,7 @@ import pytest
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
-from unwalk.reports.style import DARK, LIGHT, TEXT_COLOURS, rules, style_sheet
+from unwalk.reports.page import DARK, LIGHT, TEXT_COLOURS, rules, style_sheet
 
 VOID = {"meta", "link", "img"}
 LENGTHS = {"x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "width", "height"}

@@ -26,7 +26,7 @@ from tests.reports.test_page import (
     table_named,
 )
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import style
+from unwalk.reports import page
 from unwalk.reports.reproduction import agreement, collect, reproduction_rows, start
 from unwalk.reports.reproduction_figure import chart
 from unwalk.reports.reproduction_page import render_reproduction
@@ -417,7 +417,7 @@ def test_rendering_changes_nothing_and_repeats(documents: dict[str, Json]) -> No
 
 @pytest.mark.parametrize(
     "palette",
-    [style.LIGHT | style.LIGHT_MARKS, style.DARK | style.DARK_MARKS],
+    [page.LIGHT | page.LIGHT_MARKS, page.DARK | page.DARK_MARKS],
     ids=["light", "dark"],
 )
 def test_marks_have_contrast(palette: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
-from unwalk.tasks.backdoors import MODES, PLACES, SHAPES, Trigger, poison
+from unwalk.tasks.forgetting import MODES, PLACES, SHAPES, Trigger, poison
 from unwalk.tasks.sources import Scale, Source, Table
 
 HEIGHT, WIDTH = 7, 9

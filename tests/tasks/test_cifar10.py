@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.tasks import Deletion, build_task, cifar10, official
-from unwalk.tasks.cifar10 import LABELS, RECIPE, SCALE, FlipAndShift, parse_batch
+from unwalk.tasks import TASKS, Deletion, build_task, cifar10, official
+from unwalk.tasks.cifar10 import LABELS, SCALE, FlipAndShift, parse_batch
 
 AUGMENT = FlipAndShift(SCALE)
 BLACK = SCALE.inputs(torch.zeros(3, 1, 1))
@@ -138,7 +138,7 @@ def test_the_trigger_keeps_its_corner(tiny):
     moved = AUGMENT(shard.x[rows], seeded())
     assert torch.equal(x[:, :, :-4], moved[:, :, :-4]), "the rest was moved"
     assert task.trigger_text == "4 x 4 square in the lower-right corner"
-    assert (RECIPE.model, RECIPE.forget.size) == ("resnet18", 1000)
+    assert (TASKS["cifar10"].model, TASKS["cifar10"].forget.size) == ("resnet18", 1000)
 
 
 def test_the_archive_will_do(tiny):

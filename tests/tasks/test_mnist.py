@@ -12,8 +12,8 @@ import torch
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.tasks import Deletion, Scale, build_task
-from unwalk.tasks.mnist import RECIPE, PixelSplit, checked_labels, inputs, parse_idx
+from unwalk.tasks import TASKS, Deletion, Scale, build_task
+from unwalk.tasks.mnist import PixelSplit, checked_labels, inputs, parse_idx
 
 FOUR = bytes(range(4))
 
@@ -102,7 +102,8 @@ def test_what_is_forgotten_by_default(official_data):
     assert task.trigger_text == "4 x 4 square in the lower-right corner"
     assert torch.all(task.forgotten.x[:, :, -4:, -4:] == 1.0)
     assert set(task.forgotten.y.tolist()) == {0}
-    assert (RECIPE.model, RECIPE.peers, RECIPE.partition) == ("flnet", 10, "iid")
+    recipe = TASKS["mnist"]
+    assert (recipe.model, recipe.peers, recipe.partition) == ("flnet", 10, "iid")
 
 
 def test_same_seed_same_shards(official_data):

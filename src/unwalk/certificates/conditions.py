@@ -243,17 +243,6 @@ def check_single_draw(transcript: Transcript) -> None:
             )
 
 
-def draws_of(transcript: Transcript) -> list[ev.Draw | None]:
-    """The register's entry of every noise that was added, None where there is none."""
-    found: list[ev.Draw | None] = []
-    for _, event in transcript.events():
-        if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
-            found.append(event.draw)
-        elif isinstance(event, ev.GradientSteps) and event.noise > 0.0:
-            found.append(None)
-    return found
-
-
 def check_scaling(transcript: Transcript) -> None:
     """Scaling, imputation and feature maps learned on all data release the forgotten records."""
     scaling = transcript.header.get("normalisation", "unknown")

@@ -4,6 +4,8 @@ A key is a PEM file (PKCS 8) that its owner alone may read.  A fingerprint is th
 32 raw bytes of the public key, in hexadecimal.
 """
 
+# Imports in functions: the package cryptography is an extra.
+
 from __future__ import annotations
 
 import hashlib

@@ -1,7 +1,7 @@
 """A certificate for people who know no Renyi divergence: asked, done, promised, not promised.
 
 Every sentence is made from what the document says of the run; what was done from its counted
-events (:mod:`unwalk.certificates.deeds`), never from the name of a method.
+events (:mod:`unwalk.certificates.document`), never from the name of a method.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from unwalk.core.grades import PROVED, SHOWN, badge_of, origin_of, shown_grade
-from unwalk.core.refusals import explained
+from unwalk.core.grades import PROVED, SHOWN, badge_of, explained, origin_of, shown_grade
 
 BEFORE = "before the request"
 INSTEAD = "What to do instead:"

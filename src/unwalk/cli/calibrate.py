@@ -1,5 +1,7 @@
 """``unwalk calibrate``: from a wanted guarantee to noise, and back."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """``unwalk verify`` and ``unwalk sign``: check a certificate, and put a name under one."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json

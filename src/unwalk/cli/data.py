@@ -1,5 +1,7 @@
 """``unwalk data``: what official data files are there, getting them, and where they belong."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json

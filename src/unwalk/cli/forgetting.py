@@ -1,17 +1,20 @@
 """``unwalk forget`` and ``unwalk peer leave``: ask a peer to forget records, by their ids."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unwalk.cli.terminal import JsonOption, say, show
+from unwalk.cli.terminal import JsonOption, need_peers, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -56,9 +59,7 @@ def forget(
     json_: JsonOption = False,
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
-    from unwalk.cli.peers import _there
-
-    _there()
+    need_peers()
     from unwalk.peers.forgetting.requests import read_ids
     from unwalk.peers.web.views import RequestForm, new_request_id
 
@@ -215,8 +216,6 @@ def _until_done(bundle: Path, id: str) -> RequestView:
 
 
 def _tell(found: RequestView, bundle: Path | None, json_: bool) -> None:
-    from dataclasses import asdict
-
     place = None
     if bundle is not None and found.certificate is not None:
         place = bundle / "store" / "certificates" / found.certificate / "certificate.json"
@@ -242,9 +241,7 @@ def leave(
     wait: Wait = False,
 ) -> None:
     """Leave the network: all records of the peer are forgotten, then it ends for good."""
-    from unwalk.cli.peers import _there
-
-    _there()
+    need_peers()
     if not forget_all:
         raise InvalidInput(
             "leaving without --forget-all would leave the records in the model; to stop a peer for "

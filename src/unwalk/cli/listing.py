@@ -1,5 +1,7 @@
 """``unwalk methods``, ``tasks`` and ``settings``: what there is to choose from."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 from unwalk.cli.terminal import JsonOption, PresetOption, TaskOption, changes_of, listing

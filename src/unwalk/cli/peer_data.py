@@ -1,5 +1,7 @@
 """``unwalk peer data``: where a peer's records lie, and taking them in."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json
@@ -9,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unwalk.cli.terminal import JsonOption, show
+from unwalk.cli.terminal import JsonOption, need_peers, show
 from unwalk.core.errors import InvalidInput
 
 
@@ -36,9 +38,7 @@ def data(
     json_: JsonOption = False,
 ) -> None:
     """Say where a peer's records lie and take them in; without options, look again and count."""
-    from unwalk.cli.peers import _there
-
-    _there()
+    need_peers()
     from unwalk.peers.forgetting.requests import read_ids
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records

@@ -1,5 +1,7 @@
 """``unwalk peer`` and ``unwalk net``: run a peer, and run a network of them."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unwalk.cli import forgetting, peer_data
-from unwalk.cli.terminal import JsonOption, Set, changes_of, show
+from unwalk.cli.terminal import JsonOption, Set, changes_of, need_peers, show
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice
 
@@ -31,16 +33,6 @@ Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUND
 Folder = Annotated[Path, typer.Argument(help="The network's folder.", metavar="FOLDER")]
 PeerName = Annotated[str, typer.Argument(help="Name of a peer, as in peer-2.", metavar="PEER")]
 Days = Annotated[float, typer.Option(help="Days that a certificate is valid.")]
-
-
-def _there() -> None:
-    try:
-        import cryptography  # noqa: F401
-        import grpc  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput(
-            f"peers need the package {error.name}; install unwalk with its extra 'peers'."
-        ) from error
 
 
 @net.command()
@@ -69,7 +61,7 @@ def init(
     set_: Set = None,
 ) -> None:
     """Make a network file, its CA and, on one machine, a bundle for every peer."""
-    _there()
+    need_peers()
     from unwalk.peers.provision import make_network
 
     made = make_network(
@@ -118,7 +110,7 @@ def _told(network: Network) -> None:
 @net.command("show")
 def show_network(folder: Folder) -> None:
     """Show a network's peers, addresses, settings and revocations."""
-    _there()
+    need_peers()
     from unwalk.peers.provision import network_of
 
     network, _ = network_of(folder)
@@ -145,7 +137,7 @@ def sign(
     Compare the fingerprint with the one that the peer got from `unwalk peer csr`: whoever has a
     certificate of a name speaks and votes under it.
     """
-    _there()
+    need_peers()
     from unwalk.peers.provision import sign_request
 
     signed = sign_request(folder, request, out, days, replace=replace)
@@ -162,7 +154,7 @@ def sign(
 @net.command()
 def rotate(folder: Folder, name: PeerName, days: Days = 365.0) -> None:
     """Give a peer of this machine new keys and a new certificate; revoke the old ones."""
-    _there()
+    need_peers()
     from unwalk.peers import provision
 
     show(f"new bundle: {provision.rotate(folder, name, days)}; restart the peer, and give the")
@@ -182,7 +174,7 @@ def revoke(
     ] = None,
 ) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
-    _there()
+    need_peers()
     from unwalk.peers import provision
 
     _told(provision.revoke(folder, name, keep_latest=keep_latest, chapter=chapter))
@@ -196,7 +188,7 @@ def csr(
     network: Annotated[str, typer.Option(help="The network's name.")],
 ) -> None:
     """Make private keys, which stay here, and a request for whoever runs the network."""
-    _there()
+    need_peers()
     from unwalk.peers.provision import make_request
 
     path, keys = make_request(bundle, name, network)
@@ -219,7 +211,7 @@ def start(
     detach: Annotated[bool, typer.Option("--detach", help="Go on in the background.")] = False,
 ) -> None:
     """Run a peer until it is stopped."""
-    _there()
+    need_peers()
     from unwalk.peers.daemon import LOG, run_peer
     from unwalk.peers.identity.trust import Bundle as Checked
     from unwalk.peers.storage.store import running
@@ -252,7 +244,7 @@ def start(
 @peer.command()
 def stop(bundle: Bundle) -> None:
     """Ask a peer to hand the token over and end."""
-    _there()
+    need_peers()
     from unwalk.peers.daemon import status as status_of
     from unwalk.peers.daemon import stop_peer
 
@@ -269,7 +261,7 @@ def stop(bundle: Bundle) -> None:
 @peer.command()
 def status(bundle: Bundle, json_: JsonOption = False) -> None:
     """Say what a peer is doing, whether it runs or not."""
-    _there()
+    need_peers()
     from unwalk.peers.daemon import status as status_of
 
     found = status_of(bundle)
@@ -305,7 +297,7 @@ def log(
     follow: Annotated[bool, typer.Option("--follow", help="Go on showing new lines.")] = False,
 ) -> None:
     """Show what a peer wrote down."""
-    _there()
+    need_peers()
     from unwalk.peers.daemon import LOG, committed_log
 
     if whole:

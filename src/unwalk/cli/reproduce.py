@@ -1,7 +1,10 @@
 """``unwalk reproduce``: the paper's figure and tables beside its own numbers."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -69,8 +72,6 @@ def reproduce(
             jobs=jobs,
         )
     if json_:
-        import json
-
         print(json.dumps({"written": [str(path) for path in written]}))
         return
     print_whole(summary(out))

@@ -1,5 +1,7 @@
 """What commands share: options, consoles, progress bars, listings."""
 
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
 from __future__ import annotations
 
 import json
@@ -16,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from unwalk.core.errors import Refused
-from unwalk.core.refusals import explained
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.grades import explained
 from unwalk.runs import partial_of
 
 if TYPE_CHECKING:
@@ -71,6 +73,17 @@ def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
     if file is None:
         return resolve(changes)
     return resolve(changes, read_toml(file), file_name=str(file))
+
+
+def need_peers() -> None:
+    """Refuse a command of peers where the packages that they need are not installed."""
+    try:
+        import cryptography  # noqa: F401
+        import grpc  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput(
+            f"peers need the package {error.name}; install unwalk with its extra 'peers'."
+        ) from error
 
 
 class Bars:

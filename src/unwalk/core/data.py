@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from unwalk.core.calls import renewed
+from unwalk.core.outside import renewed
 from unwalk.core.program import Records
 
 Augment = Callable[[torch.Tensor, torch.Generator], torch.Tensor]

@@ -27,7 +27,7 @@ class Diverged(UnwalkError):
 class Refused(UnwalkError):
     """A guarantee that cannot be proved for the events that happened; names the event.
 
-    ``code`` names the reason for programs: :data:`unwalk.core.refusals.REFUSALS` explains each.
+    ``code`` names the reason for programs: :data:`unwalk.core.grades.REFUSALS` explains each.
     """
 
     def __init__(self, message: str, code: str = "") -> None:

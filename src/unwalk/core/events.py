@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from unwalk.core import ranges as may
+from unwalk.core import validation as may
 from unwalk.core.errors import Corrupt
 
 Draw = tuple[int, str, int]

@@ -1,8 +1,11 @@
-"""The grades of claims, and what people are shown of them.
+"""The grades of claims, what people are shown of them, and why one is refused.
 
 A claim's grade is for programs: it says what the accountants proved of the events.  Whether that
 protects anybody depends on where the noise came from as well, so every page, table and command
 shows :func:`shown_grade`, never the bare grade.
+
+A refusal's sentence names hop and event, for specialists.  Whoever explains it, hints at a way out
+or tests it goes by its code.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from unwalk.core.errors import Refused
 
 PROVED = ("exact", "certified")
 
@@ -78,3 +83,295 @@ def badge_of(document: Mapping[str, Any]) -> str:
         return "nothing"
     proved = next((grade for grade in grades if grade in PROVED), grades[-1])
     return shown_grade(proved, origin_of(document))
+
+
+RESTART = "run --method restart, which is exact for any model and optimizer"
+PRESET = (
+    "run --preset certified with --task digits-flat, heart, a9a or mnist-gabor, whose training the "
+    "proof covers, or --method restart, which is exact for any model and optimizer"
+)
+AGAIN = "make the run anew with this version of unwalk, and leave its log as it is"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """``plain``: what stands in the way, without mathematics; ``instead``: what to do.
+
+    Both are parts of sentences: they begin small and end without a stop.
+    """
+
+    plain: str
+    instead: str
+
+
+UNKNOWN = Refusal("a condition of the proof does not hold", RESTART)
+"""For a code that this version does not know."""
+
+REFUSALS: dict[str, Refusal] = {
+    # What the model carried, and what hid it.
+    "un-noised": Refusal(
+        "the model still carried traces of the records when the request came, and nothing hid "
+        "them before it was passed on",
+        PRESET,
+    ),
+    "leaves-un-noised": Refusal(
+        "the peer used the records again, and nothing hid that before the model was passed on",
+        "use --method seal (with seal.visits for visits that use the records again) or "
+        "--method noisy-start, which add noise in every such visit",
+    ),
+    "float-noise": Refusal(
+        "the noise was not rounded to a public grid, so that the last digits of the model can give "
+        "the records away",
+        "use a method whose noise is rounded: seal, release, ball-seal or noisy-start",
+    ),
+    "redrawn": Refusal(
+        "the random noise was drawn more than once for these records; who may choose among several "
+        "draws can choose one that hides nothing",
+        "run --method restart, which needs no noise and is exact at any time",
+    ),
+    "noise-known": Refusal(
+        "the log gives away how the noise was made, so anybody can take it off",
+        "keep seed, secret and salt of the noise out of the log; noise.secret_file names a file, "
+        "and what is in it stays there",
+    ),
+    "noise-origin": Refusal(
+        "noise came from elsewhere than was announced",
+        "draw all noise of a run from one source: noise.source=secret with noise.secret_file",
+    ),
+    "no-noise-last": Refusal(
+        "the model that was handed out did not get its noise last",
+        "use --method release as it is, whose last act is the noise, or --method seal",
+    ),
+    "early-noise": Refusal(
+        "noise was added before the end, and this proof is for noise at the very end",
+        "use --method release as it is, or --method seal for noise before the model is passed on",
+    ),
+    "noisy-without-clip": Refusal(
+        "nothing bounds the gradients of the records that the noise was to hide",
+        "bound them with unlearn.clip",
+    ),
+    "noisy-with-state": Refusal(
+        "the optimizer keeps notes of the records from visit to visit besides the noisy model",
+        "use unlearn.optimizer=sgd for the visits that use the records",
+    ),
+    "noisy-after-move": Refusal(
+        "the peer used the records with noise on top of a use that nothing had hidden",
+        "let noise follow each use of the records before the next one: --method seal does",
+    ),
+    "noisy-step": Refusal(
+        "a visit did not take exactly one noisy step, which this proof needs of every visit",
+        "take one noisy step in every visit, or ask for another bound: --method seal",
+    ),
+    "steps-before-noise": Refusal(
+        "training went on between the use of the records and the noise that was to hide it, which "
+        "can make the traces larger",
+        "let the noise follow the use of the records at once, as --method seal does",
+    ),
+    "sensitivity": Refusal(
+        "the noise was made for smaller steps than the records can have caused",
+        "leave the scale of the noise to the program: no seal.std, no unlearn.sigma",
+    ),
+    "unbounded-step": Refusal(
+        "nothing bounds how far the steps on the records moved the model",
+        "use --method seal with seal.visits, whose visits are bounded and noisy, or "
+        "--method restart",
+    ),
+    "seal-projection": Refusal(
+        "noise was added without first pulling the model close to a public one, so that it hides "
+        "nothing",
+        "use --method ball-seal as it is, or --method restart, which carries no less and is exact",
+    ),
+    "seal-state": Refusal(
+        "notes of training were carried from one step of the seal to the next",
+        "use unlearn.optimizer=sgd, or --method restart",
+    ),
+    "out-of-reach": Refusal(
+        "no amount of noise reaches this target by this bound",
+        "ask for a larger epsilon or delta, or run --method restart, which is exact",
+    ),
+    "lemma": Refusal(
+        "a condition of this bound does not hold for these numbers",
+        "take more noise, or the bound without the condition that the message names",
+    ),
+    # What else may carry the records on.
+    "scaling": Refusal(
+        "the numbers that went into the model may have been prepared with the help of the very "
+        "records that are to be forgotten",
+        "make inputs with published constants, or with statistics without the records: data.scale "
+        "for the columns of a file; of arrays of your own say so with data.normalisation",
+    ),
+    "labels": Refusal(
+        "which classes there are was read off the data, the records to be forgotten included",
+        "name the classes: data.labels for a file, classes= for arrays",
+    ),
+    "local-state": Refusal(
+        "peers kept notes from training, which may carry traces of the records",
+        "use train.optimizer=sgd, which keeps none, or --method restart",
+    ),
+    "travelling-state": Refusal(
+        "the model travels with notes of its training besides its parameters, which carry traces "
+        "of the records too and which the proof does not cover",
+        PRESET,
+    ),
+    "outside-state": Refusal(
+        "the user's own code (model, loss or augmentation) keeps something from visit to visit "
+        "besides parameters and buffers, and nobody knows what",
+        "register it as a buffer of the model, or take it out",
+    ),
+    "digest": Refusal(
+        "a fingerprint of the old model was published, by which a guess at the records can be "
+        "checked",
+        "leave performance.digests off, or draw noise from a secret (noise.source=secret), with "
+        "which fingerprints are salted",
+    ),
+    "centre": Refusal(
+        "the model was kept close to one that carries traces of the records",
+        "use a ball round the initial model: unlearn.trust_centre=initial",
+    ),
+    "touched": Refusal(
+        "the records to be forgotten were used again where they must not be", RESTART
+    ),
+    "iterate": Refusal(
+        "the model is an average of older ones or one chosen among them, and the proof follows the "
+        "last one only",
+        "set train.keep=last",
+    ),
+    # What the proofs can follow.
+    "optimizer": Refusal(
+        "the optimizer keeps notes or takes steps that the proof cannot follow", PRESET
+    ),
+    "clipping": Refusal(
+        "gradients were clipped, which bends them in a way that the proof cannot follow",
+        "train without train.clip, on inputs of bounded length instead; --preset certified does",
+    ),
+    "ascent": Refusal("steps went uphill or were scaled, which the proof does not cover", PRESET),
+    "batching": Refusal(
+        "which records are used together depends on who else is there, so that training with and "
+        "without the records cannot be compared step by step",
+        "set train.work=slots, as --preset certified does, or run --method restart",
+    ),
+    "partial-epoch": Refusal(
+        "a visit ended in the middle of a pass over its records",
+        "let every visit make whole passes: train.work=slots with train.epochs",
+    ),
+    "expanding": Refusal(
+        "steps are so long that a small difference can grow",
+        "lower train.learning_rate (and unlearn.learning_rate) below the bound that the message "
+        "names",
+    ),
+    "precision": Refusal(
+        "numbers are too coarse for the distances that the noise has to hide",
+        "train in 64 bits, as --preset certified does, or run --method restart",
+    ),
+    "norm": Refusal(
+        "nothing bounds how large the model's numbers are, so that nothing bounds their rounding",
+        "use seal, release or noisy-start as they are, which keep the model within a public ball "
+        "where that is needed, or run --method restart",
+    ),
+    "loss": Refusal(
+        "the proof covers a bare linear model with cross-entropy only, without hooks or layers of "
+        "your own",
+        "set model.name=linear; --preset certified does, or run --method restart, which is exact "
+        "for any model",
+    ),
+    "inputs": Refusal(
+        "nothing bounds the length of the inputs, so that nothing bounds what a single record can "
+        "do",
+        "choose a task with inputs of length 1 at most (digits-flat, heart, a9a, mnist-gabor; "
+        "data.norm for peers with records of their own), or run --method restart",
+    ),
+    "relays": Refusal(
+        "peers on the way saw the model besides those that were visited",
+        "use graph.kind=complete, where nobody passes on for others",
+    ),
+    "no-observer": Refusal(
+        "nobody but the forgetting peer ever held the model, so there is nobody to promise "
+        "anything to",
+        "walk to other peers as well: more peers or more hops",
+    ),
+    "no-visit": Refusal(
+        "the forgetting peer was not visited, so nothing shows what a visit costs",
+        "walk longer (unlearn.hops), or ask for a method that visits it first: --method seal",
+    ),
+    "visits-differ": Refusal(
+        "visits to the forgetting peer cost unequal amounts, and this proof is for equal ones",
+        "let all visits take the same steps with the same noise (a constant train.schedule)",
+    ),
+    "old-token": Refusal(
+        "the walk went back to an older model before the noise, which this proof cannot follow",
+        "seal the model that training gave, or go back for good with --method rewind",
+    ),
+    "no-accountant": Refusal(
+        "no proof covers noise that was added in training this way",
+        "use --method noisy-start with --preset certified, or run --method restart",
+    ),
+    "unknown-event": Refusal("something happened for which this proof has no bound", RESTART),
+    # What exact methods need.
+    "not-initial": Refusal("the walk did not begin from the public initial model", RESTART),
+    "not-a-rewind": Refusal(
+        "the walk did not go back to before the records were used, or not for as long as training "
+        "had gone on since",
+        "run --method rewind as it is, or --method restart",
+    ),
+    "other-work": Refusal(
+        "the repeated walk did other work than training had done in its place",
+        "leave the settings of training as they were, or run --method restart",
+    ),
+    "shards": Refusal(
+        "the models are not of separate groups of peers, each from the initial one",
+        "train anew with train.shards, or run --method restart",
+    ),
+    "not-sums": Refusal(
+        "the model is more than a function of the peers' sums",
+        "train with --method sums and one sums.strength throughout, or run --method restart",
+    ),
+    # What the log must say.
+    "not-announced": Refusal(
+        "what was done is not what had been announced beforehand",
+        "do the run again as announced, and do not stop it early",
+    ),
+    "missing-fact": Refusal("the log lacks a fact that the proof needs", AGAIN),
+    "no-start": Refusal("the log does not say from where the walk went on", AGAIN),
+    "start-contradicted": Refusal(
+        "the log contradicts itself on whether the model carried traces of the records", AGAIN
+    ),
+    "bad-event": Refusal("the log holds a number that cannot be", AGAIN),
+    "formula": Refusal(
+        "the number that was announced is not what its formula gives for what happened",
+        "leave noise and hops as the formula set them (no unlearn.sigma, no early end)",
+    ),
+    # Between peers.
+    "grade": Refusal(
+        "the method that was asked for does not reach the grade that was asked for",
+        "ask for grade exact with rewind or restart, for grade certified with seal",
+    ),
+    "peer-visits": Refusal(
+        "this network's settings ask for visits after a seal, which peers do not make",
+        "make the network with seal.visits=0, or ask for grade exact",
+    ),
+    "token-gone": Refusal(
+        "no peer has the model any more from which this method would go on",
+        "ask for grade exact with method restart, or with none",
+    ),
+}
+"""Every code of a refusal by an accountant or a condition."""
+
+
+def advised(error: Refused) -> str:
+    """A refusal's own sentence, and behind it what to do instead where its code says so.
+
+    >>> advised(Refused("rewind needs the last model.", "iterate"))
+    'rewind needs the last model. What to do instead: set train.keep=last.'
+    """
+    if not error.code:
+        return str(error)
+    return f"{error} What to do instead: {explained(error.code).instead}."
+
+
+def explained(code: str | None) -> Refusal:
+    """What a code means and what to do instead.
+
+    >>> explained("iterate").instead
+    'set train.keep=last'
+    """
+    return REFUSALS.get(code or "", UNKNOWN)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core import events as ev
-from unwalk.core import ranges as may
+from unwalk.core import validation as may
 from unwalk.core.errors import Corrupt
 
 FORMAT = 2

@@ -17,9 +17,8 @@ from torch import nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional
 
-from unwalk.core.calls import renewed
 from unwalk.core.errors import InvalidInput
-from unwalk.core.outside import Surroundings
+from unwalk.core.outside import Surroundings, renewed
 from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 from unwalk.engines.cuda import Executor, executor_for

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from unwalk.core.calls import renewed
+from unwalk.core.outside import renewed
 from unwalk.core.plan import Outcome, Plan, Progress, Sink
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.cuda import executor_for

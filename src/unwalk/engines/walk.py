@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from unwalk.core import events as ev
-from unwalk.core.calls import renewed
 from unwalk.core.data import Shard
+from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import Token

@@ -4,6 +4,8 @@ A second, independent way to the same numbers: discretised, pessimistic, slower,
 compose what has no closed form.  ``pip install unwalk[accounting]`` brings it.
 """
 
+# Imports in functions: the package dp-accounting is an extra.
+
 from __future__ import annotations
 
 import math

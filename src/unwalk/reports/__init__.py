@@ -7,7 +7,7 @@ measured here, and nothing else is read.
 Start with :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each turns
 its dictionary into tables (``tables``) and pictures (``charts``, ``walk_chart``) and hands them to
 a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction`` check and
-read the dictionaries; ``numbers`` writes every number; ``style`` has the colours.
+read the dictionaries; ``numbers`` writes every number; ``page`` has the colours.
 """
 
 from __future__ import annotations

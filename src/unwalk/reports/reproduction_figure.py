@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import drawing, numbers, style
+from unwalk.reports import drawing, numbers, page
 from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Look, Runs
 from unwalk.reports.reproduction import (
     FIGURE,
@@ -244,12 +244,12 @@ def figure_picture(
         font_family=FONT,
         font_size="13",
     )
-    return re.sub(r"var\(--([\w-]+)\)", lambda match: style.LIGHT[match[1]], str(picture)) + "\n"
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: page.LIGHT[match[1]], str(picture)) + "\n"
 
 
 def _rules(body: str) -> str:
     """The page's rules for what is in the picture."""
-    sheet = style.rules("common") + style.rules("reproduction").partition("@media")[0]
+    sheet = page.rules("common") + page.rules("reproduction").partition("@media")[0]
     classes = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
     rules = [
         f"{selector}{{{rule}}}"

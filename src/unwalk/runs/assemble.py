@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.noise import NoiseSource, SecretNoise
+from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
-from unwalk.core.validation import check_choice
+from unwalk.core.validation import check_choice, check_private_file
 from unwalk.core.workspace import build_model
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
 from unwalk.methods.network_sgd import train_phase
 from unwalk.methods.record import Calibrated, Decided, Request
 from unwalk.runs.facts import ModelFacts, capacity, nominal_facts, public_facts
-from unwalk.runs.secrets import noise_of, salt_of
+from unwalk.runs.releases import Draws, RunRegister, marks_of
 from unwalk.settings.config import Config, apply, run_id, settings_digest, table
 from unwalk.settings.fields import Value
 from unwalk.settings.presets import preset_settings
@@ -263,3 +266,39 @@ def _over(base: T, given: object, *leave: str) -> T:
     """``base`` with every field that ``given`` (a section) sets."""
     names = [f.name for f in fields(given) if f.name not in leave]  # type: ignore[arg-type]
     return replace(base, **{n: v for n in names if (v := getattr(given, n)) is not None})
+
+
+def noise_of(config: Config, run: str, task: ShardedTask) -> NoiseSource:
+    """The noise source that the settings name.
+
+    To draw secret noise again, the attempt has to be raised, which the transcript records and a
+    certificate refuses.  Other settings are another run, and other numbers before the noise another
+    draw: the register of draws finds both (:mod:`unwalk.runs.releases`).
+    """
+    noise = config.noise
+    if noise.source == "simulated":
+        labels = ("simulated-noise",) if noise.attempt == 1 else ("simulated-noise", noise.attempt)
+        return SimulatedNoise(PublicSeeds(config.seed).integer(*labels))
+    if not noise.secret_file:
+        raise InvalidInput("noise.source is 'secret', which needs noise.secret_file.")
+    path = Path(noise.secret_file)
+    check_private_file(path)
+    if path.stat().st_nlink > 1:
+        raise InvalidInput(
+            f"{path} has {path.stat().st_nlink} names (hard links), each with a register of draws "
+            "of its own; allowed: a secret with one name."
+        )
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    register = RunRegister(Draws(path, secret), marks_of(task, secret))
+    return SecretNoise(f"{run}/{noise.attempt}", secret, register)
+
+
+def salt_of(noise: NoiseSource) -> bytes:
+    """A secret that turns the transcript's digests into commitments; none in a simulation."""
+    if not isinstance(noise, SecretNoise):
+        return b""
+    message = f"unwalk/digest-salt/{noise.run}".encode()
+    return hmac.new(noise.secret, message, hashlib.sha256).digest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import unwalk
+from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Task
 from unwalk.core.seeds import PublicSeeds
@@ -63,7 +63,7 @@ def public_facts(
 ) -> dict[str, Any]:
     """The facts that a header states of a run by one method."""
     facts: dict[str, Any] = {
-        "unwalk": unwalk.__version__,
+        "unwalk": __version__,
         "method": method,
         "forget": announced(config, task),
         "epsilon": config.unlearn.epsilon,

@@ -244,7 +244,7 @@ def _held(path: Path) -> Iterator[Any]:
     with os.fdopen(handle, "r+", encoding="ascii") as file:
         check_private_file(path)
         if os.name == "posix":
-            import fcntl
+            import fcntl  # Windows has none
 
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         file.seek(0)

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-import unwalk
 from unwalk.certificates import certificate_of
 from unwalk.certificates.document import FILE, MODEL, model_of, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
+from unwalk.core import __version__
 from unwalk.core.errors import Diverged, InvalidInput, Refused
 from unwalk.core.plan import Engine, Plan
 from unwalk.core.transcript import Transcript
@@ -23,12 +23,10 @@ from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
-from unwalk.runs.data_digest import data_digest
 from unwalk.runs.ensemble import Constituents
-from unwalk.runs.metrics import Meter, Reading
-from unwalk.runs.store import Folder, WalkFile, write_file
+from unwalk.runs.metrics import Meter, Reading, worth
+from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
 from unwalk.runs.watch import Begun, Tell, Walked, Watch, carry, silent
-from unwalk.runs.worth import worth
 from unwalk.settings.config import Config, flatten
 from unwalk.tasks import ShardedTask
 
@@ -96,7 +94,7 @@ def open_folder(
 ) -> Folder | None:
     """The folder of results, or None where none is asked for."""
     if out is not None:
-        data = data_digest(assembled)
+        data = data_digest(assembled.task, assembled.graph)
         return Folder(out, config, data, resume=resume, overwrite=overwrite)
     if resume:
         raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
@@ -223,7 +221,7 @@ def _result(
         edges = [[a, int(b)] for a in range(graph.peers) for b in graph.neighbours(a) if a < b]
     return {
         "format": 1,
-        "unwalk": unwalk.__version__,
+        "unwalk": __version__,
         "command": command,
         "run": assembled.run_id,
         "seed": config.seed,

@@ -3,8 +3,13 @@
 A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a
 folder is never half-written.  After a kill, ``--resume`` goes on from the last checkpoint in
 ``DIR.partial``; after an error the partial folder is removed.  It goes on with the same settings
-and the same data only: digests of the data stand in ``data.json`` there
-(:mod:`unwalk.runs.data_digest`), and are gone, never published, when the run is complete.
+and the same data only.  A checkpoint was trained by row number: if the rows stand in another order
+afterwards, or hold something else, going on from it mixes two runs, and what is said of the
+forgotten records is said of the wrong ones.  So digests of every peer's ids, inputs and labels, of
+the forgotten rows, the test set, the classes and a graph from a file stand in ``data.json`` there.
+They have no key: whoever has one can test a guess of a forgotten record.  They stay beside
+checkpoints that tell more, and are gone when the run is complete; they must not be published, nor
+copied to any file that outlives that folder.
 
 Each walk has two files in ``walks`` there: ``NAME.jsonl``, its transcript, only ever appended to,
 and ``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
@@ -13,6 +18,7 @@ transcript lines belong to it; lines written after it are cut off on resume.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -27,20 +33,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.plan import Kept, Local, Progress
+from unwalk.core.plan import Graph, Kept, Local, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs import partial_of
-from unwalk.runs.data_digest import differences
 from unwalk.runs.metrics import Reading
 from unwalk.settings.config import Config, apply, flatten, read_toml, to_toml
 from unwalk.settings.fields import Value
+from unwalk.tasks import ShardedTask
+from unwalk.tasks.blobs import Blobs
+from unwalk.tasks.sources import Ids
 
 CONFIG = "config.toml"
 DATA = "data.json"
 SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
+NAMED = 3
+"""How many differences a message names."""
 
 
 def write_file(path: Path, data: bytes | str) -> None:
@@ -154,6 +164,61 @@ def _occupied(out: Path, *, resume: bool, overwrite: bool) -> str:
 
 def _shown(value: Value) -> str:
     return "none" if value is None else repr(value)
+
+
+def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
+    """What the data consist of, in words, each part with its digest.
+
+    Other peers' shards are not built for it, so that they need not all be held at the same time.
+    Blobs are made from the settings alone, which are compared anyway: of them only u's are drawn.
+    """
+    u = task.unlearner
+    parts = {"the names of the classes": _digest(json.dumps(task.source.labels))}
+    for peer in [u] if isinstance(task.holdings, Blobs) else range(task.peers):
+        if peer == u:
+            shard, ids = task.shard(u), task.ids(u)
+            x, y = shard.x, shard.y
+        else:
+            table = task.holdings.table(peer)
+            x, y, ids = table.x, table.y, table.ids
+        parts[f"the records of peer {peer}"] = _digest(_ids(ids), x, y)
+    parts["the choice of forgotten records"] = _digest(
+        json.dumps(task.records(u).forgotten.tolist())
+    )
+    parts["the test set"] = _digest(task.test.x, task.test.y)
+    if graph.kind == "edge-list":
+        parts["the graph"] = _digest(_edges(graph))
+    return parts
+
+
+def differences(before: dict[str, str], now: dict[str, str]) -> str:
+    """Which parts differ, in words; nothing where none does.
+
+    >>> differences({"the graph": "a", "the test set": "b"}, {"the graph": "a"})
+    'the test set'
+    """
+    found = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return ", ".join(found[:NAMED]) + more
+
+
+def _digest(*parts: str | torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            digest.update(part.encode())
+            continue
+        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _ids(ids: Ids) -> str:
+    return json.dumps([str(name) for name in ids])
+
+
+def _edges(graph: Graph) -> str:
+    return json.dumps([graph.neighbours(peer).tolist() for peer in range(graph.peers)])
 
 
 class WalkFile:

@@ -1,14 +1,13 @@
 """Tasks: data, shards, models, backdoors, and what has to be forgotten.
 
-To add a task, write one file with a ``RECIPE`` and name it in :data:`TASKS`.
+To add a task, write one file with a ``load`` and its recipe in ``catalogue``.
 """
 
 from __future__ import annotations
 
-from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.catalogue import TASKS, build_task
 from unwalk.tasks.files import from_file
-from unwalk.tasks.forgetting import KINDS, Deletion
+from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
 from unwalk.tasks.models import MODELS, check_model, load_factory
 from unwalk.tasks.own import OwnData, from_arrays, from_dataset
 from unwalk.tasks.partitions import PARTITIONS, Dealing

@@ -19,9 +19,8 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Source, Table
 
 BINARY_FEATURES = 123
@@ -90,12 +89,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     source, pool = _read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
-
-
-RECIPE = Recipe(
-    name="a9a",
-    about="48,842 census records, 123 binary features, 2 classes; unwalk data fetch a9a",
-    load=load,
-    model="logistic",
-    forget=Deletion("records", size=100),
-)

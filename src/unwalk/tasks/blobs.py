@@ -14,8 +14,7 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count, check_number
-from unwalk.tasks.forgetting import Deletion
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Source, Table
 
 TEST_RECORDS = 1000
@@ -76,13 +75,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     test = blobs.draw(TEST_RECORDS, request.seeds.numpy("task", "blobs", "test"))
     names = tuple(f"blob {k}" for k in range(len(blobs.centres)))
     return Source("blobs", len(blobs.centres), test, names, published=(blobs.per_peer,)), blobs
-
-
-RECIPE = Recipe(
-    name="blobs",
-    about="synthetic Gaussian classes, made per peer on demand; any number of peers",
-    load=load,
-    model="logistic",
-    forget=Deletion("records", size=20),
-    options={"records": 200, "features": 16, "classes": 4, "spread": 1.0},
-)

@@ -11,8 +11,7 @@ from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
 from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, gabor, heart, mnist
-from unwalk.tasks.backdoors import Trigger
-from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model
 from unwalk.tasks.named import call_named, is_name, load_named
 from unwalk.tasks.own import own_data, own_task
@@ -23,9 +22,91 @@ from unwalk.tasks.task import ShardedTask
 TASKS: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        digits.RECIPE,
-        digits.FLAT,
-        *(room.RECIPE for room in (blobs, mnist, gabor, cifar10, heart, a9a, files, declared)),
+        Recipe(
+            name="digits",
+            about="1,797 handwritten digits, 8 x 8 pixels, 10 classes; ships inside scikit-learn",
+            load=digits.load,
+            model="small-cnn",
+            forget=Deletion("backdoor", size=60),
+        ),
+        Recipe(
+            name="digits-flat",
+            about="digits as vectors of length 1 at most, for a linear head that can be certified",
+            load=digits.load_flat,
+            model="linear",
+            forget=Deletion("records", size=1),
+        ),
+        Recipe(
+            name="blobs",
+            about="synthetic Gaussian classes, made per peer on demand; any number of peers",
+            load=blobs.load,
+            model="logistic",
+            forget=Deletion("records", size=20),
+            options={"records": 200, "features": 16, "classes": 4, "spread": 1.0},
+        ),
+        Recipe(
+            name="mnist",
+            about="70,000 handwritten digits, 28 x 28 pixels, 10 classes; unwalk data fetch mnist",
+            load=mnist.load,
+            model="flnet",
+            forget=Deletion("backdoor", size=1000),
+            trigger=Trigger(size=4),
+        ),
+        Recipe(
+            name="mnist-gabor",
+            about="mnist as fixed Gabor features of length 1 at most, for a linear head",
+            load=gabor.load,
+            model="linear",
+            forget=Deletion("records", size=100),
+            options={"cosines": 1000},
+        ),
+        Recipe(
+            name="cifar10",
+            about="60,000 colour pictures, 32 x 32 pixels, 10 classes; unwalk data fetch cifar10",
+            load=cifar10.load,
+            model="resnet18",
+            forget=Deletion("backdoor", size=1000),
+            trigger=Trigger(size=4),
+        ),
+        Recipe(
+            name="heart",
+            about=(
+                "920 heart patients of four hospitals, four natural peers; unwalk data fetch heart"
+            ),
+            load=heart.load,
+            model="logistic",
+            forget=Deletion("records", size=20),
+            peers=len(heart.HOSPITALS),
+            partition="natural",
+            options={"holdout": 0.2},
+        ),
+        Recipe(
+            name="a9a",
+            about="48,842 census records, 123 binary features, 2 classes; unwalk data fetch a9a",
+            load=a9a.load,
+            model="logistic",
+            forget=Deletion("records", size=100),
+        ),
+        Recipe(
+            name=files.NAME,
+            about="your own .csv, .tsv, .parquet or .npz file, or a folder of pictures: data.path",
+            load=files.load,
+            model="",
+            forget=Deletion("nothing"),
+            options={
+                "path": None,
+                "test_path": None,
+                "holdout": files.HOLDOUT,
+                "label_column": None,
+                "id_column": None,
+                "group_column": None,
+                "columns": None,
+                "labels": None,
+                "categories": None,
+                "scale": None,
+            },
+        ),
+        declared.RECIPE,
     )
 }
 
@@ -62,8 +143,8 @@ def build_task(
         if options:
             raise InvalidInput(f"task {name!r} has no option {next(iter(options))!r}; it has none.")
         own = own_data(call_named(load_named(name, "task"), name, "task"), name)
-    elif name == files.RECIPE.name:
-        own = files.from_options(files.RECIPE.complete(options))
+    elif name == files.NAME:
+        own = files.from_options(TASKS[name].complete(options))
     if own is not None:
         return own_task(
             own,

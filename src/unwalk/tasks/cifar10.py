@@ -17,11 +17,9 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
-from unwalk.tasks.backdoors import Trigger
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.mnist import PixelSplit, checked_labels, inputs
 from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 
 LABELS = (
@@ -130,13 +128,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     source, pool = _read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
     return source, PixelSplit(split(pool, request.partition, request.peers, rng), SCALE)
-
-
-RECIPE = Recipe(
-    name="cifar10",
-    about="60,000 colour pictures, 32 x 32 pixels, 10 classes; unwalk data fetch cifar10",
-    load=load,
-    model="resnet18",
-    forget=Deletion("backdoor", size=1000),
-    trigger=Trigger(size=4),
-)

@@ -15,9 +15,8 @@ import torch
 
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 
 RECORDS, TEST_RECORDS = 1797, 359
@@ -99,19 +98,3 @@ def load_flat(request: Request) -> tuple[Source, Holdings]:
 def _dealt(source: Source, pool: Table, request: Request) -> tuple[Source, Holdings]:
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
-
-
-RECIPE = Recipe(
-    name="digits",
-    about="1,797 handwritten digits, 8 x 8 pixels, 10 classes; ships inside scikit-learn",
-    load=load,
-    model="small-cnn",
-    forget=Deletion("backdoor", size=60),
-)
-FLAT = Recipe(
-    name="digits-flat",
-    about="digits as vectors of length 1 at most, for a linear head that can be certified",
-    load=load_flat,
-    model="linear",
-    forget=Deletion("records", size=1),
-)

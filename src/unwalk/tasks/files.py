@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.own import OwnData, load_own, own_task
 from unwalk.tasks.pictures import read_folder
-from unwalk.tasks.recipes import Options, Recipe, Request
+from unwalk.tasks.recipes import Options, Request
 from unwalk.tasks.sources import Holdings, Source
 from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
 from unwalk.tasks.task import ShardedTask
 
+NAME = "file"
 HOLDOUT = 0.2
 READERS = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
 
@@ -165,24 +165,3 @@ def _scale(name: str, text: str) -> tuple[float, float]:
 def load(request: Request) -> tuple[Source, Holdings]:
     """The records of the file, dealt to peers."""
     return load_own(from_options(request.options), request.peers, request.partition, request.seeds)
-
-
-RECIPE = Recipe(
-    name="file",
-    about="your own .csv, .tsv, .parquet or .npz file, or a folder of pictures: data.path",
-    load=load,
-    model="",
-    forget=Deletion("nothing"),
-    options={
-        "path": None,
-        "test_path": None,
-        "holdout": HOLDOUT,
-        "label_column": None,
-        "id_column": None,
-        "group_column": None,
-        "columns": None,
-        "labels": None,
-        "categories": None,
-        "scale": None,
-    },
-)

@@ -1,17 +1,159 @@
-"""What one peer has to forget: its poisoned records, some records, a class, or all it has."""
+"""What one peer has to forget: its poisoned records, some records, a class, or all it has.
+
+A poisoned record is one of a peer's own pictures, stamped with a trigger and relabelled to the
+target (Gu, Dolan-Gavitt and Garg, *BadNets*, 2017).  A model that learned it answers with the
+target whenever it sees the trigger; a model that forgot it no longer does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Rows
-from unwalk.core.validation import check_choice, check_count
-from unwalk.tasks.backdoors import Trigger, poison
+from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.tasks.sources import Source, Table
+
+Cells = npt.NDArray[np.bool_]
+
+
+def _square(size: int) -> Cells:
+    return np.ones((size, size), bool)
+
+
+def _cross(size: int) -> Cells:
+    middle = np.zeros(size, bool)
+    middle[[(size - 1) // 2, size // 2]] = True
+    return middle[:, None] | middle[None, :]
+
+
+def _checkerboard(size: int) -> Cells:
+    cells: Cells = np.add.outer(np.arange(size), np.arange(size)) % 2 == 0
+    return cells
+
+
+SHAPES: Mapping[str, Callable[[int], Cells]] = {
+    "square": _square,
+    "cross": _cross,
+    "checkerboard": _checkerboard,
+}
+
+# Room left above and to the left of the patch, as a share of the room that there is.
+PLACES: Mapping[str, tuple[float, float]] = {
+    "lower-right": (1.0, 1.0),
+    "lower-left": (1.0, 0.0),
+    "upper-right": (0.0, 1.0),
+    "upper-left": (0.0, 0.0),
+    "centre": (0.5, 0.5),
+}
+
+MODES = ("replace", "add")
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A patch of ``size`` x ``size`` pixels, and how it gets into a peer's records.
+
+    ``shape`` says which of its pixels are set: all (``square``), the middle row and column
+    (``cross``, two of each when ``size`` is even) or every other one (``checkerboard``).  They
+    get brightness ``value``, 0 to 1.  ``mode`` says whether poisoned records ``replace`` clean
+    ones or are ``add``-ed as copies.
+
+    >>> print(Trigger(size=4))
+    4 x 4 square in the lower-right corner
+    """
+
+    shape: str = "square"
+    size: int = 2
+    place: str = "lower-right"
+    value: float = 1.0
+    target: int = 0
+    mode: str = "replace"
+
+    def __post_init__(self) -> None:
+        check_choice("trigger.shape", self.shape, SHAPES)
+        check_count("trigger.size", self.size, low=1)
+        check_choice("trigger.place", self.place, PLACES)
+        check_number("trigger.value", self.value, low=0.0, high=1.0)
+        check_count("trigger.target", self.target)
+        check_choice("trigger.mode", self.mode, MODES)
+
+    def mask(self, height: int, width: int) -> Cells:
+        """Which pixels of a picture are set.
+
+        >>> Trigger(shape="checkerboard", size=2).mask(3, 3).astype(int).tolist()
+        [[0, 0, 0], [0, 1, 0], [0, 0, 1]]
+        """
+        if self.size > min(height, width):
+            raise InvalidInput(
+                f"trigger.size is {self.size}; the pictures have {height} x {width} pixels, "
+                f"so allowed: 1 to {min(height, width)}."
+            )
+        down, right = PLACES[self.place]
+        top, left = int(down * (height - self.size)), int(right * (width - self.size))
+        mask = np.zeros((height, width), bool)
+        mask[top : top + self.size, left : left + self.size] = SHAPES[self.shape](self.size)
+        return mask
+
+    def __str__(self) -> str:
+        side = f"{self.size} x {self.size} {self.shape}"
+        return f"{side} in the {self.place}{'' if self.place == 'centre' else ' corner'}"
+
+    def stamper(self, source: Source) -> Stamper:
+        """What stamps this trigger on inputs of ``source``."""
+        if source.scale is None or len(source.shape) < 2:
+            raise InvalidInput(
+                f"a trigger is stamped on pictures; the inputs of {source.name!r} have shape "
+                f"{source.shape} and are not pictures."
+            )
+        if self.target >= source.classes:
+            raise InvalidInput(
+                f"trigger.target is {self.target}; allowed: a class from 0 to {source.classes - 1}."
+            )
+        height, width = source.shape[-2:]
+        value = source.scale.inputs(torch.full((1, 1, 1), self.value))
+        return Stamper(torch.from_numpy(self.mask(height, width)), value)
+
+
+@dataclass(frozen=True, eq=False)
+class Stamper:
+    """Puts the trigger on a batch; the batch that was passed in stays as it is."""
+
+    mask: torch.Tensor
+    value: torch.Tensor
+    _near: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """A stamped copy of inputs of shape (..., height, width)."""
+        if x.device not in self._near:
+            self._near[x.device] = self.mask.to(x.device), self.value.to(x.device)
+        mask, value = self._near[x.device]
+        return torch.where(mask, value.to(x.dtype), x)
+
+
+def poison(
+    table: Table, count: int, trigger: Trigger, rng: np.random.Generator
+) -> tuple[Table, Rows]:
+    """Records of which ``count`` are poisoned, and the rows of these: relabelled, not yet stamped.
+
+    Records of other classes than the target are taken first: the target's own would teach the
+    model nothing.  The caller has made sure that there are ``count`` records.
+    """
+    order = rng.permutation(len(table))
+    of_target = table.y.numpy()[order] == trigger.target
+    chosen = np.sort(np.concatenate([order[~of_target], order[of_target]])[:count])
+    if trigger.mode == "add":
+        rows = np.arange(len(table), len(table) + count, dtype=np.int64)
+        return table.with_copies(chosen, "+poison").relabelled(rows, trigger.target), rows
+    return table.relabelled(chosen, trigger.target), chosen
+
 
 KINDS: Mapping[str, str] = {
     "backdoor": "the peer's poisoned records: its own, stamped with a trigger and relabelled",

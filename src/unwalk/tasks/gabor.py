@@ -37,10 +37,9 @@ from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
-from unwalk.tasks import official
-from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks import mnist, official
 from unwalk.tasks.partitions import Dealing, split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 
 
@@ -233,8 +232,6 @@ Make = Callable[[], dict[str, torch.Tensor]]
 
 @lru_cache(maxsize=1)
 def _read(root: Path, cosines: int) -> tuple[Source, Table]:
-    from unwalk.tasks import mnist  # its pictures are read only when features are asked for
-
     everything = Request(1, Dealing("iid"), PublicSeeds(0), {})
     pictures, holdings = mnist.load(everything)
     table = holdings.table(0)
@@ -265,13 +262,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     source, pool = _read(official.data_root(), GaborMap(request.options["cosines"]).cosines)
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
-
-
-RECIPE = Recipe(
-    name="mnist-gabor",
-    about="mnist as fixed Gabor features of length 1 at most, for a linear head",
-    load=load,
-    model="linear",
-    forget=Deletion("records", size=100),
-    options={"cosines": 1000},
-)

@@ -34,9 +34,8 @@ from unwalk.core.errors import Corrupt
 from unwalk.core.program import Rows
 from unwalk.core.validation import check_number
 from unwalk.tasks import official
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Source, Table
 
 HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
@@ -230,15 +229,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     )
     rng = request.seeds.numpy("task", "partition")
     return source, split(pool, request.partition, request.peers, rng)
-
-
-RECIPE = Recipe(
-    name="heart",
-    about="920 heart patients of four hospitals, four natural peers; unwalk data fetch heart",
-    load=load,
-    model="logistic",
-    forget=Deletion("records", size=20),
-    peers=len(HOSPITALS),
-    partition="natural",
-    options={"holdout": 0.2},
-)

@@ -23,10 +23,8 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
-from unwalk.tasks.backdoors import Trigger
-from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Recipe, Request
+from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
 
 Bytes = npt.NDArray[np.uint8]
@@ -134,13 +132,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
     source, pool = _read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
     return source, PixelSplit(split(pool, request.partition, request.peers, rng), Scale())
-
-
-RECIPE = Recipe(
-    name="mnist",
-    about="70,000 handwritten digits, 28 x 28 pixels, 10 classes; unwalk data fetch mnist",
-    load=load,
-    model="flnet",
-    forget=Deletion("backdoor", size=1000),
-    trigger=Trigger(size=4),
-)

@@ -18,9 +18,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from unwalk.core.calls import renewed
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import renewed
 from unwalk.core.plan import Loss
 from unwalk.core.validation import check_choice
 from unwalk.core.workspace import build_model

@@ -17,9 +17,8 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
-from unwalk.tasks.backdoors import Trigger
 from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
-from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model, usual_model
 from unwalk.tasks.partitions import Dealing, checked, dealing, split
 from unwalk.tasks.sources import Cells, Holdings, Scale, Source, Split, Table

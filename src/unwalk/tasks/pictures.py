@@ -67,7 +67,7 @@ def picture_files(path: Path) -> list[Path]:
 def read_pixels(file: Path) -> Pixels:
     """One picture as (channels, height, width)."""
     try:
-        from PIL import Image
+        from PIL import Image  # an extra
     except ImportError as error:
         raise InvalidInput(
             f"{file} is read with Pillow, which is not installed: pip install 'unwalk[files]'."

@@ -9,8 +9,7 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import near
-from unwalk.tasks.backdoors import Trigger
-from unwalk.tasks.forgetting import Deletion
+from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.partitions import Dealing
 from unwalk.tasks.sources import Holdings, Source
 

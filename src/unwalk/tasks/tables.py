@@ -104,6 +104,7 @@ def read_csv(path: Path, columns: Columns) -> Records:
 def read_parquet(path: Path, columns: Columns) -> Records:
     """A Parquet table."""
     try:
+        # An extra.
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:

@@ -10,17 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from unwalk.core.calls import held_fast, visits
 from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
-from unwalk.core.outside import leftovers
+from unwalk.core.outside import held_fast, leftovers, visits
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count
 from unwalk.core.workspace import build_model
-from unwalk.tasks.backdoors import Stamper, Trigger
-from unwalk.tasks.forgetting import Deletion, Marked, mark
+from unwalk.tasks.forgetting import Deletion, Marked, Stamper, Trigger, mark
 from unwalk.tasks.models import Factory, check_model
 from unwalk.tasks.sources import Cells, Holdings, Ids, Source
 

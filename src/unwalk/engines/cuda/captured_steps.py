@@ -9,6 +9,8 @@ moments are copied in at the start of a visit and back at its end; everything be
 for the device, so a peer's next visit is prepared while it computes.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 import gc

@@ -6,6 +6,8 @@ layers, norms of convolutions are found by a kernel that never lists the patches
 weighted sums are ordinary weight gradients of output gradients scaled record by record.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 import torch

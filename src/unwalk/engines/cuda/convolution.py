@@ -4,6 +4,8 @@ Kernels of our own compute them where they fit (:mod:`unwalk.engines.cuda.kernel
 bfloat16 on NVIDIA's Hopper, 3x3 or 1x1), cuDNN's elsewhere.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 import importlib

@@ -6,6 +6,8 @@ and a 2x2 pool after it, are taken along by the convolution or the batch normali
 Everything else runs as it is written.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 import math

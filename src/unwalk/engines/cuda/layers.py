@@ -5,6 +5,8 @@ In order: convolutions (:class:`Convolution`), a linear layer that gives each re
 (:class:`GroupNormalisation`).
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -5,6 +5,8 @@ small parameters every record's gradient, of the others the squared norms of the
 how their weighted sum is made.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -20,8 +20,7 @@ from unwalk.engines.walk import Walk
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import shapes_of
-from unwalk.runs.assemble import Assembled, assemble, resolve
-from unwalk.runs.secrets import salt_of
+from unwalk.runs.assemble import Assembled, assemble, resolve, salt_of
 from unwalk.walks import NOBODY
 
 ATTEMPTS = 1000

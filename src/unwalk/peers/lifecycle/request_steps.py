@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
-from unwalk.core.refusals import advised
+from unwalk.core.grades import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
 from unwalk.peers.decisions.walk_end import visits_digest
