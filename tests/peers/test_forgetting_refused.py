@@ -25,13 +25,13 @@ from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.request_form import UnknownRecords
 from unwalk.peers.lifecycle.next_chapter import BODY
 from unwalk.peers.lifecycle.request_steps import LEAVING, VANISHED
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import State
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.web.live_desk import Reception
-from unwalk.peers.web.views import UnknownRecords
 
 
 def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):

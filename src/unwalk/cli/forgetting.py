@@ -15,8 +15,8 @@ from unwalk.cli.terminal import JsonOption, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from unwalk.peers.forgetting.request_form import RequestForm, RequestView
     from unwalk.peers.web.client import Asker
-    from unwalk.peers.web.views import RequestForm, RequestView
 
 Grade = Annotated[str, typer.Option(help="exact or certified.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
@@ -59,8 +59,8 @@ def forget(
     from unwalk.cli.peers import _there
 
     _there()
+    from unwalk.peers.forgetting.request_form import RequestForm, new_request_id
     from unwalk.peers.forgetting.requests import read_ids
-    from unwalk.peers.web.views import RequestForm, new_request_id
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):

@@ -6,14 +6,13 @@ import asyncio
 import hashlib
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from unwalk.core.data import Held
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.peers.storage.token_files import open_token
-from unwalk.peers.web.views import AccuracyPoint
 
 if TYPE_CHECKING:
     from unwalk.peers.lifecycle.chapter_runner import Chapters
@@ -26,12 +25,21 @@ MOST = 400
 """Points that are kept; half of them go when there are more."""
 
 
+class Measured(NamedTuple):
+    """Accuracy on ``records`` records that are held out, after a hop of a chapter."""
+
+    chapter: int
+    hop: int
+    accuracy: float
+    records: int
+
+
 class Gauge:
     """Measures tokens that came by, in a thread of its own, after they were handed on."""
 
     def __init__(self, chapters: Chapters) -> None:
         self.chapters = chapters
-        self.points: list[AccuracyPoint] = []
+        self.points: list[Measured] = []
         self.last: tuple[int, int] = (-1, -1)
         self.then = 0.0
 
@@ -55,7 +63,7 @@ class Gauge:
         found = await asyncio.to_thread(self._measure, path, parcel.token, held)
         self.then = monotonic() + max(EVERY, SHARE * (monotonic() - begun))
         if found is not None:
-            self.points.append(AccuracyPoint(*place, found, len(held.y)))
+            self.points.append(Measured(*place, found, len(held.y)))
             if len(self.points) > MOST:
                 del self.points[1::2]
 

@@ -19,7 +19,7 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.plans import Book, first_visit, started, walked
+from unwalk.peers.forgetting.plans import Book, first_visit, walked
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Work
@@ -28,9 +28,8 @@ from unwalk.peers.lifecycle.accuracy import Gauge
 from unwalk.peers.lifecycle.next_chapter import MARK, Council
 from unwalk.peers.lifecycle.request_steps import Aftermath
 from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.chapter import Chapter
 from unwalk.peers.protocol.handover import Reply
-from unwalk.peers.protocol.schedule import Spec, line, marked, present, run_of
+from unwalk.peers.protocol.schedule import Chapter, Spec, line, marked, present, run_of, started
 from unwalk.peers.records.noise_register import noting
 from unwalk.peers.records.own_task import open_records
 from unwalk.peers.records.record_store import Records

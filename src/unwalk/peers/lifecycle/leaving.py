@@ -18,8 +18,8 @@ from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.erasure import LEFT, Kept, Receipt, erase_since
 from unwalk.peers.forgetting.requests import Request
-from unwalk.peers.protocol.chapter import NO_TOKEN
 from unwalk.peers.protocol.handover import Value
+from unwalk.peers.protocol.schedule import NO_TOKEN
 
 if TYPE_CHECKING:
     from unwalk.peers.lifecycle.chapter_runner import Chapters

@@ -22,11 +22,12 @@ from unwalk.peers.decisions.decided import (
 from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
 from unwalk.peers.forgetting.erasure import receipt_of
-from unwalk.peers.handover.checks import HEAD, PROTOCOL, Rate
+from unwalk.peers.handover.checks import HEAD, PROTOCOL
 from unwalk.peers.lifecycle import leaving
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import MESSAGE
 
 if TYPE_CHECKING:
