@@ -169,7 +169,7 @@ def _give_up(bundle: Path, vanished: str, name: str) -> None:
     """Note at one peer that another has vanished; that peer sees to the rest."""
     from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.identity.trust import Bundle
-    from unwalk.peers.lifecycle.request_steps import VANISHED
+    from unwalk.peers.lifecycle.progress import VANISHED
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.web.live_desk import NO_RECORDS
 
@@ -253,7 +253,7 @@ def leave(
     from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
-    from unwalk.peers.lifecycle.request_steps import LEAVING
+    from unwalk.peers.lifecycle.leaving import LEAVING
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SourceRefused
     from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable
