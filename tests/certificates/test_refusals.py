@@ -34,9 +34,8 @@ TALK = {
         "handover/log_rules",
         "handover/receiving",
         "identity/trust",
-        "lifecycle/leaving",
+        "lifecycle/certifying",
         "lifecycle/next_chapter",
-        "lifecycle/request_steps",
         "transport/wire",
     )
 }

@@ -573,8 +573,8 @@ class Target:
     async def _receipts(self) -> None:
         chapters = self.chapters
         if len(chapters.runs) > 1:
-            chapters.aftermath.again.clear()
-            await chapters.aftermath.receipts(1)
+            chapters.certifying.again.clear()
+            await chapters.certifying.receipts(1)
 
     async def _offer(self) -> None:
         """The answer to an offer of this peer's own."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput, Refused
+from unwalk.peers.forgetting import request_form
 from unwalk.peers.forgetting.certificate_archive import packed
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.web import views as d
@@ -29,8 +30,8 @@ class MemoryDesk:
 
     def __init__(self, peers: int = 5, hop: int = 34, records: int = 100) -> None:
         self.known = {f"r-{i}" for i in range(records)}
-        self.asked: dict[str, d.RequestForm] = {}
-        self.views: dict[str, d.RequestView] = {}
+        self.asked: dict[str, request_form.RequestForm] = {}
+        self.views: dict[str, request_form.RequestView] = {}
         self.files: dict[str, d.CertificateView] = {}
         self.peers = [d.PeerView(f"peer-{i}", f"127.0.0.1:{7440 + i}", "up") for i in range(peers)]
         self.edges = tuple((i, (i + 1) % peers) for i in range(peers))
@@ -72,22 +73,24 @@ class MemoryDesk:
             disk=self.disk,
         )
 
-    async def submit(self, form: d.RequestForm) -> d.RequestView:
+    async def submit(self, form: request_form.RequestForm) -> request_form.RequestView:
         self.submitted += 1
         if self.disk == "full":
             raise DiskFull
         if form.id in self.asked:
             if self.asked[form.id] != form:
-                raise d.Conflict(f"request {form.id} was made before with other content.")
+                raise request_form.Conflict(
+                    f"request {form.id} was made before with other content."
+                )
             return self.views[form.id]
         unknown = [r for r in form.records if r not in self.known]
         if unknown:
-            raise d.UnknownRecords(unknown)
+            raise request_form.UnknownRecords(unknown)
         if form.method == "seal":
             raise Refused("seal cannot be certified for this model: its loss is not convex.")
         self.asked[form.id] = form
         self.clock += 1
-        view = d.RequestView(
+        view = request_form.RequestView(
             id=form.id,
             stage="waiting",
             records=len(form.records),
@@ -123,7 +126,7 @@ class MemoryDesk:
         self.known -= set(form.records)
         self.views[id] = replace(self.views[id], stage=stage, chapter=chapter, certificate=name)
 
-    def requests(self, after: str | None, limit: int) -> Sequence[d.RequestView]:
+    def requests(self, after: str | None, limit: int) -> Sequence[request_form.RequestView]:
         newest = list(self.views.values())[::-1]
         if after is None:
             return newest[:limit]
@@ -132,7 +135,7 @@ class MemoryDesk:
             raise InvalidInput(f"after is {after!r}, which is no request of this peer.")
         return newest[places[0] + 1 :][:limit]
 
-    def request(self, id: str) -> d.RequestView | None:
+    def request(self, id: str) -> request_form.RequestView | None:
         return self.views.get(id)
 
     def certificates(self) -> Sequence[d.CertificateView]:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from tests.peers.harness import CONTEXT
+from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.identity.credentials import write_private
-from unwalk.peers.records.record_key import KEY
+from unwalk.peers.records.id_hashing import KEY
 from unwalk.peers.records.record_store import Records
 from unwalk.peers.records.sources import DataSettings
-from unwalk.peers.web.views import RequestForm
 from unwalk.tasks.declared import declare
 
 FEATURES = 6

@@ -15,6 +15,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.peers.browser import CONTRAST, FOCUSED, Browser, chromium
 from tests.peers.memory_desk import MemoryDesk, Served, serving
+from unwalk.peers.forgetting import request_form
 from unwalk.peers.web import views as d
 
 SIGNED_IN = "!document.querySelector('#dashboard').hidden"
@@ -26,10 +27,10 @@ def lively() -> MemoryDesk:
     """A desk with one of everything."""
     desk = MemoryDesk()
     for form in (
-        d.RequestForm("first", ("r-1", "r-2"), "exact"),
-        d.RequestForm("second", ("r-3",), "certified"),
-        d.RequestForm("third", ("r-4",), "exact", method="rewind"),
-        d.RequestForm("fourth", ("r-5",), "exact"),
+        request_form.RequestForm("first", ("r-1", "r-2"), "exact"),
+        request_form.RequestForm("second", ("r-3",), "certified"),
+        request_form.RequestForm("third", ("r-4",), "exact", method="rewind"),
+        request_form.RequestForm("fourth", ("r-5",), "exact"),
     ):
         asyncio.run(desk.submit(form))
     desk.settle("first")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.browser import chromium
 from tests.peers.memory_desk import MemoryDesk, serving
-from unwalk.peers.web import views as d
+from unwalk.peers.forgetting import request_form
 
 SIGNED_IN = "!document.querySelector('#dashboard').hidden"
 
@@ -23,7 +23,7 @@ def browser(tmp_path_factory):
 def test_a_thousand_requests_are_turned_over_page_by_page(browser, tmp_path):
     desk = MemoryDesk(records=1000)
     for i in range(1000):
-        asyncio.run(desk.submit(d.RequestForm(f"q-{i}", (f"r-{i}",), "exact")))
+        asyncio.run(desk.submit(request_form.RequestForm(f"q-{i}", (f"r-{i}",), "exact")))
     browser.look()
     with serving(desk, tmp_path) as served:
         browser.open(f"{served.url}#token={served.token}")
@@ -40,7 +40,7 @@ def test_a_thousand_requests_are_turned_over_page_by_page(browser, tmp_path):
 
 def test_names_are_shown_and_never_run(browser, tmp_path):
     desk = MemoryDesk()
-    asyncio.run(desk.submit(d.RequestForm("third", ("r-4",), "exact")))
+    asyncio.run(desk.submit(request_form.RequestForm("third", ("r-4",), "exact")))
     desk.settle("third", "refused")
     evil = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
     desk.views["third"] = replace(desk.views["third"], reason=evil)
@@ -59,7 +59,9 @@ def test_names_are_shown_and_never_run(browser, tmp_path):
 def test_a_rehearsal_does_not_look_like_a_guarantee(browser, tmp_path):
     desk = MemoryDesk()
     for name, badge in (("told", "rehearsal"), ("kept", "certified")):
-        asyncio.run(desk.submit(d.RequestForm(name, (f"r-{len(desk.files) + 4}",), "certified")))
+        asyncio.run(
+            desk.submit(request_form.RequestForm(name, (f"r-{len(desk.files) + 4}",), "certified"))
+        )
         desk.settle(name)
         last = list(desk.files)[-1]
         desk.files[last] = replace(desk.files[last], badge=badge)

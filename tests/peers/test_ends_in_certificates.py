@@ -36,7 +36,7 @@ from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.erasure import Receipt
 from unwalk.peers.forgetting.plans import as_walked, silent_spec, walked
 from unwalk.peers.identity.trust import Bundle
-from unwalk.peers.lifecycle import request_steps as aftermath
+from unwalk.peers.lifecycle import certifying
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import MOST_ENDS, Value
@@ -67,7 +67,7 @@ def told(tmp_path_factory):
         visits, spec = liar.visits(places), silent_spec([], len(places), LIAR, ("other",), 2)
         header = liar.book.quiet(spec, liar.runs[0], []).header()
         known["quiet"] = walked(header, places, visits), [visits[c][p - 1] for c, p in places]
-        known["ends"], known["runs"] = liar.aftermath.ends(places), liar.runs
+        known["ends"], known["runs"] = liar.certifying.ends(places), liar.runs
 
     here = hamlet(tmp_path_factory.mktemp("told"), script)
     place = certificate(here, LIAR, "chapter-2")
@@ -281,7 +281,7 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             shown.pop(0)
         shown.append(None)
         here.memory.cut = set()
-        assert await chapters.aftermath.have_visits(0)
+        assert await chapters.certifying.have_visits(0)
         assert asked == [0]
         assert history.visits_of(chapters.store, chapters.runs[0]) == honest
 
@@ -314,7 +314,7 @@ def test_a_request_is_not_done_while_its_certificate_does_not_verify(tmp_path, m
         await here.until(ended(here, r=0))
         assert requests.get("r").reason is None
 
-    monkeypatch.setattr(aftermath, "SELDOM", 0.2)
+    monkeypatch.setattr(certifying, "SELDOM", 0.2)
     hamlet(tmp_path, script, train__hops=8)
 
 

@@ -14,7 +14,8 @@ from tests.peers.deletions import network
 from tests.peers.memory_desk import MemoryDesk, serving
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers.lifecycle.request_steps import LEAVING, VANISHED
+from unwalk.peers.lifecycle.leaving import LEAVING
+from unwalk.peers.lifecycle.progress import VANISHED
 
 
 @pytest.fixture(scope="module")

@@ -25,13 +25,14 @@ from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.request_form import UnknownRecords
+from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.next_chapter import BODY
-from unwalk.peers.lifecycle.request_steps import LEAVING, VANISHED
+from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import State
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.web.live_desk import Reception
-from unwalk.peers.web.views import UnknownRecords
 
 
 def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):
@@ -94,14 +95,14 @@ def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_pa
             with chapters.store.transaction() as db:
                 db.execute("DELETE FROM receipts WHERE peer = 'peer-1'")
             chapters.council.ask = answering(wrong)
-            chapters.aftermath.again.clear()
+            chapters.certifying.again.clear()
             before = len(here.events)
-            assert "peer-1" not in await chapters.aftermath.receipts(1)
+            assert "peer-1" not in await chapters.certifying.receipts(1)
             assert "refused" in {e["event"] for e in here.events[before:]}
             assert "peer-1" not in history.receipts_of(chapters.store, 1)
         chapters.council.ask = answering(good)
-        chapters.aftermath.again.clear()
-        assert "peer-1" in await chapters.aftermath.receipts(1)
+        chapters.certifying.again.clear()
+        assert "peer-1" in await chapters.certifying.receipts(1)
         message = chapters.council.words("agenda-ask", number=1)
         for old, new in ((b'"test"', b'"other"'), (b'"protocol":3', b'"protocol":2')):
             answer = codec.parse(here.peers[0].council.answer(2, message.replace(old, new)), 9999)

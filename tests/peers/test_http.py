@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.peers.memory_desk import QUICK, MemoryDesk, ask, sentence, serving
 from unwalk.core.errors import InvalidInput
+from unwalk.peers.forgetting import request_form
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.web import routes
 from unwalk.peers.web import views as d
@@ -68,7 +69,7 @@ def test_a_request_is_taken_in_followed_and_certified(fresh):
 def test_a_certified_request_gets_the_usual_budget(fresh):
     _, made, _ = ask(fresh, "POST", "/v1/requests", {"records": ["r-1"]})
     assert (made["grade"], made["epsilon"], made["delta"]) == ("certified", 1.0, 1e-5)
-    assert d.REQUEST_ID.fullmatch(made["id"])
+    assert request_form.REQUEST_ID.fullmatch(made["id"])
 
 
 def test_what_cannot_be_done_is_said_and_changes_nothing(fresh):
@@ -162,11 +163,11 @@ def test_a_record_id_in_half_a_character_is_refused(served):
 
 def test_the_largest_request_is_taken_and_a_larger_one_refused(tmp_path):
     desk = MemoryDesk()
-    desk.known = {f"{i:032d}" for i in range(d.MOST_RECORDS + 1)}
+    desk.known = {f"{i:032d}" for i in range(request_form.MOST_RECORDS + 1)}
     ids = sorted(desk.known)
     with serving(desk, tmp_path) as served:
         code, made, _ = ask(served, "POST", "/v1/requests", {"records": ids[:-1]})
-        assert (code, made["records"]) == (202, d.MOST_RECORDS)
+        assert (code, made["records"]) == (202, request_form.MOST_RECORDS)
         code, found, _ = ask(served, "POST", "/v1/requests", {"records": ids})
         assert code == 422
         assert "100001 ids" in sentence(found)
@@ -208,14 +209,14 @@ def test_a_wrong_token_is_logged_and_the_body_not_read(tmp_path):
 
 def test_the_asker_raises_what_the_desk_raised(served):
     asker = Asker(served.url, served.token)
-    with pytest.raises(d.UnknownRecords) as found:
-        asker.submit(d.RequestForm("asker", ("x-1", "r-1")))
+    with pytest.raises(request_form.UnknownRecords) as found:
+        asker.submit(request_form.RequestForm("asker", ("x-1", "r-1")))
     assert found.value.ids == ("x-1",)
-    made = asker.submit(d.RequestForm("asker", ("r-1",), "exact"))
+    made = asker.submit(request_form.RequestForm("asker", ("r-1",), "exact"))
     assert asker.request("asker") == made
     assert made in asker.requests()
-    with pytest.raises(d.Conflict, match="other content"):
-        asker.submit(d.RequestForm("asker", ("r-2",)))
+    with pytest.raises(request_form.Conflict, match="other content"):
+        asker.submit(request_form.RequestForm("asker", ("r-2",)))
     with pytest.raises(InvalidInput, match="no request 'nobody'"):
         asker.request("nobody")
     served.desk.settle("asker", pending=("peer-3",))
@@ -233,7 +234,7 @@ def test_the_asker_raises_what_the_desk_raised(served):
 def test_pages_of_requests_cover_all_once(tmp_path):
     desk = MemoryDesk()
     for i in range(57):
-        asyncio.run(desk.submit(d.RequestForm(f"q-{i}", (f"r-{i}",))))
+        asyncio.run(desk.submit(request_form.RequestForm(f"q-{i}", (f"r-{i}",))))
     with serving(desk, tmp_path) as served:
         seen: list[str] = []
         further = ""
@@ -341,7 +342,9 @@ def test_a_fault_inside_says_nothing_of_it(fresh):
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.sampled_from([f.name for f in fields(d.RequestForm)]), inner)
+            | st.dictionaries(
+                st.sampled_from([f.name for f in fields(request_form.RequestForm)]), inner
+            )
         ),
     )
 )
@@ -349,7 +352,7 @@ def test_a_fault_inside_says_nothing_of_it(fresh):
 def test_any_form_is_taken_or_refused(record):
     refused, form = "", None
     try:
-        form = d.RequestForm.from_json(record)
+        form = request_form.RequestForm.from_json(record)
     except InvalidInput as error:
         refused = str(error)
     if form is None:
@@ -361,9 +364,9 @@ def test_any_form_is_taken_or_refused(record):
 
 def test_the_description_says_what_the_views_are():
     schemas = api_description()["components"]["schemas"]
-    for view in (d.Overview, d.RequestView, d.CertificateView, d.Spent):
+    for view in (d.Overview, request_form.RequestView, d.CertificateView, d.Spent):
         assert list(schemas[view.__name__]["properties"]) == [f.name for f in fields(view)]
-    assert set(schemas["Form"]["properties"]) == {f.name for f in fields(d.RequestForm)}
+    assert set(schemas["Form"]["properties"]) == {f.name for f in fields(request_form.RequestForm)}
     assert schema_of(tuple[int, int])["maxItems"] == 2
     named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(api_description())))
     assert named <= set(schemas)

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.peers.memory_desk import MemoryDesk, Served, ask, sentence, serving
 from unwalk.core.errors import InvalidInput
+from unwalk.peers.forgetting import request_form
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.provision import make_network
 from unwalk.peers.web import routes
-from unwalk.peers.web import views as d
 from unwalk.peers.web.client import Asker
 from unwalk.peers.web.http_server import HttpDesk, HttpLimits, parse_head
 
@@ -112,7 +112,7 @@ def test_other_addresses_speak_tls_with_the_peers_certificate(tmp_path):
     with serving(MemoryDesk(), bundle / "store", address="0.0.0.0:0", bundle=bundle) as served:
         assert served.url.startswith("https://")
         asker = Asker.of_bundle(bundle)
-        assert asker.submit(d.RequestForm("a", ("r-1",))).stage == "waiting"
+        assert asker.submit(request_form.RequestForm("a", ("r-1",))).stage == "waiting"
         assert asker.status()["peer"] == "peer-0"
         port = served.place[1]
         stranger = Asker(

@@ -11,9 +11,8 @@ from tests.peers.deletions import ask, check, ended, hamlet, trained_on
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.erasure import LEFT, Receipt
-from unwalk.peers.lifecycle import leaving
 from unwalk.peers.lifecycle.leaving import LEAVING
-from unwalk.peers.lifecycle.request_steps import VANISHED
+from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
 
 
@@ -157,7 +156,7 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
         assert "says that peer-1 has left" in answer["reason"]
         other = Receipt("test", "0" * 32, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
         with pytest.raises(Refused, match="for run 0000"):
-            leaving.heard(here.peers[0], 1, other.to_json())
+            here.peers[0].council.hear_left(1, other.to_json())
         assert history.left(here.peers[0].store) == set()
         assert here.peers[0].left == set()
 

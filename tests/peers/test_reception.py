@@ -26,10 +26,10 @@ from tests.peers.own_files import names_of, peer
 from unwalk.certificates.document import FORMAT, UNSIGNED, text_of
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.records.record_store import Records
 from unwalk.peers.web.live_desk import Reception
-from unwalk.peers.web.views import RequestForm
 
 PATIENCE = 60.0
 

@@ -20,7 +20,7 @@ from unwalk.peers.handover.recovery import Lookout
 from unwalk.peers.handover.service import Service
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.lifecycle.chapter_runner import Chapters
-from unwalk.peers.lifecycle.request_steps import VANISHED
+from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import Value
 from unwalk.peers.protocol.schedule import members

@@ -18,8 +18,8 @@ from unwalk.cli.terminal import JsonOption, need_peers, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from unwalk.peers.forgetting.request_form import RequestForm, RequestView
     from unwalk.peers.web.client import Asker
-    from unwalk.peers.web.views import RequestForm, RequestView
 
 Grade = Annotated[str, typer.Option(help="exact or certified.")]
 Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
@@ -60,8 +60,8 @@ def forget(
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
     need_peers()
+    from unwalk.peers.forgetting.request_form import RequestForm, new_request_id
     from unwalk.peers.forgetting.requests import read_ids
-    from unwalk.peers.web.views import RequestForm, new_request_id
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
@@ -170,7 +170,7 @@ def _give_up(bundle: Path, vanished: str, name: str) -> None:
     """Note at one peer that another has vanished; that peer sees to the rest."""
     from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.identity.trust import Bundle
-    from unwalk.peers.lifecycle.request_steps import VANISHED
+    from unwalk.peers.lifecycle.progress import VANISHED
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.web.live_desk import NO_RECORDS
 
@@ -250,7 +250,7 @@ def leave(
     from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
-    from unwalk.peers.lifecycle.request_steps import LEAVING
+    from unwalk.peers.lifecycle.leaving import LEAVING
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SourceRefused
     from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable

@@ -36,6 +36,7 @@ from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
 from unwalk.peers.demo_liar import tell_lies
 from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.provision import make_network
 from unwalk.peers.records.own_task import OwnRecords, open_records
@@ -43,7 +44,6 @@ from unwalk.peers.records.sources import DataSettings
 from unwalk.peers.records.trace_search import search, traces
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.web.client import Asker
-from unwalk.peers.web.views import RequestForm
 from unwalk.walks import Fixed
 
 PEERS = 5

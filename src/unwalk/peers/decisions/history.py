@@ -13,12 +13,11 @@ from typing import Any
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import Hop
 from unwalk.peers.decisions.ballot import end_of, forget_texts
-from unwalk.peers.forgetting.plans import started
 from unwalk.peers.identity.trust import Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import Generation
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, bare_visit
-from unwalk.peers.protocol.schedule import Spec, line
+from unwalk.peers.protocol.schedule import Spec, line, started
 from unwalk.peers.storage.store import Arrival, Store
 
 SCHEMA = """

@@ -18,8 +18,8 @@ from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.votes import digest_of
 from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.chapter import NO_TOKEN
 from unwalk.peers.protocol.handover import Value
+from unwalk.peers.protocol.schedule import NO_TOKEN
 
 HIDDEN = b"unwalk-end-1:"
 VISIT = b"unwalk-visits-1:"

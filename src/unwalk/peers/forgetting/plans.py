@@ -241,11 +241,4 @@ def first_visit(peer: int, places: Sequence[tuple[int, int]], visits: Visits) ->
     return None
 
 
-def started(number: int, specs: Sequence[Spec]) -> int:
-    """After how many visits of the line a chapter began."""
-    if number == 0:
-        return 0
-    return specs[number - 1].kept
-
-
-__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "started", "walked"]
+__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "walked"]

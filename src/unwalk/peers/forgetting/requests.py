@@ -21,9 +21,7 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_choice, check_count
-from unwalk.peers.identity.credentials import now
-from unwalk.peers.records.record_store import Found, Records
-from unwalk.peers.web.views import (
+from unwalk.peers.forgetting.request_form import (
     MOST_RECORDS,
     STAGES,
     Conflict,
@@ -31,6 +29,8 @@ from unwalk.peers.web.views import (
     RequestView,
     UnknownRecords,
 )
+from unwalk.peers.identity.credentials import now
+from unwalk.peers.records.record_store import Found, Records
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (

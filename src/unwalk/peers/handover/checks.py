@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from unwalk.peers.storage.token_files import TokenFile, check_token, open_token
 from unwalk.peers.transport.wire import MESSAGE
 
 PROTOCOL = 3
-SHORT = 4 << 10
-"""Bytes of a message that counts as one call."""
 HEAD = ("protocol", "network", "run", "kind")
 OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 
@@ -50,27 +48,6 @@ class FinalOffer:
 
     value: Value
     size: int
-
-
-@dataclass(eq=False)
-class Rate:
-    """A bucket of calls for each peer: ``rate`` a second, twice as many at once.
-
-    A long message counts as many: reading it takes as long as reading them.
-    """
-
-    rate: float
-    buckets: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def allows(self, peer: int, now: float, size: int = 0) -> bool:
-        """Whether one more call, of so many bytes, is within the limit."""
-        full = 2.0 * self.rate
-        level, then = self.buckets.get(peer, (full, now))
-        level = min(full, level + (now - then) * self.rate)
-        cost = min(max(1.0, size / SHORT), full)
-        allowed = level >= cost
-        self.buckets[peer] = (level - cost if allowed else level, now)
-        return allowed
 
 
 @dataclass(frozen=True, eq=False)

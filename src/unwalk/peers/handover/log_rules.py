@@ -19,10 +19,10 @@ from unwalk.core.transcript import canonical
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.chapter import NO_TOKEN
 from unwalk.peers.protocol.consensus import Rules
 from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
+from unwalk.peers.protocol.schedule import NO_TOKEN
 from unwalk.peers.transport.wire import MESSAGE
 from unwalk.walks import NOBODY, FirstTo
 from unwalk.walks.routes import Uniform

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.plan import Move
-from unwalk.peers.handover.checks import FinalOffer, Gate, Offer, Rate
+from unwalk.peers.handover.checks import FinalOffer, Gate, Offer
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
 from unwalk.peers.process_memory import give_back
 from unwalk.peers.protocol import codec
@@ -22,6 +22,7 @@ from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming, KeptLocal
 from unwalk.peers.storage.token_files import TokenFile
+from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 if TYPE_CHECKING:

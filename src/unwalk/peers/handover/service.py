@@ -32,9 +32,9 @@ from unwalk.peers.handover.visit import Visited, Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
-from unwalk.peers.protocol.chapter import NO_TOKEN, Chapter
 from unwalk.peers.protocol.handover import Parcel, PeerState
 from unwalk.peers.protocol.hoplog import Entry, chain_start, hop_body, sign_entry
+from unwalk.peers.protocol.schedule import NO_TOKEN, Chapter
 from unwalk.peers.storage.disk_space import LOOK
 from unwalk.peers.storage.store import Arrival, KeptLocal, Store
 from unwalk.peers.storage.token_files import open_token, token_pieces

@@ -11,30 +11,26 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any
 
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.plans import Book, first_visit, started, walked
-from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.forgetting.plans import first_visit
 from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.lifecycle.accuracy import Gauge
+from unwalk.peers.lifecycle.certifying import Certifying
 from unwalk.peers.lifecycle.next_chapter import MARK, Council
+from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.lifecycle.request_steps import Aftermath
 from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.chapter import Chapter
 from unwalk.peers.protocol.handover import Reply
-from unwalk.peers.protocol.schedule import Spec, line, marked, present, run_of
+from unwalk.peers.protocol.schedule import Chapter, Spec, line, marked, run_of, started
 from unwalk.peers.records.noise_register import noting
-from unwalk.peers.records.own_task import open_records
-from unwalk.peers.records.record_store import Records
-from unwalk.peers.records.sources import DataSettings, SourceRefused
+from unwalk.peers.records.sources import SourceRefused
 from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.transport.wire import Transport
@@ -44,8 +40,8 @@ SOON = 0.25
 """Seconds between looks at what is to be done, where nothing calls for one."""
 
 
-class Chapters:
-    """One peer of one network."""
+class Chapters(Progress):
+    """One peer of one network, from chapter to chapter."""
 
     def __init__(
         self,
@@ -55,33 +51,21 @@ class Chapters:
         transport: Transport,
         journal: Journal,
     ) -> None:
-        self.bundle, self.trust, self.store = bundle, trust, store
-        self.transport, self.journal = transport, journal
-        self.network, self.me = bundle.network, bundle.index
-        self.book = Book(self.network, bundle.noise_secret)
-        self.records: Records | None = open_records(
-            bundle.folder, self.book.assembled.config, store.fault
-        )
-        if self.records is not None:
-            DataSettings.read(bundle.folder)  # a peer without records does not start
-            self.records.check()
-        self.requests = None if self.records is None else Requests(self.records)
-        self.wake = asyncio.Event()
+        super().__init__(bundle, trust, store, transport, journal)
         self.stopping = False
         self.ended: str | None = None
         self.asked = monotonic()
-        self.tasks: dict[asyncio.Task[None], None] = {}
         self.heard: dict[int, float] = {}
-        self.left: set[int] = set()
         self.metrics = Metrics(self.network.run_id, bundle.name)
-        self.runs = [self.network.run_id]
-        self.council = Council(self)
-        self.specs: list[Spec] = marked(self.council.decided())
+        self.council = Council(self, self.stands_for)
+        self.specs = marked(self.council.decided())
         self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
         self._count_out()
         self.service = self._open(len(self.specs))
         self.walking: asyncio.Task[None] | None = None
-        self.aftermath, self.gauge = Aftermath(self), Gauge(self)
+        self.certifying = Certifying(self, self.council)
+        self.aftermath = Aftermath(self, self.council, self.certifying, self.stands_for, self.stop)
+        self.gauge = Gauge(self)
         self._settle()
 
     # Chapters
@@ -123,45 +107,6 @@ class Chapters:
         plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
 
-    def final(self, number: int) -> str | None:
-        """The digest of the model that a chapter ended with, if it is here."""
-        value = self.store.committed(self.runs[number])
-        if value is None or not self.store.file(value.token).exists():
-            return None
-        return value.token
-
-    def model(self, number: int) -> str | None:
-        """The digest of the model from before chapter ``number``, if it is here.
-
-        A chapter that was given up ended with the model that it began with.
-        """
-        after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self.final(n) for n in range(number - 1, after - 1, -1))
-        return next((token for token in found if token is not None), None)
-
-    @property
-    def present(self) -> int:
-        """The last chapter that was not given up."""
-        return present(self.specs)
-
-    def hops_of(self, number: int) -> int:
-        """How many visits a chapter makes."""
-        return self.specs[number - 1].hops if number else self.book.hops
-
-    @property
-    def over(self) -> bool:
-        """Whether the last chapter has ended here, and how it ended is taken account of."""
-        marked_void = bool(self.specs) and self.specs[-1].void
-        return self.service.over.is_set() and self.service.void == marked_void
-
-    def ready(self, number: int) -> bool:
-        """Whether chapter ``number`` is over here, and its model and visits do not need others."""
-        if number != len(self.specs) or not self.over:
-            return False
-        last = self.present
-        whole = history.count_visits(self.store, self.runs[last]) == self.hops_of(last)
-        return whole and self.model(number + 1) is not None
-
     def stands_for(self, spec: Spec) -> bool:
         """Whether this peer votes for a chapter: the next, right in all that can be computed here.
 
@@ -174,7 +119,7 @@ class Chapters:
         places = line(self.book.hops, self.specs)
         visits = self.visits(places)
         if any(len(known) != self.hops_of(n) for n, known in visits.items()):
-            self.later(self.aftermath.have_line())
+            self.later(self.certifying.have_line())
             return False
         if spec.method != "restart" and self.model(spec.number) is None:
             return False
@@ -194,7 +139,7 @@ class Chapters:
         out = self.counted_out
         decided = {p for s in self.specs if not s.void for p in s.left}
         if spec.vanished:
-            if spec.peer == self.me or not self.aftermath.told_vanished(spec.peer):
+            if spec.peer == self.me or not self.told_vanished(spec.peer):
                 return False
             out.add(spec.peer)
             if spec.peer not in spec.left:
@@ -215,17 +160,6 @@ class Chapters:
                 if spec.number not in before:
                     self.journal.write("chapter given up", chapter=spec.number)
         self._count_out()
-
-    @property
-    def vanished(self) -> set[int]:
-        """Peers that others were told to do without."""
-        return {spec.peer for spec in self.specs if spec.vanished and not spec.void}
-
-    @property
-    def counted_out(self) -> set[int]:
-        """Peers that have left or vanished, by their own word or by a chapter."""
-        said = {p for spec in self.specs if not spec.void for p in spec.left}
-        return history.left(self.store) | self.vanished | said
 
     def _count_out(self) -> None:
         """Put down to whom no token is sent any more; a peer that leaves walks its own chapter."""
@@ -270,22 +204,6 @@ class Chapters:
         """What noise of a chapter hides: hashes of records, and the records themselves."""
         hashes = self._forgotten(number)
         return hashes, self.records.shard(hashes) if self.records is not None and hashes else None
-
-    def walked_before(self, number: int) -> Transcript:
-        """What was walked on the line before a chapter, as its certificate will have it."""
-        spec = self.specs[number - 1]
-        plan = self.book.forgetting(spec, self.runs[number], self.specs[: number - 1])
-        places = self.line(number)
-        return walked(plan.header(), places, self.visits(places))
-
-    def line(self, number: int) -> list[tuple[int, int]]:
-        """The visits that led to the model with which chapter ``number`` began."""
-        return line(self.book.hops, self.specs[: number - 1])
-
-    def visits(self, places: Iterable[tuple[int, int]]) -> dict[int, list[dict[str, Any]]]:
-        """The committed visits of the chapters that ``places`` lie in."""
-        numbers = {chapter for chapter, _ in places}
-        return {n: history.visits_of(self.store, self.runs[n]) for n in sorted(numbers)}
 
     # Life
 
@@ -392,17 +310,6 @@ class Chapters:
                 self.wake.set()
                 await asyncio.sleep(SOON)  # until the next chapter is opened instead
         await service.walk()
-
-    def later(self, work: object) -> None:
-        """Let something go on beside everything else."""
-        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
-        self.tasks[task] = None
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.journal.write("failed", reason=str(error)[:300])
 
     # What arrives
 

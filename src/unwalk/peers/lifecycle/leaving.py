@@ -8,22 +8,21 @@ chapters, before and after, and ends once every other peer has it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unwalk.certificates.document import FILE, read_certificate
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import InvalidInput
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.erasure import LEFT, Kept, Receipt, erase_since
 from unwalk.peers.forgetting.requests import Request
-from unwalk.peers.protocol.chapter import NO_TOKEN
+from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol.handover import Value
-
-if TYPE_CHECKING:
-    from unwalk.peers.lifecycle.chapter_runner import Chapters
-    from unwalk.peers.lifecycle.request_steps import Aftermath
+from unwalk.peers.protocol.schedule import NO_TOKEN
 
 LEAVING = "leaving"
 """The fact that names the request with which a peer leaves."""
@@ -36,82 +35,72 @@ PAUSE = 1.0
 class Leaving:
     """The last steps of a peer."""
 
-    def __init__(self, aftermath: Aftermath) -> None:
-        self.aftermath = aftermath
+    def __init__(self, progress: Progress, council: Council, stop: Callable[[], None]) -> None:
+        self.progress, self.council, self.stop = progress, council, stop
         self.again = 0.0
 
     @property
     def request(self) -> str:
         """The request with which this peer leaves; empty if it stays."""
-        records = self.aftermath.chapters.records
+        records = self.progress.records
         return "" if records is None else records.fact(LEAVING)
 
     async def step(self) -> bool:
         """End, once everything that this peer had is forgotten and all others know."""
-        chapters = self.aftermath.chapters
-        assert chapters.requests is not None
-        asked = chapters.requests.get(self.request) if self.request else None
-        if asked is None or not self._answered(asked) or not chapters.over:
+        progress = self.progress
+        assert progress.requests is not None
+        asked = progress.requests.get(self.request) if self.request else None
+        if asked is None or not self._answered(asked) or not progress.over:
             return False
         if monotonic() < self.again:
             return True
-        self.again = monotonic() + min(PAUSE, chapters.network.limits.lease)
-        last = len(chapters.specs)
+        self.again = monotonic() + min(PAUSE, progress.network.limits.lease)
+        last = len(progress.specs)
         if not await self._all("agenda-ready", "ready", number=last):
             return True
         try:
             receipt = self.erase_all()
         except InvalidInput as error:  # somebody reads the database just now
-            chapters.journal.write("not erased yet", reason=str(error)[:300])
+            progress.journal.write("not erased yet", reason=str(error)[:300])
             return True
         if await self._all("agenda-left", "left", number=last, receipt=receipt.to_json()):
-            records = chapters.records
+            records = progress.records
             assert records is not None
             with records.transaction(touches=False):
                 records.put_fact(GONE, "yes")
-            chapters.journal.write("leaving")
-            chapters.stop()
+            progress.journal.write("leaving")
+            self.stop()
         return True
 
     def _answered(self, asked: Request) -> bool:
         """Whether all have erased who can be expected to."""
         if asked.stage == "done" or asked.certificate is None:
             return asked.stage == "done"
-        bundle = self.aftermath.chapters.bundle
+        bundle = self.progress.bundle
         place = bundle.store / attest.FOLDER / asked.certificate / FILE
         pending = read_certificate(place)["peers"]["pending"]
-        names = [bundle.network.peers[p].name for p in self.aftermath.chapters.vanished]
+        names = [bundle.network.peers[p].name for p in self.progress.vanished]
         return asked.stage == "erasing" and len(pending) > 0 and set(pending) <= set(names)
 
     async def _all(self, kind: str, field: str, **fields: Any) -> bool:
         """Whether every other peer that has not left says yes."""
-        chapters = self.aftermath.chapters
-        council = chapters.council
+        progress = self.progress
+        council = self.council
         answers = await council.ask_all(council.words(kind, **fields), field)
-        gone = history.left(chapters.store) | chapters.vanished
-        needed = set(range(len(chapters.network.peers))) - gone - {chapters.me}
+        gone = history.left(progress.store) | progress.vanished
+        needed = set(range(len(progress.network.peers))) - gone - {progress.me}
         return {p for p, answer in answers.items() if answer is True} >= needed
 
     def erase_all(self) -> Receipt:
         """Nothing is left of any model, nor any digest of one; votes stay, without them."""
-        chapters = self.aftermath.chapters
-        store, service = chapters.store, chapters.service
+        progress = self.progress
+        store, service = progress.store, progress.service
         value = service.state.committed
         assert value is not None
         blank = Value(value.generation, value.chain if service.void else NO_TOKEN, NO_TOKEN)
         service.put(replace(service.state, committed=blank))
-        history.forget_runs(store, chapters.runs[:-1])
-        history.forget_logs(store, chapters.runs[-1])
+        history.forget_runs(store, progress.runs[:-1])
+        history.forget_logs(store, progress.runs[-1])
         store.archive(service.run_id)
-        kept = [Kept(run) for run in chapters.runs]
-        return erase_since(store, chapters.bundle, LEFT, 0, keep=(), kept=kept)
-
-
-def heard(chapters: Chapters, sender: int, record: Any) -> None:
-    """Another peer says that it has left, with its receipt; refused unless it signed that."""
-    receipt = Receipt.from_json(record)
-    if receipt.check(chapters.trust, run=LEFT, chapter=0) != sender:
-        raise Refused(f"peer {sender} says that {receipt.peer} has left.")
-    history.put_left(chapters.store, sender, receipt.peer, receipt.to_json())
-    chapters.left.add(sender)
-    chapters.journal.write("left", sender=sender)
+        kept = [Kept(run) for run in progress.runs]
+        return erase_since(store, progress.bundle, LEFT, 0, keep=(), kept=kept)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.core.transcript import canonical
@@ -21,16 +22,14 @@ from unwalk.peers.decisions.decided import (
 )
 from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
-from unwalk.peers.forgetting.erasure import receipt_of
-from unwalk.peers.handover.checks import HEAD, PROTOCOL, Rate
-from unwalk.peers.lifecycle import leaving
+from unwalk.peers.forgetting.erasure import LEFT, Receipt, receipt_of
+from unwalk.peers.handover.checks import HEAD, PROTOCOL
+from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import MESSAGE
-
-if TYPE_CHECKING:
-    from unwalk.peers.lifecycle.chapter_runner import Chapters
 
 BODY = {
     "agenda-decide": ("number", "poll"),
@@ -56,13 +55,13 @@ FRESH = 0.25
 class Council:
     """One peer's part in deciding chapters."""
 
-    def __init__(self, chapters: Chapters) -> None:
-        self.chapters = chapters
-        self.clerk = Clerk(chapters.bundle, chapters.trust)
-        self.run_id = chapters.network.run_id
-        self.known = history.agenda(chapters.store)
+    def __init__(self, progress: Progress, stands_for: Callable[[Spec], bool]) -> None:
+        self.progress, self.stands_for = progress, stands_for
+        self.clerk = Clerk(progress.bundle, progress.trust)
+        self.run_id = progress.network.run_id
+        self.known = history.agenda(progress.store)
         self.specs = [self.read(n, text).spec for n, (text, _) in enumerate(self.known, 1)]
-        self.rate = Rate(chapters.network.limits.messages)
+        self.rate = Rate(progress.network.limits.messages)
         self.asked = -SELDOM
         self.told: dict[int, float] = {}
         self.judged: dict[str, tuple[float, bool]] = {}
@@ -80,29 +79,29 @@ class Council:
 
     def write(self, spec: Spec) -> str:
         """The signed text of a chapter."""
-        bundle, said = self.chapters.bundle, spec.to_json()
+        bundle, said = self.progress.bundle, spec.to_json()
         signature = bundle.sign(words_of(self.run_id, spec)).hex()
         pem = bundle.certificate_pem.decode()
         return canonical({"spec": said, "signature": signature, "certificate": pem})
 
     def read(self, number: int, text: Any) -> Said:
         """A chapter in its signed text; refused unless whom it names signed it."""
-        return read_chapter(self.chapters.trust, self.run_id, number, text)
+        return read_chapter(self.progress.trust, self.run_id, number, text)
 
     # The vote on the next number
 
     def _open(self) -> Poll:
-        chapters, number = self.chapters, len(self.known) + 1
+        progress, number = self.progress, len(self.known) + 1
         return Poll(
             self.clerk,
-            chapters.store,
-            chapters.journal,
-            matter_of(chapters.network, number, self.specs),
+            progress.store,
+            progress.journal,
+            matter_of(progress.network, number, self.specs),
             judge=self._judge,
             offer=lambda: self.wish,
             told=self._decided,
             tell=self._show,
-            pace=pace_of(chapters.network.limits),
+            pace=pace_of(progress.network.limits),
         )
 
     def _judge(self, text: str, polled: bool) -> bool:
@@ -111,10 +110,10 @@ class Council:
         if monotonic() - then >= FRESH:
             try:
                 spec = self.read(len(self.known) + 1, text).spec
-                found = self.chapters.stands_for(spec)
+                found = self.stands_for(spec)
             except UnwalkError:
                 found = False
-            if len(self.judged) > 4 * len(self.chapters.network.peers):
+            if len(self.judged) > 4 * len(self.progress.network.peers):
                 self.judged.clear()
             self.judged[text] = (monotonic(), found)
         return found
@@ -123,9 +122,9 @@ class Council:
         self._keep(len(self.known) + 1, text, decision)
 
     def _keep(self, number: int, text: str, decision: de.Decision) -> None:
-        chapters, said = self.chapters, self.read(number, text)
+        progress, said = self.progress, self.read(number, text)
         record = decision_to(decision)
-        history.put_chapter(chapters.store, number, text, record)
+        history.put_chapter(progress.store, number, text, record)
         self.known.append((text, record))
         self.specs.append(said.spec)
         self.wish = None
@@ -133,38 +132,38 @@ class Council:
         self.poll = self._open()
         self.moved.set()
         self.moved = asyncio.Event()
-        chapters.store.fault("chapter decided")
-        chapters.journal.write("chapter decided", chapter=number, to=said.spec.peer)
-        chapters.wake.set()
+        progress.store.fault("chapter decided")
+        progress.journal.write("chapter decided", chapter=number, to=said.spec.peer)
+        progress.wake.set()
 
     def learn(self, number: int, text: Any, record: Any) -> None:
         """Somebody says that a chapter was decided, and shows how; refused if it was not."""
         if not 1 <= number <= len(self.known) + 1:
             raise Refused(f"{len(self.known)} chapters are known here; {number} is not the next.")
-        chapters = self.chapters
+        progress = self.progress
         known = self.known[number - 1] if number <= len(self.known) else None
         if known is not None and known[0] == text:
             return
-        trust = chapters.trust
+        trust = progress.trust
         with codec.reading("a decided chapter"):
             said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
         if known is None:
             self._keep(number, said.text, decision)
             return
-        matter = matter_of(chapters.network, number, self.specs)
+        matter = matter_of(progress.network, number, self.specs)
         mine = decision_from(known[1], trust, self.run_id, matter)
         self.forked(number, sorted(de.blame(mine, decision)))
 
     def forked(self, number: int, liars: list[int]) -> None:
         """Two chapters were decided for one number: this peer stops, and says who lied."""
-        chapters = self.chapters
-        names = ", ".join(chapters.network.peers[p].name for p in liars)
+        progress = self.progress
+        names = ", ".join(progress.network.peers[p].name for p in liars)
         self.fork = (
             f"two chapters were decided for number {number}, which only lies make possible; two "
             f"votes that no honest peer casts both are signed by: {names}."
         )
-        chapters.journal.write("fork", chapter=number, liars=liars)
-        chapters.wake.set()
+        progress.journal.write("fork", chapter=number, liars=liars)
+        progress.wake.set()
         raise Refused(self.fork)
 
     async def run(self) -> None:
@@ -186,13 +185,13 @@ class Council:
 
     async def _take_part(self, poll: Poll) -> None:
         """Vote until it is decided; again once a full disk has room."""
-        space = self.chapters.store.space
+        space = self.progress.store.space
         while True:
             try:
                 return await poll.run()
             except (UnwalkError, OSError, sqlite3.Error) as error:
                 if not space.ran_out(error):
-                    self.chapters.journal.write("failed", reason=str(error)[:300])
+                    self.progress.journal.write("failed", reason=str(error)[:300])
                     raise
             await space.wait()
 
@@ -210,43 +209,43 @@ class Council:
 
     def answer(self, sender: int, data: bytes) -> bytes:
         """What this peer says to a message about chapters."""
-        chapters = self.chapters
+        progress = self.progress
         try:
             if not self.rate.allows(sender, monotonic(), len(data)):
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
             return codec.dump(self._answer(sender, data))
         except UnwalkError as error:
-            chapters.journal.write("refused", sender=sender, reason=str(error)[:300])
+            progress.journal.write("refused", sender=sender, reason=str(error)[:300])
             return codec.dump({"kind": "refused", "reason": str(error)[:300]})
 
     def _answer(self, sender: int, data: bytes) -> dict[str, Any]:
-        chapters = self.chapters
+        progress = self.progress
         record = codec.parse(data, MESSAGE)
         kind = record.get("kind")
         if not isinstance(kind, str) or kind not in BODY:
             raise Corrupt("a message is of no known kind.")
         codec.fields_of(record, "a message", *HEAD, *BODY[kind])
-        if record["protocol"] != PROTOCOL or record["network"] != chapters.network.name:
-            raise Refused(f"this is network {chapters.network.name}, protocol {PROTOCOL}.")
-        if record["run"] != chapters.network.run_id:
+        if record["protocol"] != PROTOCOL or record["network"] != progress.network.name:
+            raise Refused(f"this is network {progress.network.name}, protocol {PROTOCOL}.")
+        if record["run"] != progress.network.run_id:
             raise Refused("that run is not known here.")
         number = codec.whole(record["number"], "number")
         if kind == "agenda-left":
-            leaving.heard(chapters, sender, record["receipt"])
+            self.hear_left(sender, record["receipt"])
             return {"left": True}
         if kind == "agenda-ready":
-            return {"ready": chapters.ready(number)}
+            return {"ready": progress.ready(number)}
         if kind == "agenda-receipt":
             return {"receipt": self._receipt(number)}
         if kind == "agenda-visits":
             after = codec.whole(record["after"], "after")
             found = []
-            if number < len(chapters.runs):
-                found = history.visits_of(chapters.store, chapters.runs[number], after, PAGE)
+            if number < len(progress.runs):
+                found = history.visits_of(progress.store, progress.runs[number], after, PAGE)
             return {"visits": found}
         if kind == "agenda-end":
-            known = number < len(chapters.runs)
-            end = history.end_decision(chapters.store, chapters.runs[number]) if known else None
+            known = number < len(progress.runs)
+            end = history.end_decision(progress.store, progress.runs[number]) if known else None
             return {"end": None if end is None else list(end)}
         if number < 1:
             raise Corrupt("the agenda begins with chapter 1.")
@@ -268,11 +267,20 @@ class Council:
         shown = poll.answer(sender, shown)
         return {"poll": shown} if self.poll is poll else {"decided": self._from(number)}
 
+    def hear_left(self, sender: int, record: Any) -> None:
+        """Another peer says that it has left, with its receipt; refused unless it signed that."""
+        progress, receipt = self.progress, Receipt.from_json(record)
+        if receipt.check(progress.trust, run=LEFT, chapter=0) != sender:
+            raise Refused(f"peer {sender} says that {receipt.peer} has left.")
+        history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
+        progress.left.add(sender)
+        progress.journal.write("left", sender=sender)
+
     def _receipt(self, number: int) -> dict[str, Any] | None:
-        chapters = self.chapters
-        if not 0 < number < len(chapters.runs):
+        progress = self.progress
+        if not 0 < number < len(progress.runs):
             return None
-        receipt = receipt_of(chapters.store, chapters.runs[number], number)
+        receipt = receipt_of(progress.store, progress.runs[number], number)
         return None if receipt is None else receipt.to_json()
 
     def _from(self, number: int) -> list[Any]:
@@ -282,15 +290,15 @@ class Council:
 
     def words(self, kind: str, **fields: Any) -> bytes:
         """A message as it travels."""
-        network = self.chapters.network
+        network = self.progress.network
         head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id, "kind": kind}
         return codec.dump({**head, **fields})
 
     async def _exchange(self, peer: int, message: bytes) -> dict[str, Any]:
         """The answer, empty if there is no good one."""
-        limits = self.chapters.network.limits
+        limits = self.progress.network.limits
         try:
-            data = await self.chapters.transport.tell(peer, message, limits.connect)
+            data = await self.progress.transport.tell(peer, message, limits.connect)
             return codec.parse(data, MESSAGE)
         except (UnwalkError, TimeoutError, OSError):
             return {}
@@ -301,8 +309,8 @@ class Council:
 
     async def ask_all(self, message: bytes, field: str) -> dict[int, Any]:
         """The answers of all others who answer."""
-        chapters = self.chapters
-        others = [p for p in range(len(chapters.network.peers)) if p != chapters.me]
+        progress = self.progress
+        others = [p for p in range(len(progress.network.peers)) if p != progress.me]
         found = await asyncio.gather(*(self.ask(p, message, field) for p in others))
         return {p: a for p, a in zip(others, found, strict=True) if a is not None}
 
@@ -312,7 +320,7 @@ class Council:
         if wish != self.wish:
             self.wish = wish
             if wish is not None:
-                self.chapters.store.fault("chapter proposed")
+                self.progress.store.fault("chapter proposed")
 
     def offered(self) -> list[Spec]:
         """The chapters that others would have decided for the next number, and this peer too."""
@@ -326,7 +334,7 @@ class Council:
         """Somebody knows of chapters that are not known here: ask, but not at every message."""
         if monotonic() - self.asked >= SELDOM:
             self.asked = monotonic()
-            self.chapters.later(self.catch_up())
+            self.progress.later(self.catch_up())
 
     async def catch_up(self) -> None:
         """Which chapters were decided while this peer did not listen?"""
@@ -356,7 +364,7 @@ class Council:
                     raise Corrupt("a decided chapter is not shown with its votes.")
                 self.learn(number + place, *item)
         except UnwalkError as error:
-            self.chapters.journal.write("refused", reason=str(error)[:300])
+            self.progress.journal.write("refused", reason=str(error)[:300])
 
     async def inform(self, peer: int, number: int) -> None:
         """Tell a peer that is behind of the chapters from ``number`` on."""
@@ -369,8 +377,8 @@ class Council:
 
     async def have_end(self, number: int) -> Closing | None:
         """What stays of how a chapter ended, asked for if need be; None while nobody shows it."""
-        chapters, run = self.chapters, self.chapters.runs[number]
-        known = history.end_decision(chapters.store, run)
+        progress, run = self.progress, self.progress.runs[number]
+        known = history.end_decision(progress.store, run)
         if known is not None:
             return closing_from(known[0])
         message = self.words("agenda-end", number=number)
@@ -379,11 +387,11 @@ class Council:
                 if not isinstance(shown, list) or len(shown) != 2:
                     raise Corrupt("an end is not shown with its votes.")
                 with codec.reading("an end"):
-                    closing = read_end(chapters.trust, number, self.specs, *shown)
+                    closing = read_end(progress.trust, number, self.specs, *shown)
             except UnwalkError as error:
-                chapters.journal.write("refused", sender=peer, reason=str(error)[:300])
+                progress.journal.write("refused", sender=peer, reason=str(error)[:300])
                 continue
-            history.put_end(chapters.store, run, closing.text, shown[1])
+            history.put_end(progress.store, run, closing.text, shown[1])
             return closing
         return None
 
@@ -392,12 +400,12 @@ class Council:
 
         They have to be those that the peers decided on when the chapter ended.
         """
-        chapters = self.chapters
-        run, closing = chapters.runs[number], await self.have_end(number)
+        progress = self.progress
+        run, closing = progress.runs[number], await self.have_end(number)
         if closing is None:
             return False
-        for peer in range(len(chapters.network.peers)):
-            if peer == chapters.me:
+        for peer in range(len(progress.network.peers)):
+            if peer == progress.me:
                 continue
             found: list[Any] = []
             while len(found) < count:
@@ -411,11 +419,11 @@ class Council:
                     continue
                 with codec.reading("a visit"):
                     for place, visit in enumerate(found, 1):
-                        history.check_visit(chapters.trust, visit, run, base + place)
+                        history.check_visit(progress.trust, visit, run, base + place)
                     if visits_digest(found) != closing.visits:
                         raise Refused("those visits are not the ones that were decided on.")
             except UnwalkError:
                 continue
-            history.put_visits(chapters.store, run, found)
+            history.put_visits(progress.store, run, found)
             return True
         return False

@@ -7,18 +7,16 @@ a certificate says that no visit on the line used them, with the receipts of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.core.transcript import Transcript
 from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.plans import silent_spec, walked
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.identity.credentials import now
+from unwalk.peers.lifecycle.certifying import Certifying
+from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol.schedule import MOST_REQUESTS, line
-
-if TYPE_CHECKING:
-    from unwalk.peers.lifecycle.request_steps import Aftermath
 
 CHAPTER = 0
 """The chapter that such requests are put down under: training is all that ever happened."""
@@ -27,12 +25,12 @@ CHAPTER = 0
 class Quiet:
     """What is left to do for such requests at one peer."""
 
-    def __init__(self, aftermath: Aftermath) -> None:
-        self.aftermath = aftermath
+    def __init__(self, progress: Progress, council: Council, certifying: Certifying) -> None:
+        self.progress, self.council, self.certifying = progress, council, certifying
 
     async def step(self) -> None:
         """Erase, certify, and issue again as receipts come in."""
-        requests = self.aftermath.chapters.requests
+        requests = self.progress.requests
         assert requests is not None
         stages = ("committed", "erasing")
         open_ = [r for s in stages for r in requests.at(s, MOST_REQUESTS) if r.chapter == CHAPTER]
@@ -43,50 +41,50 @@ class Quiet:
             await self._again(name, [r.id for r in open_ if r.certificate == name])
 
     async def _certify(self, fresh: list[Request]) -> None:
-        chapters = self.aftermath.chapters
-        requests = chapters.requests
+        progress = self.progress
+        requests = progress.requests
         assert requests is not None
         batch = requests.batch_of(fresh)
-        if not await self.aftermath.have_line():
+        if not await self.certifying.have_line():
             return
-        if not await self.aftermath.erase_records(batch):
+        if not await self.certifying.erase_records(batch):
             return
         requests.advance(batch.ids, "erasing")
-        chapters.store.fault("request erasing")
-        places = line(chapters.book.hops, chapters.specs)
-        visits = chapters.visits(places)
-        last = chapters.present
-        run, earlier = chapters.runs[last], chapters.specs[:last]
+        progress.store.fault("request erasing")
+        places = line(progress.book.hops, progress.specs)
+        visits = progress.visits(places)
+        last = progress.present
+        run, earlier = progress.runs[last], progress.specs[:last]
         records = sum(r.records for r in batch.requests)
-        spec = silent_spec(earlier, len(places), chapters.me, batch.ids, records)
-        header = chapters.book.quiet(spec, run, earlier).header()
+        spec = silent_spec(earlier, len(places), progress.me, batch.ids, records)
+        header = progress.book.quiet(spec, run, earlier).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
-        known = await self.aftermath.receipts(last) if last else {}
+        known = await self.certifying.receipts(last) if last else {}
         facts = attest.Facts(
             last,
             run,
             batch.ids,
             len(places),
             known,
-            tuple(chapters.council.known[:last]),
-            self.aftermath.ends(places),
+            tuple(self.council.known[:last]),
+            self.certifying.ends(places),
             decided=False,
             silent=not last,
         )
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
-        attest.issue(chapters.bundle, name, walked(header, places, visits), signed, facts, issued)
-        chapters.store.fault("certificate written")
+        attest.issue(progress.bundle, name, walked(header, places, visits), signed, facts, issued)
+        progress.store.fault("certificate written")
         requests.advance(batch.ids, "erasing", certificate=name)
 
     async def _again(self, name: str, ids: list[str]) -> None:
-        chapters = self.aftermath.chapters
-        requests = chapters.requests
+        progress = self.progress
+        requests = progress.requests
         assert requests is not None
-        place = chapters.bundle.store / attest.FOLDER / name
+        place = progress.bundle.store / attest.FOLDER / name
         said = read_certificate(place / FILE)["peers"]
         if said["pending"]:
-            known = await self.aftermath.receipts(said["chapter"])
+            known = await self.certifying.receipts(said["chapter"])
             if len(known) == len(said["receipts"]):
                 return
             facts = attest.Facts(
@@ -100,13 +98,13 @@ class Quiet:
                 decided=False,
             )
             said = attest.issue(
-                chapters.bundle,
+                progress.bundle,
                 name,
                 Transcript.read(place / attest.TRANSCRIPT),
                 attest.read_visits(place / attest.VISITS),
                 facts,
                 said["issued"],
             )["peers"]
-        if not said["pending"] and await self.aftermath.verifies(name, ids):
+        if not said["pending"] and await self.certifying.verifies(name, ids):
             requests.advance(ids, "done")
-            chapters.store.fault("request done")
+            progress.store.fault("request done")

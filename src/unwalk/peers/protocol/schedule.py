@@ -28,6 +28,8 @@ from unwalk.peers.protocol import codec
 
 MOST_REQUESTS = 256
 """Requests in one chapter, at most: more wait for the next."""
+NO_TOKEN = "0" * 64
+"""Stands where a digest would tell about a model that must be forgotten."""
 METHODS = {record.name: record.grade for record in methods.METHODS.values() if record.line}
 """How a chapter can forget, and the grade that each way can reach."""
 
@@ -192,3 +194,34 @@ def present(specs: Sequence[Spec]) -> int:
 def members(peers: int, specs: Sequence[Spec]) -> frozenset[int]:
     """Who decides what follows ``specs``: all peers but those that have left."""
     return frozenset(range(peers)) - frozenset(specs[-1].left if specs else ())
+
+
+def started(number: int, specs: Sequence[Spec]) -> int:
+    """After how many visits of the line a chapter began."""
+    if number == 0:
+        return 0
+    return specs[number - 1].kept
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What a peer's service has to know besides the walk itself.
+
+    ``token`` is the digest of the file that the walk goes on from, at peers that have it; a
+    ``public`` chapter begins with the initial model, which everybody can make.  ``contacted``
+    says that this peer was visited before, on the line that leads to that token.  ``model`` is
+    the digest of the model that stays if the chapter is given up, at peers that have it.
+    """
+
+    number: int
+    run: str
+    public: bool = True
+    token: str = ""
+    contacted: bool = False
+    spec: Spec | None = None
+    model: str = ""
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Peers that no longer count."""
+        return frozenset() if self.spec is None else frozenset(self.spec.left)

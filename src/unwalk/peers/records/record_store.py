@@ -29,8 +29,8 @@ from unwalk.core.data import Held, Shard
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.program import Records as Rows
 from unwalk.core.validation import check_count
-from unwalk.peers.records.record_key import KEY, RecordKey
-from unwalk.peers.records.source_changes import NEXT_VISIT, survey, take_over
+from unwalk.peers.records.id_hashing import KEY, RecordKey
+from unwalk.peers.records.source_changes import NEXT_VISIT, Survey, known_files, survey, take_over
 from unwalk.peers.records.source_erasure import check_erasable, erase_from_source
 from unwalk.peers.records.sources import SETTINGS, DataSettings, SourceRefused
 from unwalk.peers.storage.database import Glance, alone, compact, open_database
@@ -183,10 +183,21 @@ class Records:
         """
         with self.reading:
             settings = DataSettings.read(self.folder)
-            found = survey(self, settings)
-            changes = Changes(*take_over(self, settings, found)) if found else Changes()
+            surveyed = self._survey(settings)
+            changes = self._take_over(settings, surveyed) if surveyed else Changes()
             self._drop_old(changes)
             return changes
+
+    def _survey(self, settings: DataSettings, *, anew: bool = False) -> Survey:
+        with self.guard:
+            known, before = known_files(self.db), self.fact("declared")
+        return survey(self.key, self.declared, settings, known, before, anew=anew)
+
+    def _take_over(self, settings: DataSettings, surveyed: Survey) -> Changes:
+        with self.transaction(touches=bool(surveyed.parts or surveyed.vanished)) as db:
+            counts = take_over(db, self.key, settings, surveyed, self.capacity)
+            self.put_fact("declared", surveyed.setting)
+        return Changes(*counts)
 
     def _drop_old(self, changes: Changes) -> None:
         """Take what was overwritten out of the log as well, unless somebody reads it just now.
@@ -206,10 +217,10 @@ class Records:
             check_erasable(settings)
         allowed = [(self.hash(i),) for i in allow_again]
         with self.reading:
-            found = survey(self, settings, anew=bool(allowed))
+            surveyed = self._survey(settings, anew=bool(allowed))
             with self.transaction() as db:
                 db.executemany("DELETE FROM tombstones WHERE hash = ?", allowed)
-                changes = Changes(*take_over(self, settings, found))
+                changes = self._take_over(settings, surveyed)
                 settings.write(self.folder)
             self._drop_old(changes)
             return changes

@@ -14,13 +14,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers.web.views import (
-    CertificateView,
-    Conflict,
-    RequestForm,
-    RequestView,
-    UnknownRecords,
-)
+from unwalk.peers.forgetting.request_form import Conflict, RequestForm, RequestView, UnknownRecords
+from unwalk.peers.web.views import CertificateView
 
 TIMEOUT = 60.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -14,18 +14,18 @@ from unwalk.core.grades import badge_of
 from unwalk.peers.forgetting import certificate_archive as evidence
 from unwalk.peers.forgetting import peer_certificate as attest
 from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.forgetting.request_form import RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.web.views import (
+    AccuracyPoint,
     CertificateView,
     ChapterView,
     Overview,
     PeerView,
     Privacy,
-    RequestForm,
-    RequestView,
     Spent,
     TokenView,
 )
@@ -81,7 +81,7 @@ class Reception:
             peers=tuple(self._peer(n) for n in range(len(chapters.network.peers))),
             edges=self.edges,
             privacy=self._privacy(),
-            accuracy=tuple(chapters.gauge.points),
+            accuracy=tuple(AccuracyPoint(*point) for point in chapters.gauge.points),
             queue={} if requests is None else requests.queue(),
             records=None if counts is None else counts.train,
             hold_out=None if counts is None else counts.hold_out,

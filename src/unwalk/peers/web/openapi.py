@@ -6,27 +6,30 @@ say anything else.
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
+from html import escape
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import unwalk
 from unwalk.core.grades import SHOWN
-from unwalk.peers.web import views as desk
+from unwalk.peers.forgetting import request_form
+from unwalk.peers.web import views
 
 NUMBERS = {int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}}
 WORDS: dict[str, dict[str, Any]] = {
-    "RequestView.id": {"pattern": f"^{desk.REQUEST_ID.pattern}$"},
-    "RequestView.stage": {"enum": list(desk.STAGES)},
-    "RequestView.grade": {"enum": list(desk.GRADES)},
+    "RequestView.id": {"pattern": f"^{request_form.REQUEST_ID.pattern}$"},
+    "RequestView.stage": {"enum": list(request_form.STAGES)},
+    "RequestView.grade": {"enum": list(request_form.GRADES)},
     "RequestView.records": {"description": "How many records; their ids are not kept."},
     "CertificateView.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
     "Spent.badge": {"enum": sorted(SHOWN), "description": "The grade for people."},
-    "CertificateView.name": {"pattern": f"^{desk.NAME.pattern}$"},
+    "CertificateView.name": {"pattern": f"^{views.NAME.pattern}$"},
     "CertificateView.complete": {"description": "Whether every peer has signed that it erased."},
-    "PeerView.state": {"enum": list(desk.PEER_STATES)},
+    "PeerView.state": {"enum": list(views.PEER_STATES)},
     "ChapterView.kind": {"enum": ["train", "forget"]},
     "Overview.edges": {"description": "Pairs of places in peers."},
     "Overview.disk": {"enum": ["ok", "full"]},
@@ -42,35 +45,35 @@ FORM: dict[str, Any] = {
             "items": {
                 "type": "string",
                 "minLength": 1,
-                "maxLength": desk.LONGEST_RECORD_ID,
+                "maxLength": request_form.LONGEST_RECORD_ID,
                 "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
             },
             "minItems": 1,
-            "maxItems": desk.MOST_RECORDS,
+            "maxItems": request_form.MOST_RECORDS,
             "uniqueItems": True,
             "description": "Ids of the records, as this organisation knows them.",
         },
         "id": {
             "type": ["string", "null"],
-            "pattern": f"^{desk.REQUEST_ID.pattern}$",
+            "pattern": f"^{request_form.REQUEST_ID.pattern}$",
             "description": "Names the request; public in the network, so make it from nothing "
             "personal. The same request sent again under the same id is the same request. Without "
             "it, one is made up.",
         },
-        "grade": {"type": ["string", "null"], "enum": [*desk.GRADES, None]},
+        "grade": {"type": ["string", "null"], "enum": [*request_form.GRADES, None]},
         "epsilon": {
             "type": ["number", "null"],
             "exclusiveMinimum": 0,
-            "maximum": desk.LARGEST_EPSILON,
-            "description": f"For grade certified only; {desk.EPSILON:g} if not given.",
+            "maximum": request_form.LARGEST_EPSILON,
+            "description": f"For grade certified only; {request_form.EPSILON:g} if not given.",
         },
         "delta": {
             "type": ["number", "null"],
             "exclusiveMinimum": 0,
             "exclusiveMaximum": 1,
-            "description": f"For grade certified only; {desk.DELTA:g} if not given.",
+            "description": f"For grade certified only; {request_form.DELTA:g} if not given.",
         },
-        "method": {"type": ["string", "null"], "pattern": f"^{desk.METHOD.pattern}$"},
+        "method": {"type": ["string", "null"], "pattern": f"^{request_form.METHOD.pattern}$"},
     },
     "anyOf": [
         {"properties": {"grade": {"enum": ["certified", None]}}},
@@ -196,18 +199,18 @@ def _name_in_path(name: str, what: str) -> dict[str, Any]:
 @cache
 def api_description() -> dict[str, Any]:
     """The OpenAPI document."""
-    views = (
-        desk.Overview,
-        desk.ChapterView,
-        desk.TokenView,
-        desk.PeerView,
-        desk.AccuracyPoint,
-        desk.Privacy,
-        desk.Spent,
-        desk.RequestView,
-        desk.CertificateView,
+    shown = (
+        views.Overview,
+        views.ChapterView,
+        views.TokenView,
+        views.PeerView,
+        views.AccuracyPoint,
+        views.Privacy,
+        views.Spent,
+        request_form.RequestView,
+        views.CertificateView,
     )
-    request = schema_of(desk.RequestView)
+    request = schema_of(request_form.RequestView)
     name = _name_in_path("name", "The name of a certificate.")
     usual = ("400", "401", "429")
     paths: dict[str, Any] = {
@@ -215,7 +218,7 @@ def api_description() -> dict[str, Any]:
             "get": {
                 "operationId": "status",
                 "summary": "Where the token is, the graph, accuracy, privacy spent",
-                "responses": _answers({"200": _good("Now.", schema_of(desk.Overview))}, *usual),
+                "responses": _answers({"200": _good("Now.", schema_of(views.Overview))}, *usual),
             }
         },
         "/v1/requests": {
@@ -227,12 +230,15 @@ def api_description() -> dict[str, Any]:
                         "name": "after",
                         "in": "query",
                         "description": "Go on after this request: 'next' of the page before.",
-                        "schema": {"type": "string", "pattern": f"^{desk.REQUEST_ID.pattern}$"},
+                        "schema": {
+                            "type": "string",
+                            "pattern": f"^{request_form.REQUEST_ID.pattern}$",
+                        },
                     },
                     {
                         "name": "limit",
                         "in": "query",
-                        "schema": {"type": "integer", "minimum": 1, "maximum": desk.MOST_LISTED},
+                        "schema": {"type": "integer", "minimum": 1, "maximum": views.MOST_LISTED},
                     },
                 ],
                 "responses": _answers(
@@ -377,11 +383,128 @@ def api_description() -> dict[str, Any]:
             },
             "schemas": {
                 "Form": FORM,
-                "RequestPage": _list_of("requests", desk.RequestView, next=schema_of(str | None)),
-                "CertificateList": _list_of("certificates", desk.CertificateView),
+                "RequestPage": _list_of(
+                    "requests", request_form.RequestView, next=schema_of(str | None)
+                ),
+                "CertificateList": _list_of("certificates", views.CertificateView),
                 "Verdict": VERDICT,
                 "Error": ERROR,
-                **{v.__name__: _view(v) for v in views},
+                **{v.__name__: _view(v) for v in shown},
             },
         },
     }
+
+
+# The same as a page for people: no script, no outside address
+
+ASK = """\
+token=$(cat bundle/store/http.token)
+address=$(cat bundle/store/http.address)
+curl -H "Authorization: Bearer $token" -H "Content-Type: application/json" \\
+  -d '{"records": ["patient-17"], "grade": "exact"}' "${address}v1/requests"
+curl -H "Authorization: Bearer $token" "${address}v1/requests"
+"""
+
+
+@cache
+def api_page() -> str:
+    """The whole page."""
+    api = api_description()
+    operations = [
+        _operation(path, verb, what)
+        for path, verbs in api["paths"].items()
+        for verb, what in verbs.items()
+    ]
+    schemas = [_schema(name, s) for name, s in api["components"]["schemas"].items()]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<title>HTTP interface of an unwalk peer</title>"
+        '<link rel="icon" href="/icon.svg" type="image/svg+xml">'
+        '<link rel="stylesheet" href="/style.css"></head><body>'
+        '<a class="skip" href="#main">Skip to the content</a>'
+        '<header><p class="brand">unwalk peer</p><h1>HTTP interface</h1>'
+        f'<p class="story">{escape(api["info"]["description"])} Machines read '
+        '<a href="/openapi.json">openapi.json</a>; people may prefer '
+        '<a href="/">the dashboard</a>.</p></header><main id="main" tabindex="-1">'
+        f'<h2>In a shell</h2><pre tabindex="0"><code>{escape(ASK)}</code></pre>'
+        "<h2>Questions</h2>" + "".join(operations) + "<h2>What is sent and answered</h2>"
+        "" + "".join(schemas) + f"</main><footer><p>unwalk {escape(api['info']['version'])}</p>"
+        "</footer></body></html>\n"
+    )
+
+
+def _operation(path: str, verb: str, what: dict[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{code}</th><td>{escape(answer["description"])}</td>'
+        f"<td>{_body(answer['content'])}</td></tr>"
+        for code, answer in what["responses"].items()
+    )
+    given = "".join(
+        f"<li><code>{escape(p['name'])}</code> in the {p['in']}: "
+        f"{escape(p.get('description', ''))} {_shape(p['schema'])}</li>"
+        for p in what.get("parameters", [])
+    )
+    body = what.get("requestBody")
+    if body:
+        given += f"<li>body: {_shape(body['content']['application/json']['schema'])}</li>"
+    return (
+        f'<section class="card operation" aria-label="{verb.upper()} {escape(path)}">'
+        f'<h3><span class="verb">{verb.upper()}</span><code>{escape(path)}</code></h3>'
+        f"<p>{escape(what['summary'])}. {escape(what.get('description', ''))}</p>"
+        + (f"<ul>{given}</ul>" if given else "")
+        + '<div class="scroll" tabindex="0" role="region" aria-label="Answers">'
+        '<table><thead><tr><th scope="col">Code</th><th scope="col">Meaning</th>'
+        f'<th scope="col">Body</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _body(content: dict[str, Any]) -> str:
+    """What an answer is made of: JSON of some shape, or a file of some kind."""
+    ((kind, said),) = content.items()
+    return _shape(said["schema"]) if "schema" in said else f"<code>{escape(kind)}</code>"
+
+
+def _schema(name: str, schema: dict[str, Any]) -> str:
+    needed = schema.get("required", [])
+    rows = "".join(
+        f'<tr><th scope="row"><code>{escape(field)}</code></th><td>{_shape(s)}</td>'
+        f"<td>{'' if field in needed else 'may be left out. '}{escape(s.get('description', ''))}"
+        "</td></tr>"
+        for field, s in schema["properties"].items()
+    )
+    return (
+        f'<section class="card operation fieldlist" id="{name}" aria-label="{name}"><h3>{name}</h3>'
+        f"<p>{escape(schema.get('description', ''))}</p>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Fields">'
+        '<table><thead><tr><th scope="col">Field</th><th scope="col">Type</th>'
+        f'<th scope="col">Meaning</th></tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _shape(schema: dict[str, Any]) -> str:
+    """A schema in a few words, as HTML."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f'<a href="#{name}">{name}</a>'
+    if "anyOf" in schema:
+        return " or ".join(_shape(s) for s in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(
+            f"<code>{escape(json.dumps(v))}</code>" for v in schema["enum"]
+        )
+    kind = schema.get("type", "anything")
+    if kind == "array":
+        return f"list of {_shape(schema['items'])}"
+    words = " or ".join(kind) if isinstance(kind, list) else str(kind)
+    if "pattern" in schema:
+        words += f" like {schema['pattern']}"
+    for name, sign in (
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "<"),
+    ):
+        if name in schema:
+            words += f" {sign} {schema[name]}"
+    return escape(words)

@@ -20,21 +20,12 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.peers.handover.checks import Rate
+from unwalk.peers.forgetting.request_form import REQUEST_ID, Conflict, RequestForm, UnknownRecords
 from unwalk.peers.protocol.codec import finite_float, no_constant, short_int
 from unwalk.peers.storage.disk_space import DiskFull
-from unwalk.peers.web.api_page import api_page
-from unwalk.peers.web.openapi import api_description
-from unwalk.peers.web.views import (
-    MOST_LISTED,
-    NAME,
-    REQUEST_ID,
-    Conflict,
-    Desk,
-    RequestForm,
-    UnknownRecords,
-    to_json,
-)
+from unwalk.peers.transport.rate_limit import Rate
+from unwalk.peers.web.openapi import api_description, api_page
+from unwalk.peers.web.views import MOST_LISTED, NAME, Desk, to_json
 
 JSON = "application/json"
 LISTED = 50

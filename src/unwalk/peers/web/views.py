@@ -1,164 +1,24 @@
 """What a peer answers when its own organisation asks: how it is, what is to be forgotten.
 
 :class:`Desk` is the one thing that the HTTP endpoint (:mod:`unwalk.peers.web.http_server`) knows
-of a peer.  Nothing here holds a record or a record's id once a form is handed in: views count
-records and name requests, peers and certificates.  The id of a request is public in the network, so
-an organisation must not make it from anything about a person.
+of a peer.  Nothing here holds a record or a record's id: views count records and name requests,
+peers and certificates.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol
 
-from unwalk.core.errors import InvalidInput
-from unwalk.core.validation import check_choice, check_number, near
+from unwalk.peers.forgetting.request_form import RequestForm, RequestView
 
-GRADES = ("certified", "exact")
-STAGES = ("received", "waiting", "walking", "committed", "erasing", "done", "refused")
-"""The stages of a request, in order; ``refused`` may follow any before ``committed``."""
 PEER_STATES = ("up", "silent", "left", "unknown")
-EPSILON, DELTA = 1.0, 1e-5
-"""The budget of a certified request that names none."""
-MOST_RECORDS = 100_000
-LONGEST_RECORD_ID = 256
 MOST_LISTED = 200
 """Requests in one page of the list, at most."""
-REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Names of certificates."""
-NOT_IN_AN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""What no record id holds: control characters, line breaks, halves of characters."""
-LARGEST_EPSILON = 1e6
-METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-
-
-class Conflict(InvalidInput):
-    """A request id that was used before, with other content."""
-
-
-class UnknownRecords(InvalidInput):
-    """Records that this peer does not have; nothing was taken in."""
-
-    def __init__(self, ids: Sequence[str]) -> None:
-        self.ids = tuple(ids)
-        shown = ", ".join(repr(i) for i in self.ids[:10])
-        more = f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else ""
-        super().__init__(f"this peer has no record {shown}{more}; nothing was changed.")
-
-
-@dataclass(frozen=True)
-class RequestForm:
-    """What somebody asks to forget; checked when it is made.
-
-    ``epsilon`` and ``delta`` belong to ``certified`` alone and are 1 and 1e-5 if not given.
-    ``records`` are the ids as the organisation knows them, without repetition.
-    """
-
-    id: str
-    records: tuple[str, ...] = field(repr=False)
-    grade: str = "certified"
-    epsilon: float | None = None
-    delta: float | None = None
-    method: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_text("id", self.id, REQUEST_ID, "1 to 64 letters, digits, dots, hyphens, _")
-        check_choice("grade", self.grade, GRADES)
-        _check_records(self.records)
-        if self.grade == "exact":
-            for name in ("epsilon", "delta"):
-                if getattr(self, name) is not None:
-                    raise InvalidInput(
-                        f"{name} is {getattr(self, name)!r} with grade 'exact', which spends "
-                        "none; allowed: leave it out."
-                    )
-        else:
-            epsilon = EPSILON if self.epsilon is None else self.epsilon
-            delta = DELTA if self.delta is None else self.delta
-            check_number("epsilon", epsilon, above=0.0, high=LARGEST_EPSILON)
-            check_number("delta", delta, above=0.0, below=1.0)
-            object.__setattr__(self, "epsilon", float(epsilon))
-            object.__setattr__(self, "delta", float(delta))
-        if self.method is not None:
-            _check_text("method", self.method, METHOD, "the name of a method")
-
-    @staticmethod
-    def from_json(record: Any) -> RequestForm:
-        """The form in a JSON object; a missing id is made up.
-
-        >>> RequestForm.from_json({"records": ["a-17"], "grade": "exact"}).grade
-        'exact'
-        """
-        if not isinstance(record, Mapping):
-            raise InvalidInput("the request is no JSON object.")
-        known = [f.name for f in fields(RequestForm)]
-        for name in record:
-            if name not in known:
-                raise InvalidInput(
-                    f"the request has a field {str(name)[:80]!r}{near(str(name)[:80], known)}; "
-                    f"allowed: {', '.join(known)}."
-                )
-        if not isinstance(record.get("records"), list):
-            raise InvalidInput("the request lacks 'records'; allowed: a list of record ids.")
-        given = {k: v for k, v in record.items() if v is not None and k != "records"}
-        return RequestForm(**{"id": new_request_id(), **given, "records": tuple(record["records"])})
-
-
-def _check_text(name: str, value: Any, pattern: re.Pattern[str], allowed: str) -> None:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise InvalidInput(f"{name} is {str(value)[:80]!r}; allowed: {allowed}.")
-
-
-def _check_records(records: tuple[str, ...]) -> None:
-    if not 0 < len(records) <= MOST_RECORDS:
-        raise InvalidInput(
-            f"records has {len(records)} ids; allowed: 1 to {MOST_RECORDS} in one request."
-        )
-    for place, record in enumerate(records):
-        if (
-            not isinstance(record, str)
-            or not 0 < len(record) <= LONGEST_RECORD_ID
-            or NOT_IN_AN_ID.search(record)
-        ):
-            raise InvalidInput(
-                f"records[{place}] is {str(record)[:80]!r}; allowed: a text of 1 to "
-                f"{LONGEST_RECORD_ID} characters without control characters."
-            )
-    if len(set(records)) != len(records):
-        seen: set[str] = set()
-        twice = next(r for r in records if r in seen or seen.add(r))  # type: ignore[func-returns-value]
-        raise InvalidInput(f"records names {twice[:80]!r} twice.")
-
-
-def new_request_id() -> str:
-    """An id that says nothing."""
-    return secrets.token_hex(8)
-
-
-@dataclass(frozen=True)
-class RequestView:
-    """A request as its asker and the dashboard see it.
-
-    ``records`` is their number.  ``chapter`` is the chapter that forgets them, once there is one.
-    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is a name for
-    :meth:`Desk.certificate`.  ``received`` is a time in UTC, ISO 8601.
-    """
-
-    id: str
-    stage: str
-    records: int
-    grade: str
-    epsilon: float | None
-    delta: float | None
-    received: str
-    method: str | None = None
-    chapter: int | None = None
-    reason: str | None = None
-    certificate: str | None = None
 
 
 @dataclass(frozen=True)
@@ -292,15 +152,14 @@ class Desk(Protocol):
     async def submit(self, form: RequestForm) -> RequestView:
         """Take a request in, durably; the same form under the same id gets the same request.
 
-        Raises :class:`UnknownRecords`, :class:`Conflict`, another :class:`InvalidInput`, or
-        :class:`~unwalk.core.errors.Refused` where the grade cannot be reached; nothing is changed
-        then.
+        Raises ``UnknownRecords``, ``Conflict``, another ``InvalidInput``, or ``Refused`` where the
+        grade cannot be reached; nothing is changed then.
         """
 
     def requests(self, after: str | None, limit: int) -> Sequence[RequestView]:
         """Newest first, at most ``limit``, older than the request ``after`` if one is named.
 
-        An ``after`` that names no request is :class:`InvalidInput`.
+        An ``after`` that names no request is ``InvalidInput``.
         """
 
     def request(self, id: str) -> RequestView | None:

@@ -1,0 +1,143 @@
+"""What certificates of a peer rest on: visits, ends and receipts, gathered here and from others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from unwalk.certificates.document import FILE
+from unwalk.core.errors import Refused, UnwalkError
+from unwalk.peers.decisions import history
+from unwalk.peers.decisions.walk_end import visits_digest
+from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting.erasure import Receipt, receipt_of
+from unwalk.peers.forgetting.requests import Batch
+from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.progress import Progress
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol.schedule import line
+
+AGAIN = 2.0
+"""Seconds before peers whose receipt is missing are asked again, at most."""
+SELDOM = 60.0
+"""Seconds before a certificate that does not verify is looked at again."""
+
+
+class Certifying:
+    """The parts that every certificate of one peer is made of."""
+
+    def __init__(self, progress: Progress, council: Council) -> None:
+        self.progress, self.council = progress, council
+        self.again: dict[int, float] = {}
+        self.doubted: dict[str, float] = {}
+
+    async def have_line(self) -> bool:
+        """See to it that all visits on the line that leads to the present model are here."""
+        progress = self.progress
+        for number in {n for n, _ in line(progress.book.hops, progress.specs)}:
+            if not await self.have_visits(number):
+                return False
+        return True
+
+    async def have_visits(self, number: int) -> bool:
+        """See to it that all committed visits of a chapter are here, and how it ended."""
+        progress = self.progress
+        if await self.council.have_end(number) is None:
+            return False
+        spec = None if number == 0 else progress.specs[number - 1]
+        count = progress.book.hops if spec is None else spec.hops
+        if history.count_visits(progress.store, progress.runs[number]) == count:
+            return True
+        base = 0 if spec is None else spec.before
+        return await self.council.fetch_visits(number, count, base)
+
+    async def have_all(self, number: int) -> bool:
+        """See to it that all is here that the certificate of a chapter rests on."""
+        for chapter in sorted({n for n, _ in self.progress.line(number)} | {number}):
+            if not await self.have_visits(chapter):
+                return False
+        return True
+
+    def ends(self, places: Sequence[tuple[int, int]]) -> tuple[attest.ShownEnd, ...]:
+        """How the chapters ended that ``places`` lie in, as a certificate shows it."""
+        progress, shown = self.progress, list[attest.ShownEnd]()
+        for number, count in sorted(Counter(chapter for chapter, _ in places).items()):
+            known = history.end_decision(progress.store, progress.runs[number])
+            assert known is not None
+            visits = history.visits_of(progress.store, progress.runs[number], count)
+            shown.append((number, *known, visits_digest(visits)))
+        return tuple(shown)
+
+    async def receipts(self, number: int) -> dict[str, dict[str, Any]]:
+        """Receipts that are here, after asking those whose receipt is missing."""
+        progress = self.progress
+        known = history.receipts_of(progress.store, number)
+        own = receipt_of(progress.store, progress.runs[number], number)
+        if own is not None:
+            known[progress.bundle.name] = own.to_json()
+        known = {**history.receipts_of(progress.store, history.LEAVERS), **known}
+        if monotonic() < self.again.get(number, 0.0):
+            return known
+        closing = await self.council.have_end(number)
+        if closing is None:
+            return known
+        missing = [n for n, p in enumerate(progress.network.peers) if p.name not in known]
+        message = self.council.words("agenda-receipt", number=number)
+        asked = [p for p in missing if p != progress.me]
+        answers = await asyncio.gather(*(self.council.ask(p, message, "receipt") for p in asked))
+        for peer, record in zip(asked, answers, strict=True):
+            if record is None:
+                continue
+            try:
+                run = progress.runs[number]
+                with codec.reading("a receipt"):
+                    receipt = Receipt.from_json(record)
+                    signer = receipt.check(
+                        progress.trust, run=run, chapter=number, end=closing.digest
+                    )
+                if signer != peer:
+                    raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
+            except UnwalkError as error:
+                progress.journal.write("refused", sender=peer, reason=str(error)[:300])
+                continue
+            history.put_receipt(progress.store, number, receipt.peer, record)
+            known[receipt.peer] = record
+            progress.store.fault("receipt kept")
+        self.again[number] = monotonic() + min(progress.network.limits.lease, AGAIN)
+        return known
+
+    async def erase_records(self, batch: Batch) -> bool:
+        """Erase the records of a batch; False where that has to be tried again."""
+        records = self.progress.records
+        assert records is not None
+        before = records.trouble
+        if await asyncio.to_thread(records.try_erase, batch.records):
+            return True
+        if records.trouble != before:
+            self.progress.journal.write("records", reason=records.trouble)
+        return False
+
+    async def verifies(self, name: str, ids: Sequence[str]) -> bool:
+        """Whether a certificate of this peer's own does; if not, its requests say why."""
+        progress, requests = self.progress, self.progress.requests
+        assert requests is not None
+        if monotonic() < self.doubted.get(name, 0.0):
+            return False
+        bundle = progress.bundle
+        place = bundle.store / attest.FOLDER / name / FILE
+        files = bundle.folder / "ca.pem", bundle.folder / "network.json"
+        try:
+            verdict = await asyncio.to_thread(attest.verified, place, *files)
+            problems = verdict["problems"]
+        except UnwalkError as error:
+            problems = [str(error)]
+        if not problems:
+            return True
+        self.doubted[name] = monotonic() + SELDOM
+        why = f"the certificate {name} was issued, but does not verify: {problems[0]}"
+        requests.advance(ids, "erasing", reason=why[:300])
+        progress.journal.write("certificate does not verify", to=name, reason=why[:300])
+        return False
