@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
 from unwalk.peers import provision
 from unwalk.peers.trust import Bundle
-from unwalk.peers.wire import most_connections
+from unwalk.peers.wire import CALLS, READS, Grpc, most_connections
 
 PEERS = 3
 ALLOWED = 64.0
@@ -101,6 +102,36 @@ def test_memory_under_calls_of_a_member_is_bounded(tmp_path, method, kind, conne
             more = resident(pid, "VmHWM") - idle
             assert here.processes[0].is_alive()
         assert more < ALLOWED, f"{more:.0f} MiB more"
+
+
+def test_few_calls_of_one_peer_are_read_at_once(tmp_path):
+    """gRPC makes room for a message of 1 MiB for each; those of another peer do not wait."""
+    network(tmp_path / "net", peers=PEERS, connect=60.0)
+    bundle = Bundle.read(tmp_path / "net" / "peer-0")
+
+    class Context:
+        asked = 0
+
+        async def read(self) -> bytes:
+            Context.asked += 1
+            await asyncio.Event().wait()
+            return b""
+
+    async def main() -> None:
+        end = Grpc(bundle, bundle.trust())
+        for sender in (1, 2):
+            calls = [asyncio.create_task(end._first(sender, Context())) for _ in range(CALLS)]
+            await asyncio.sleep(0.01)
+            assert Context.asked == sender * READS
+            calls[0].cancel()
+            await asyncio.sleep(0.01)
+            assert Context.asked == sender * READS + 1, "the next one"
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            Context.asked = sender * READS
+
+    asyncio.run(main())
 
 
 def test_fewer_connections_where_fewer_files_may_be_open(monkeypatch):
