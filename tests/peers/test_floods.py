@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from typing import Any
 
 import pytest
 
 from tests.peers.floods import Strangers, attack, forget_peak, loud, resident, silence, silent
 from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
-from unwalk.peers import provision
+from unwalk.core.errors import Refused
+from unwalk.peers import provision, telemetry
 from unwalk.peers.trust import Bundle
 from unwalk.peers.wire import CALLS, READS, Grpc, most_connections
 
@@ -132,6 +135,30 @@ def test_few_calls_of_one_peer_are_read_at_once(tmp_path):
             Context.asked = sender * READS
 
     asyncio.run(main())
+
+
+def test_a_flood_of_refusals_takes_few_lines_and_is_counted(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(telemetry, "monotonic", lambda: now[0])
+    journal = telemetry.Journal(tmp_path / "log.jsonl", "peer-0")
+    for number in range(3000):
+        journal.refused(1, Refused("no."))
+        journal.refused(2, Refused(f"number {number}."))
+    journal.refused(3, Refused("no."))
+    assert len(lines_of(journal)) == 2 + telemetry.REASONS
+    now[0] += telemetry.INTERVAL
+    journal.write("visited")
+    journal.refused(1, Refused("no."))
+    journal.close()
+    said = lines_of(journal)[2 + telemetry.REASONS :]
+    assert [line["event"] for line in said] == 2 * ["refused more"] + ["visited", "refused"]
+    more = {line["sender"]: line["times"] for line in said[:2]}
+    assert more == {1: 2999, 2: 3000 - telemetry.REASONS}
+
+
+def lines_of(journal: telemetry.Journal) -> list[dict[str, Any]]:
+    assert journal.path is not None
+    return [json.loads(line) for line in journal.path.read_text().splitlines()]
 
 
 def test_fewer_connections_where_fewer_files_may_be_open(monkeypatch):

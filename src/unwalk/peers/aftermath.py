@@ -319,7 +319,7 @@ class Aftermath:
                 if signer != peer:
                     raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
             except UnwalkError as error:
-                chapters.journal.write("refused", sender=peer, reason=str(error)[:300])
+                chapters.journal.refused(peer, error)
                 continue
             history.put_receipt(chapters.store, number, receipt.peer, record)
             known[receipt.peer] = record
