@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
+from typing import Any
 
 import pytest
 
 from tests.peers.floods import Strangers, attack, forget_peak, loud, resident, silence, silent
 from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
-from unwalk.peers import provision
+from unwalk.core.errors import Refused
+from unwalk.peers import provision, telemetry
 from unwalk.peers.identity.trust import Bundle
-from unwalk.peers.transport.wire import most_connections
+from unwalk.peers.transport.wire import CALLS, READS, Grpc, most_connections
 
 PEERS = 3
 ALLOWED = 64.0
@@ -101,6 +105,60 @@ def test_memory_under_calls_of_a_member_is_bounded(tmp_path, method, kind, conne
             more = resident(pid, "VmHWM") - idle
             assert here.processes[0].is_alive()
         assert more < ALLOWED, f"{more:.0f} MiB more"
+
+
+def test_few_calls_of_one_peer_are_read_at_once(tmp_path):
+    """gRPC makes room for a message of 1 MiB for each; those of another peer do not wait."""
+    network(tmp_path / "net", peers=PEERS, connect=60.0)
+    bundle = Bundle.read(tmp_path / "net" / "peer-0")
+
+    class Context:
+        asked = 0
+
+        async def read(self) -> bytes:
+            Context.asked += 1
+            await asyncio.Event().wait()
+            return b""
+
+    async def main() -> None:
+        end = Grpc(bundle, bundle.trust())
+        for sender in (1, 2):
+            calls = [asyncio.create_task(end._first(sender, Context())) for _ in range(CALLS)]
+            await asyncio.sleep(0.01)
+            assert Context.asked == sender * READS
+            calls[0].cancel()
+            await asyncio.sleep(0.01)
+            assert Context.asked == sender * READS + 1, "the next one"
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            Context.asked = sender * READS
+
+    asyncio.run(main())
+
+
+def test_a_flood_of_refusals_takes_few_lines_and_is_counted(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(telemetry, "monotonic", lambda: now[0])
+    journal = telemetry.Journal(tmp_path / "log.jsonl", "peer-0")
+    for number in range(3000):
+        journal.refused(1, Refused("no."))
+        journal.refused(2, Refused(f"number {number}."))
+    journal.refused(3, Refused("no."))
+    assert len(lines_of(journal)) == 2 + telemetry.REASONS
+    now[0] += telemetry.INTERVAL
+    journal.write("visited")
+    journal.refused(1, Refused("no."))
+    journal.close()
+    said = lines_of(journal)[2 + telemetry.REASONS :]
+    assert [line["event"] for line in said] == 2 * ["refused more"] + ["visited", "refused"]
+    more = {line["sender"]: line["times"] for line in said[:2]}
+    assert more == {1: 2999, 2: 3000 - telemetry.REASONS}
+
+
+def lines_of(journal: telemetry.Journal) -> list[dict[str, Any]]:
+    assert journal.path is not None
+    return [json.loads(line) for line in journal.path.read_text().splitlines()]
 
 
 def test_fewer_connections_where_fewer_files_may_be_open(monkeypatch):

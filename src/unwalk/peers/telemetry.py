@@ -15,12 +15,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.storage.disk_space import Space
 
 LARGEST_LOG = 16 << 20
+INTERVAL, REASONS = 10.0, 32
+"""Seconds in which a refusal is written down once for each sender and reason, and so many reasons
+for one sender; how many more there were is said afterwards."""
 MOST_ASKING = 16
 """Connections at once that ask for metrics."""
 HELP = {
@@ -44,6 +48,23 @@ HELP = {
 
 
 @dataclass(eq=False)
+class Refusals:
+    """Those of one sender in one interval: the reasons that were written down, how many more."""
+
+    since: float
+    reasons: set[str] = field(default_factory=set)
+    more: int = 0
+
+    def new(self, reason: str) -> bool:
+        """Whether a reason is to be written down; otherwise it is counted."""
+        if reason in self.reasons or len(self.reasons) >= REASONS:
+            self.more += 1
+            return False
+        self.reasons.add(reason)
+        return True
+
+
+@dataclass(eq=False)
 class Journal:
     """Structured log: appended to a file, which is set aside once it has grown large.
 
@@ -57,13 +78,40 @@ class Journal:
     space: Space | None = None
     unsaid: int = 0
     _fd: int = -1
+    _refusals: dict[int, Refusals] = field(default_factory=dict)
 
     def write(self, event: str, **facts: Any) -> None:
         """One line."""
+        self._say_more()
+        self._put(self._told(event, facts))
+
+    def refused(self, sender: int, error: Exception) -> None:
+        """Something that a peer sent was refused: a flood of it takes few lines."""
+        self._say_more()
+        reason = str(error)[:300]
+        record = self._told("refused", {"sender": sender, "reason": reason})
+        if self._refusals.setdefault(sender, Refusals(monotonic())).new(reason):
+            self._put(record)
+
+    def _say_more(self) -> None:
+        """Say how many refusals were only counted, in intervals that are over."""
+        now = monotonic()
+        for sender, known in list(self._refusals.items()):
+            if now - known.since >= INTERVAL:
+                del self._refusals[sender]
+                if known.more:
+                    self._put(self._told("refused more", {"sender": sender, "times": known.more}))
+
+    def _told(self, event: str, facts: dict[str, Any]) -> dict[str, Any]:
+        """A record, which all listeners hear."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         record = {"time": now, "peer": self.peer, "event": event, **facts}
         for listener in self.listeners:
             listener(record)
+        return record
+
+    def _put(self, record: dict[str, Any]) -> None:
+        """Write a record down."""
         if self.path is None:
             return
         if self.unsaid:

@@ -312,7 +312,7 @@ class Poll:
         except Fork:
             raise
         except UnwalkError as error:
-            self.journal.write("refused", sender=peer, reason=str(error)[:300])
+            self.journal.refused(peer, error)
             return False
         return True
 

@@ -202,7 +202,7 @@ class Talk:
             with codec.reading("an opening"):
                 await self.hear_opening(peer, record)
         except UnwalkError as error:
-            service.journal.write("refused", sender=peer, reason=str(error)[:300])
+            service.journal.refused(peer, error)
             return False
         return fence <= service.state.fence
 

@@ -66,7 +66,7 @@ class Intake:
 
     def _refusal(self, sender: int, error: UnwalkError) -> bytes:
         self.service.metrics.add("refusals_total")
-        self.service.journal.write("refused", sender=sender, reason=str(error)[:300])
+        self.service.journal.refused(sender, error)
         return codec.dump(codec.reply_to(Reply("refused"), str(error)[:300]))
 
     async def _take(self, offer: Offer, chunks: AsyncIterator[bytes]) -> Reply:

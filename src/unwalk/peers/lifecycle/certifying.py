@@ -101,7 +101,7 @@ class Certifying:
                 if signer != peer:
                     raise Refused(f"peer {peer} sent a receipt of peer {signer}.")
             except UnwalkError as error:
-                progress.journal.write("refused", sender=peer, reason=str(error)[:300])
+                progress.journal.refused(peer, error)
                 continue
             history.put_receipt(progress.store, number, receipt.peer, record)
             known[receipt.peer] = record

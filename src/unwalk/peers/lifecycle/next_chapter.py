@@ -215,7 +215,7 @@ class Council:
                 raise Refused(f"more than {self.rate.rate:g} calls a second.")
             return codec.dump(self._answer(sender, data))
         except UnwalkError as error:
-            progress.journal.write("refused", sender=sender, reason=str(error)[:300])
+            progress.journal.refused(sender, error)
             return codec.dump({"kind": "refused", "reason": str(error)[:300]})
 
     def _answer(self, sender: int, data: bytes) -> dict[str, Any]:
@@ -389,7 +389,7 @@ class Council:
                 with codec.reading("an end"):
                     closing = read_end(progress.trust, number, self.specs, *shown)
             except UnwalkError as error:
-                progress.journal.write("refused", sender=peer, reason=str(error)[:300])
+                progress.journal.refused(peer, error)
                 continue
             history.put_end(progress.store, run, closing.text, shown[1])
             return closing

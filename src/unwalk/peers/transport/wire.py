@@ -51,6 +51,9 @@ CONNECTIONS = 256
 STREAMS, CALLS = 8, 12
 """Calls at once on one connection, where more wait at their sender, and of one peer, where more are
 refused: it may have come back while calls of a connection that broke are still open."""
+READS = 2
+"""Calls of one peer at once whose first message is read; the others wait with no more of it than
+``WINDOW``.  gRPC makes room for a whole message, whatever its kind, once it is asked for."""
 IDLE = 60.0
 """Seconds after which a connection without a call is closed, at least; four leases if longer."""
 OPTIONS = [
@@ -277,6 +280,7 @@ class Grpc:
         self.handler: Handler | None = None
         self.way: Way | None = None
         self.calls: Counter[int] = Counter()
+        self.reads: dict[int, asyncio.Semaphore] = {}
 
     async def start(self, handler: Handler) -> None:
         self.handler = handler
@@ -361,11 +365,12 @@ class Grpc:
         finally:
             self.calls[sender] -= 1
 
-    async def _first(self, context: Any) -> bytes:
+    async def _first(self, sender: int, context: Any) -> bytes:
         """The first message of a call; one that is not there soon is not waited for."""
         seconds = self.bundle.network.limits.connect
+        turn = self.reads.setdefault(sender, asyncio.Semaphore(READS))
         try:
-            async with asyncio.timeout(seconds):
+            async with turn, asyncio.timeout(seconds):
                 found = await context.read()
         except TimeoutError as error:
             raise Refused(f"the call said nothing for {seconds:g} seconds.") from error
@@ -380,7 +385,7 @@ class Grpc:
         sender = (await self._caller(context))[0]
 
         async def take() -> bytes:
-            first = memoryview(await self._first(context))
+            first = memoryview(await self._first(sender, context))
             self._sender(context)  # the call may have been open for a while
             end = 4 + int.from_bytes(first[:4], "big")
             return await handler.take(sender, bytes(first[4:end]), _rest(first[end:], context))
@@ -393,7 +398,7 @@ class Grpc:
         sender = (await self._caller(context))[0]
 
         async def answer() -> bytes:
-            return await handler.answer(sender, await self._first(context))
+            return await handler.answer(sender, await self._first(sender, context))
 
         return await self._within(sender, context, 2.0 * limits.connect, answer)
 
@@ -403,7 +408,7 @@ class Grpc:
         sender, name = await self._caller(context)
 
         async def greet() -> bytes:
-            nonce = await self._first(context)
+            nonce = await self._first(sender, context)
             if len(nonce) != NONCE:
                 raise Refused(f"a greeting has {NONCE} bytes.")
             words = _hello_words(nonce, name, self.bundle.name)
