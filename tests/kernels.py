@@ -2,9 +2,9 @@
 
     TRITON_INTERPRET=1 python -m pytest tests/engines/cuda
 
-runs them without a device where Triton is installed.  That takes minutes; without the variable a
-machine without a device runs ``tests/engines/cuda/test_interpreted.py`` alone: a small case of
-every kernel but those in Gluon, in seconds.
+runs them without a device where Triton is installed, as on Linux for developers.  That takes
+minutes; without the variable a machine without a device runs
+``tests/engines/cuda/test_interpreted.py`` alone: a small case of every kernel, in seconds.
 """
 
 import importlib.metadata
