@@ -17,9 +17,8 @@ from scipy.stats import norm
 
 from unwalk.core import rounding
 from unwalk.core.errors import InvalidInput
-from unwalk.core.intervals import normal_bounds
 from unwalk.core.noise import PhiloxBits, ShakeBits
-from unwalk.core.rounding import add_rounded, grid_for
+from unwalk.core.rounding import add_rounded, grid_for, normal_bounds
 
 KEY = bytes(range(32))
 FORMATS = {np.float32: torch.float32, np.float64: torch.float64}

@@ -29,7 +29,6 @@ def visit(peer, *, hop=1, seed=0):
         phase_hop=hop,
         peer=peer,
         at_unlearner=peer == U,
-        earlier_visits=0,
         records=TASK.records(peer),
         rng=np.random.default_rng(seed),
     )

@@ -21,8 +21,8 @@ from unwalk.methods.local_work import Descent
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.sisa import hops_of, members, shard_of
 from unwalk.runs.assemble import assemble
-from unwalk.runs.ensemble import Together
 from unwalk.runs.run import run
+from unwalk.runs.watch import Together
 
 SHARDS: dict[str, Any] = {
     "preset": "certified",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from unwalk.privacy.worth import noise_loss, restart_loss
+from unwalk.privacy.utility import noise_loss, restart_loss
 
 
 def loss(theta, x, y):

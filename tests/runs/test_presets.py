@@ -33,7 +33,6 @@ def visit(made: Assembled, peer: int, hop: int = 1) -> Program:
                 phase_hop=hop,
                 peer=peer,
                 at_unlearner=peer == made.config.forget.peer,
-                earlier_visits=0,
                 records=made.task.records(peer),
                 rng=np.random.default_rng(0),
             )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unwalk.cli import forgetting, peer_data
+from unwalk.cli import forgetting
 from unwalk.cli.terminal import JsonOption, Set, changes_of, need_peers, show
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
 net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
-peer.command()(peer_data.data)
+peer.command()(forgetting.data)
 peer.command()(forgetting.leave)
 
 Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]

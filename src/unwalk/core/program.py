@@ -233,7 +233,6 @@ class Visit:
     phase_hop: int
     peer: int
     at_unlearner: bool
-    earlier_visits: int
     records: Records
     rng: np.random.Generator
     earlier_in_phase: int = 0

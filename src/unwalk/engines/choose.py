@@ -88,7 +88,6 @@ def _visit(plan: Plan, peer: int) -> Visit:
         phase_hop=1,
         peer=peer,
         at_unlearner=peer == plan.unlearner,
-        earlier_visits=0,
         records=plan.task.records(peer),
         rng=plan.seeds.numpy("choice of an engine", peer),
     )

@@ -198,7 +198,7 @@ def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
     children = list(module.named_children())
     in_order = executor is not None and type(module) is nn.Sequential
     for place, (name, child) in enumerate(children):
-        relu, pool = _followers(module, children[place + 1 :]) if in_order else (False, None)
+        relu, pool = _followers(children[place + 1 :]) if in_order else (False, None)
         if isinstance(child, nn.Conv2d):
             if child.groups != 1 or child.dilation != (1, 1) or isinstance(child.padding, str):
                 raise InvalidInput(
@@ -224,9 +224,7 @@ def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
     return module
 
 
-def _followers(
-    module: nn.Module, after: list[tuple[str, nn.Module]]
-) -> tuple[bool, nn.MaxPool2d | None]:
+def _followers(after: list[tuple[str, nn.Module]]) -> tuple[bool, nn.MaxPool2d | None]:
     """Whether a ReLU comes next, and the 2x2 pool after it, if that is what there is."""
     kinds = [child for _, child in after]
     if not kinds or type(kinds[0]) is not nn.ReLU:

@@ -85,7 +85,6 @@ class Walk:
             phase_hop=phase_hop,
             peer=peer,
             at_unlearner=peer == plan.unlearner,
-            earlier_visits=local.visits,
             records=shard.records,
             rng=plan.seeds.restart(self.rng, phase.name, "batches", phase_hop),
             earlier_in_phase=local.in_phase,

@@ -5,7 +5,7 @@ This is the one place where tasks, walks, methods, privacy and engines meet.
 =================== =========================================================================
 assemble, facts     settings resolved; task, graph, noise and plans; facts of the header
 run, compare        one run, or one over several seeds, and their results
-watch, ensemble     walks while they are carried out; several models that answer together
+watch               walks while they are carried out; several models that answer together
 metrics             what is measured; whether noise was worth it
 store               the folder of a run, and whether it may be resumed on these data
 releases            the register of draws of noise

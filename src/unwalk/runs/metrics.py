@@ -23,7 +23,7 @@ from unwalk.core.plan import Progress
 from unwalk.core.transcript import Transcript
 from unwalk.engines.cuda import FusedEvaluation, executor_for
 from unwalk.methods import METHODS
-from unwalk.privacy.worth import noise_loss, restart_loss
+from unwalk.privacy.utility import noise_loss, restart_loss
 from unwalk.reports.numbers import counted
 from unwalk.tasks import ShardedTask
 

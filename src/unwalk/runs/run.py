@@ -23,10 +23,9 @@ from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
-from unwalk.runs.ensemble import Constituents
 from unwalk.runs.metrics import Meter, Reading, worth
 from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
-from unwalk.runs.watch import Begun, Tell, Walked, Watch, carry, silent
+from unwalk.runs.watch import Begun, Constituents, Tell, Walked, Watch, carry, silent
 from unwalk.settings.config import Config, flatten
 from unwalk.tasks import ShardedTask
 
