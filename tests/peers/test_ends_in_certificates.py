@@ -345,14 +345,14 @@ def test_a_walk_ends_though_each_peer_was_told_of_another_salt(tmp_path):
     async def script(here: Village) -> None:
         services = [here.start(peer) for peer in range(4)]
         for service in services:
-            bring = service.talk._bring_final
+            bring = service.last_token._bring_final
 
             async def other(peer: int, value: Value, bring: Any = bring) -> bool:
                 salt = hashlib.sha256(f"{peer} {value.salt}".encode()).hexdigest()[:32]
                 done: bool = await bring(peer, replace(value, salt=salt))
                 return done
 
-            service.talk._bring_final = other  # type: ignore[method-assign]
+            service.last_token._bring_final = other  # type: ignore[method-assign]
         await here.until(here.finished)
         assert len({s.state.committed for s in services}) == 1
         assert len({history.end_decision(s.store, s.run_id)[0] for s in services}) == 1  # type: ignore[index]
@@ -367,17 +367,17 @@ def test_one_neighbour_brings_two_ends_and_more_only_if_they_are_voted_on(tmp_pa
         ends = [Value((0, 0), f"{n:064x}", "1" * 64, SALT) for n in range(4)]
         state = service.state
         for end in ends[:2]:
-            service.talk._room_for(1, end)
+            service.last_token._room_for(1, end)
             state = pr.hold(state, end)
-            service.talk.brought[end.chain] = 1
+            service.last_token.brought[end.chain] = 1
         service.state = state
         with pytest.raises(Refused, match="2 other ends are kept"):
-            service.talk._room_for(1, ends[2])
-        service.talk._room_for(3, ends[2])
-        service.talk._room_for(1, replace(ends[2], generation=(1, 1)))
+            service.last_token._room_for(1, ends[2])
+        service.last_token._room_for(3, ends[2])
+        service.last_token._room_for(1, replace(ends[2], generation=(1, 1)))
         closing = closing_of(ends[2], "2" * 64, "3" * 64)
         service.poll.texts = {closing.digest: end_text(ends[2], closing)}
-        service.talk._room_for(1, ends[2])
+        service.last_token._room_for(1, ends[2])
         service.state = replace(state, ends=())
 
     lived(tmp_path, script, peers=4)
