@@ -1,4 +1,4 @@
-"""Small talk between peers: where is the token, who fences whom, how the walk ended."""
+"""Asks and answers small messages of a walk: where the token is, who may go on, log entries."""
 
 from __future__ import annotations
 

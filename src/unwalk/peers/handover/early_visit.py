@@ -1,4 +1,4 @@
-"""A visit begun ahead: while the token that it works on is still being written down.
+"""Begins a visit early: while the token that it works on is still being written down.
 
 A visit changes nothing but the workspace, so it may begin as soon as a token's content is known
 to be in order, before its stamp has come, before it is flushed and before it is accepted.  What it

@@ -1,4 +1,4 @@
-"""How a walk ends, as one peer votes on it: with one last token, or given up."""
+"""One peer's vote on how a walk ends: with one last token, or given up."""
 
 from __future__ import annotations
 

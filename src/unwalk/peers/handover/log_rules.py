@@ -1,4 +1,4 @@
-"""What a log entry may follow: one visit after the other, and one generation a recovery.
+"""What a log entry may follow: one visit after the other, one generation per recovery.
 
 A member that lies could claim visits that nobody did, or generations that nobody opened, and have
 the others drop their work.  So whoever takes a token checks its log back to the last entry that it

@@ -1,4 +1,4 @@
-"""What arrives at a peer: offered tokens and small messages, checked, then taken or refused."""
+"""Receives tokens and small messages: checked, then taken or refused."""
 
 from __future__ import annotations
 

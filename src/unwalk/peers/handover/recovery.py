@@ -1,4 +1,4 @@
-"""Watching over a token that was handed on: asking where it is, going on from a copy if lost."""
+"""Recovers a lost token: asks where it is when the lease runs out, goes on from a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handing the token over: offered until the next peer answers, or surely has nothing."""
+"""Sends the token: offered until the next peer answers, or surely has nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon: takes the token, does its visit, hands it on, and watches over what it handed on.
+"""Runs one walk at one peer: takes the token, visits, hands it on, watches what it handed on.
 
 All decisions are in :mod:`unwalk.peers.protocol.handover`; here they meet a disk, a network and
 a clock.

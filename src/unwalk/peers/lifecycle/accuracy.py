@@ -1,4 +1,4 @@
-"""How good the model is on records that this peer holds out, over hops; for its own eyes only."""
+"""Measures the model on records that this peer holds out, over hops; for its own eyes only."""
 
 from __future__ import annotations
 

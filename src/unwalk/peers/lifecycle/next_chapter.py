@@ -1,4 +1,4 @@
-"""The peers agree on the next chapter, and tell whoever was away which ones there were."""
+"""Agrees with the other peers on the next chapter; tells whoever was away which there were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a chapter's end at one peer, and what leads to the next: requests, step by step.
+"""Takes deletion requests step by step: proposed as a chapter, erased, receipted, certified.
 
 Every step is idempotent and begins with what is on disk, so that a peer that dies anywhere goes on
 where it was.  The named points (``store.fault``) are those that tests kill a peer at.

@@ -1,4 +1,4 @@
-"""The secret under which a peer hashes ids, so that nobody else can tell whose hash is whose."""
+"""Hashes record ids under a peer's secret, so that nobody else can tell whose hash is whose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The desk of a running peer: what its own organisation asks, answered from the chapters."""
+"""Answers what the organisation asks from a running peer: the desk behind the endpoint."""
 
 from __future__ import annotations
 
