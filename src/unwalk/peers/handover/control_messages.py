@@ -9,9 +9,9 @@ from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers.decisions.history import beginning, opening
-from unwalk.peers.handover import log_rules as succession
 from unwalk.peers.handover.checks import HEAD, PROTOCOL
 from unwalk.peers.handover.log_rules import MOST_RECOVERIES
+from unwalk.peers.handover.log_rules import sign as sign_sighting
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
@@ -78,8 +78,8 @@ class Talk:
         elif kind == "where":
             if walk.state.committed is not None:
                 self.wake.set()  # somebody who asks after the end may lack the final token
-            chain, said = str(record["chain"])[:64], pr.sighting(walk.state)
-            return succession.sign(walk.bundle, walk.run_id, sender, chain, said)
+            chain, sighting = str(record["chain"])[:64], pr.sighting(walk.state)
+            return sign_sighting(walk.bundle, walk.run_id, sender, chain, sighting)
         elif kind == "decide":
             return {"poll": walk.poll.answer(sender, record["poll"])}
         elif kind == "entry":
@@ -105,12 +105,12 @@ class Talk:
     async def _ask_all(self, message: bytes, field: str) -> dict[int, Any]:
         walk = self.walk
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
-        found = await asyncio.gather(*(self._ask(p, message, field) for p in others))
-        return {p: a for p, a in zip(others, found, strict=True) if a is not None}
+        answers = await asyncio.gather(*(self._ask(p, message, field) for p in others))
+        return {p: a for p, a in zip(others, answers, strict=True) if a is not None}
 
     async def ask_all(self, chain: str = "") -> dict[int, Seen]:
         """Where every reachable peer believes the token to be, signed for who goes on there."""
-        walk, message, found = self.walk, self.words("where", chain=chain), dict[int, Seen]()
+        walk, message, seen = self.walk, self.words("where", chain=chain), dict[int, Seen]()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
         for peer, record in zip(others, answers, strict=True):
@@ -120,12 +120,12 @@ class Talk:
             except UnwalkError:
                 continue
             if who == peer:
-                found[peer] = Seen(sighting, record)
-        return found
+                seen[peer] = Seen(sighting, record)
+        return seen
 
     async def beginnings(self) -> dict[int, Entry]:
         """The first entry of the walk's log, from each who counts and can show one."""
-        walk, found = self.walk, dict[int, Entry]()
+        walk, first_entries = self.walk, dict[int, Entry]()
         for peer, record in (await self._ask_all(self.words("beginning"), "entry")).items():
             try:
                 with codec.reading("a log entry"):
@@ -134,8 +134,8 @@ class Talk:
             except UnwalkError:
                 continue
             if peer not in walk.chapter.left:
-                found[peer] = entry
-        return found
+                first_entries[peer] = entry
+        return first_entries
 
     async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
@@ -269,21 +269,21 @@ class Talk:
         made up is refused at the first one that is wrong, not once it is all here.
         """
         walk, decided = self.walk, self.walk.state.committed is not None
-        chain, asked, found = value.chain, first, list[Entry]()
+        chain, asked, entries = value.chain, first, list[Entry]()
         while chain != walk.start_chain:
             here = walk.store.entry(walk.run_id, chain)
             entry = here or await self.find_entry(chain, asked)
-            if entry is None or len(found) > walk.work.hops + MOST_RECOVERIES:
+            if entry is None or len(entries) > walk.work.hops + MOST_RECOVERIES:
                 return None
             body = entry["body"]
             if not decided:
-                self._check_before(found[-1] if found else None, body, value)
-            found.append(entry)
+                self._check_before(entries[-1] if entries else None, body, value)
+            entries.append(entry)
             chain = body["previous"]
             asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
-        if found and not decided:
-            self._check_before(found[-1], None, value)
-        return found[::-1]
+        if entries and not decided:
+            self._check_before(entries[-1], None, value)
+        return entries[::-1]
 
     def _check_before(
         self, later: Entry | None, body: Mapping[str, Any] | None, value: pr.Value

@@ -138,11 +138,11 @@ class Ends:
         it knows the end by.  ``polled``: a quorum has voted for it before, so that it may be
         decided already; then it does not matter whether a later generation is under way.
         """
-        walk, found = self.walk, end_from(text)
+        walk, proposed = self.walk, end_from(text)
         state, chapter = walk.state, walk.chapter
-        if found is None or state.committed is not None:
+        if proposed is None or state.committed is not None:
             return False
-        value, closing = found
+        value, closing = proposed
         if value.chain == walk.start_chain:
             same = chapter.model != "" and value.token == chapter.model
             same = same and closing == void_closing(value)
@@ -156,14 +156,14 @@ class Ends:
 
     def wanted(self) -> frozenset[str]:
         """The chains of the ends that are voted on now, or may have been decided."""
-        found = (end_from(text) for text in self.poll.texts.values())
-        return frozenset(end[0].chain for end in found if end is not None)
+        ends = (end_from(text) for text in self.poll.texts.values())
+        return frozenset(end[0].chain for end in ends if end is not None)
 
     def _decided(self, text: str, decision: Decision) -> None:
-        found = end_from(text)
-        if found is None:
+        end = end_from(text)
+        if end is None:
             raise Corrupt("what was decided is no end of a walk.")
-        value, closing = found
+        value, closing = end
         walk = self.walk
         history.put_end(walk.store, walk.run_id, closing.text, decision_to(decision))
         walk.put(pr.commit(walk.state, value))

@@ -45,10 +45,10 @@ def words(run: str, asker: int, chain: str, sighting: Mapping[str, Any]) -> byte
 
 def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -> dict[str, Any]:
     """A sighting with this peer's signature."""
-    said = codec.sighting_to(sighting)
-    signature = bundle.sign(words(run, asker, chain, said)).hex()
+    record = codec.sighting_to(sighting)
+    signature = bundle.sign(words(run, asker, chain, record)).hex()
     pem = bundle.certificate_pem.decode()
-    return {"sighting": said, "signature": signature, "certificate": pem}
+    return {"sighting": record, "signature": signature, "certificate": pem}
 
 
 def prefix(one: Lineage, other: Lineage) -> bool:

@@ -94,9 +94,9 @@ class Lookout:
         walk = self.walk
         before, fence = pr.basis(walk.state), walk.state.fence
         seen = await self._ask("" if before is None else before.chain)
-        for peer, said in list(seen.items()):
-            await self.talk.learn(peer, said.sighting)
-            if said.sighting.over or said.sighting.fence > walk.state.fence:
+        for peer, answer in list(seen.items()):
+            await self.talk.learn(peer, answer.sighting)
+            if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                 del seen[peer]  # it did not show what it says that it knows
                 overrun |= peer == pr.awaited(walk.state)
         if pr.basis(walk.state) != before or walk.state.fence != fence:
@@ -182,8 +182,8 @@ class Lookout:
         """
         walk, limits = self.walk, self.walk.limits
         seen, shown = await asyncio.gather(self._ask(), self.talk.beginnings())
-        for peer, said in seen.items():
-            await self.talk.learn(peer, said.sighting)
+        for peer, answer in seen.items():
+            await self.talk.learn(peer, answer.sighting)
         if shown and self.begun is None:
             self.begun = monotonic()
             walk.journal.write("begun", heard=sorted(shown))
@@ -193,9 +193,9 @@ class Lookout:
         (_, first), _ = walk.state.lineage[0]
         patient = self.idle * limits.lease <= limits.visit
         answers = {
-            peer: said.sighting
-            for peer, said in seen.items()
-            if said.sighting.reached[1] == pr.NOWHERE or (peer == first and patient)
+            peer: answer.sighting
+            for peer, answer in seen.items()
+            if answer.sighting.reached[1] == pr.NOWHERE or (peer == first and patient)
         }
         return sorted(answers) if pr.deserted(walk.state, answers) else None
 

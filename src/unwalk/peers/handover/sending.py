@@ -37,12 +37,12 @@ class Delivery:
         """Start to hand the token over."""
         walk = self.walk
         assert state.held is not None
-        said = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
+        public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
         envelope = self.talk.words(
             "offer",
             parcel=codec.bare_parcel_to(state.held),
             path=list(state.path),
-            move=said,
+            move=public_move,
             passed_over=move.get("passed_over", []),
             size=pieces.size,
         )
@@ -61,16 +61,16 @@ class Delivery:
         return self._gathered[2]
 
     def _gather(self, chain: str, target: int) -> bytes:
-        found: list[Any] = []
+        entries: list[Any] = []
         store, run = self.walk.store, self.walk.run_id
-        while len(found) < MOST_ENTRIES and (entry := store.entry(run, chain)) is not None:
+        while len(entries) < MOST_ENTRIES and (entry := store.entry(run, chain)) is not None:
             body = entry["body"]
             if body["peer"] == target:  # it made that one, and knew what came before
                 break
-            found.append(entry)
+            entries.append(entry)
             chain = body["previous"]
-        while len(data := codec.dump({"log": found})) > MESSAGE:
-            found = found[: len(found) // 2]
+        while len(data := codec.dump({"log": entries})) > MESSAGE:
+            entries = entries[: len(entries) // 2]
         return data
 
     async def offer(self) -> None:

@@ -156,14 +156,14 @@ class Service(Walk):
 
     async def _look_for_room(self) -> None:
         """Say when the disk is full, and when it no longer is; whoever waits goes on by itself."""
-        space, said = self.store.space, False
+        space, reported = self.store.space, False
         while True:
-            if space.full and not said:
+            if space.full and not reported:
                 self.journal.write("disk full", need=space.need)
-                said = True
-            elif said and space.look():
+                reported = True
+            elif reported and space.look():
                 self.journal.write("disk has room again")
-                said = False
+                reported = False
                 self.changed.set()
                 self.notify()
             self.metrics.set("disk_full", int(space.full))
@@ -191,9 +191,9 @@ class Service(Walk):
         if self.closed or self.state.held != parcel or self.state.stage != "arrived":
             return
         after = pr.visited(self.state, "", "")
-        found = self._next_move(after, move.memory) if after.stage == "visited" else None
-        if found is not None:
-            target = found[0].path[0]
+        next_move = self._next_move(after, move.memory) if after.stage == "visited" else None
+        if next_move is not None:
+            target = next_move[0].path[0]
             self.delivery.log(parcel.chain, target)
             self.talk.later(self.transport.ready(target))
 
@@ -262,14 +262,14 @@ class Service(Walk):
 
         writing = self.on_disk(write)
         try:
-            found: tuple[str, KeptLocal] = await asyncio.shield(writing)
+            written: tuple[str, KeptLocal] = await asyncio.shield(writing)
         except asyncio.CancelledError:
             await in_full(writing)
             if not writing.exception():
                 digest, kept = writing.result()
                 self.store.pinned -= {digest, kept.file}
             raise
-        return found
+        return written
 
     def _next_move(
         self, state: PeerState, memory: Mapping[str, int]
@@ -281,10 +281,10 @@ class Service(Walk):
         drawn = parcel.hop + 1, dict(memory), over
         if self._drawn[0] != drawn:
             self._drawn = drawn, self.work.choose(parcel.hop + 1, self.me, memory, over)
-        found = self._drawn[1]
-        if found is None:
+        drawn_move = self._drawn[1]
+        if drawn_move is None:
             return None
-        attempt, move = found
+        attempt, move = drawn_move
         named = over if attempt else state.passed_over
         record = move_to(self.me, attempt, move, tuple(sorted(named)))
         record["sender"] = self.open_move.get("sender", NOBODY)
@@ -294,13 +294,13 @@ class Service(Walk):
         assert self.state.held is not None
         path = self.store.file(self.state.held.token)
         memory = open_token(path, len(self.network.peers)).header["memory"]
-        found = self._next_move(self.state, memory)
-        if found is None:
+        next_move = self._next_move(self.state, memory)
+        if next_move is None:
             self.journal.write("waiting", passed_over=self.state.passed_over)
             await self.pause(PAUSE * 5)
             self.put(pr.waited(self.state))
             return
-        self.put(found[0], move=found[1])
+        self.put(next_move[0], move=next_move[1])
 
 
 async def in_full(work: asyncio.Future[Any]) -> None:

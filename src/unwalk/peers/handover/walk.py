@@ -88,9 +88,9 @@ class Walk:
             self.over.set()
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
-        found = self.store.load(self.run_id)
-        if found is not None:
-            return pr.restarted(found[0]), found[1]
+        stored = self.store.load(self.run_id)
+        if stored is not None:
+            return pr.restarted(stored[0]), stored[1]
         chapter, digest = self.chapter, self.chapter.token
         if chapter.public:
             digest = self.store.write(token_pieces(self.work.initial()))
