@@ -31,6 +31,7 @@ TALK = {
         "forgetting/peer_certificate",
         "handover/checks",
         "handover/control_messages",
+        "handover/last_token",
         "handover/log_rules",
         "handover/receiving",
         "identity/trust",

@@ -12,7 +12,7 @@ import numpy as np
 from tests.peers.harness import Village
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.handover.service import Service
 from unwalk.peers.identity.credentials import write_private
@@ -171,7 +171,7 @@ def ended(here: Hamlet, **asked: int):
 
 
 def certificate(here: Hamlet, peer: int, name: str):
-    return here.folder / f"peer-{peer}" / "store" / attest.FOLDER / name / FILE
+    return here.folder / f"peer-{peer}" / "store" / peer_certificate.FOLDER / name / FILE
 
 
 def check(here: Hamlet, peer: int, name: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def vouched(place: Path, authority: Path) -> dict[str, Any]:
 
     A model that a later chapter erased, or a peer that left, is missed loudly.
     """
-    found = attest.verified(place, authority)
+    found = peer_certificate.verified(place, authority)
     assert found["problems"] == []
     assert read_certificate(place)["model"] is not None
     loud = {"checked": "", "not checked": ", MODEL NOT CHECKED"}[found["model"]]

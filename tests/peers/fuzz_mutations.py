@@ -19,7 +19,7 @@ from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.decided import PREFIX as CHAPTER
 from unwalk.peers.decisions.votes import Matter, digest_of, words
 from unwalk.peers.forgetting.erasure import Receipt
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover import log_rules
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.hoplog import BARE, bare_text, sign_entry
@@ -125,7 +125,7 @@ class Liar:
             try:
                 if names == {"body", "chain", "signature", "certificate"}:
                     return self.entry(value["body"])
-                if names == set(succession.SIGNED):
+                if names == set(log_rules.SIGNED):
                     return self.sighting(value["sighting"])
                 if names == set(Receipt.__dataclass_fields__):
                     return self.receipt(value)
@@ -161,7 +161,7 @@ class Liar:
         return sign_entry(body["previous"], rest, self.bundle.sign, self.pem)
 
     def sighting(self, said: dict[str, Any]) -> dict[str, Any]:
-        data = succession.words(self.run, self.asker, self.chain, said)
+        data = log_rules.words(self.run, self.asker, self.chain, said)
         return {"sighting": said, "signature": self.sign(data), "certificate": self.pem}
 
     def receipt(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -13,30 +13,28 @@ from typing import Any
 
 from unwalk.core import errors, events, transcript
 from unwalk.peers.decisions import ballot as poll
-from unwalk.peers.decisions import decided as minutes
-from unwalk.peers.decisions import history, votes
+from unwalk.peers.decisions import decided, history, votes
 from unwalk.peers.decisions import walk_end as closing
 from unwalk.peers.forgetting import erasure
 from unwalk.peers.handover import checks as gate
 from unwalk.peers.handover import control_messages as talk
 from unwalk.peers.handover import end_vote as ends
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover import receiving as intake
 from unwalk.peers.identity import network_file as network
 from unwalk.peers.identity import trust
 from unwalk.peers.lifecycle import chapter_runner as chapters
 from unwalk.peers.lifecycle import leaving
 from unwalk.peers.lifecycle import next_chapter as council
-from unwalk.peers.protocol import codec, hoplog
+from unwalk.peers.protocol import codec, hoplog, schedule
 from unwalk.peers.protocol import consensus as decisions
-from unwalk.peers.protocol import schedule as agenda
 from unwalk.peers.storage import store
 from unwalk.peers.storage import token_files as tokens
 from unwalk.peers.transport import wire
 
 MODULES: tuple[ModuleType, ...] = (
-    *(agenda, chapters, closing, codec, council, decisions, ends, erasure, events, gate, history),
-    *(hoplog, intake, leaving, minutes, network, poll, store, succession, talk, tokens),
+    *(schedule, chapters, closing, codec, council, decisions, ends, erasure, events, gate, history),
+    *(hoplog, intake, leaving, decided, network, poll, store, log_rules, talk, tokens),
     *(transcript, trust, votes, wire),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")

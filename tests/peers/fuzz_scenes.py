@@ -284,7 +284,8 @@ async def _made_up(record: Record, here: Recorded) -> None:
     """Messages that this life had no need of: asked and answered for the record."""
     end, council = here.memory.at(2), here.peers[2].council
     bundle = here.peers[2].bundle
-    talk = here.peers[2].service.talk
+    service = here.peers[2].service
+    talk = service.talk
     recovery = next(c for c in record.calls if c.kind == "fence")
     opened = json.loads(recovery.parts[0])["entry"]["body"]["generation"]
     text, decision = council.known[0]
@@ -296,11 +297,11 @@ async def _made_up(record: Record, here: Recorded) -> None:
         council.words("agenda-receipt", number=1),
         council.words("agenda-ready", number=1),
         council.words("agenda-decided", number=1, value=text, decision=decision),
-        talk.words("where", chain=talk.service.state.committed.chain),
+        talk.words("where", chain=service.state.committed.chain),
         talk.words("opening", generation=opened),
         talk.words("beginning"),
-        talk.words("entry", chain=talk.service.state.committed.chain),
-        talk.words("decide", poll=talk.service.poll.record()),
+        talk.words("entry", chain=service.state.committed.chain),
+        talk.words("decide", poll=service.poll.record()),
     ):
         await end.tell(0, message, 5.0)
     time = now().isoformat(timespec="seconds")

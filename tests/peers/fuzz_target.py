@@ -540,7 +540,9 @@ class Target:
             "decided log": lambda: talk.gather(end),
             "beginning": talk.beginnings,
             "release": lambda: talk._release(self.liar, service.state.kept or _parcel(service)),
-            "final": lambda: talk._bring_final(self.liar, end) if _there(service, end) else _none(),
+            "final": lambda: (
+                service.last_token._bring_final(self.liar, end) if _there(service, end) else _none()
+            ),
             "agenda": council.catch_up,
             "vote": lambda: council.poll.show(self.liar),
             "visits": lambda: council.fetch_visits(0, 8, 0),

@@ -35,7 +35,7 @@ from unwalk.peers.decisions.decided import matter_of, words_of
 from unwalk.peers.decisions.votes import Matter, Writer, digest_of, words
 from unwalk.peers.decisions.walk_end import closing_of, end_from, end_text
 from unwalk.peers.handover.checks import PROTOCOL
-from unwalk.peers.handover.receiving import move_to
+from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from unwalk.peers.storage import disk_space as space
+from unwalk.peers.storage import disk_space
 from unwalk.peers.transport.wire import Chunks, Handler, Unreachable
 
 STEP = 2e-4
@@ -188,7 +188,7 @@ def in_virtual_time(seed: int) -> Iterator[Loop]:
                 patches.enter_context(patch.object(module, "monotonic", loop.time))
         salted = patch.object(secrets, "token_hex", lambda size=32: salts.randbytes(size).hex())
         patches.enter_context(salted)
-        patches.enter_context(patch.object(space, "RESERVE", 1 << 16))  # or it is what costs
+        patches.enter_context(patch.object(disk_space, "RESERVE", 1 << 16))  # or it is what costs
         asyncio.set_event_loop(loop)
         try:
             yield loop

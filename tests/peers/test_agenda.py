@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unwalk.core.errors import Corrupt
-from unwalk.peers.protocol import schedule as ag
+from unwalk.peers.protocol import schedule
 from unwalk.peers.protocol.schedule import Spec
 
 
@@ -27,19 +27,19 @@ def test_the_line_follows_the_chapters():
     again = spec(number=3, before=12, position=4, hops=8)
     fresh = spec(number=4, method="restart", before=12, position=0, hops=10)
     kept = [(0, 1), (0, 2), (0, 3)]
-    assert ag.line(10, [back]) == kept + [(1, k) for k in range(1, 8)]
-    assert ag.line(10, [back, seal])[-3:] == [(1, 7), (2, 1), (2, 2)]
-    assert ag.line(10, [back, seal, again]) == kept + [(1, 1)] + [(3, k) for k in range(1, 9)]
-    assert ag.line(10, [back, seal, again, fresh]) == [(4, k) for k in range(1, 11)]
+    assert schedule.line(10, [back]) == kept + [(1, k) for k in range(1, 8)]
+    assert schedule.line(10, [back, seal])[-3:] == [(1, 7), (2, 1), (2, 2)]
+    assert schedule.line(10, [back, seal, again]) == kept + [(1, 1)] + [(3, k) for k in range(1, 9)]
+    assert schedule.line(10, [back, seal, again, fresh]) == [(4, k) for k in range(1, 11)]
     for count, last in enumerate((back, seal, again, fresh), 1):
-        assert last.length == len(ag.line(10, [back, seal, again, fresh][:count]))
+        assert last.length == len(schedule.line(10, [back, seal, again, fresh][:count]))
 
 
 @given(st.integers(0, 9), st.integers(1, 30), st.sampled_from(["rewind", "restart"]))
 def test_a_chapter_comes_back_as_it_went(position, hops, method):
     said = spec(position=position, hops=hops, method=method, requests=("a", "b"))
     assert Spec.from_json(said.to_json(), 3) == said
-    assert ag.run_of("x", said) != ag.run_of("x", replace(said, hops=hops + 1))
+    assert schedule.run_of("x", said) != schedule.run_of("x", replace(said, hops=hops + 1))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,15 @@ def test_a_chapter_out_of_range_is_refused(wrong):
 
 def test_chapters_that_were_given_up_are_no_part_of_the_line():
     specs = [spec(), spec(number=2, after=1), spec(number=3, after=1), spec(number=4, after=3)]
-    found = ag.marked(specs, [4])
+    found = schedule.marked(specs, [4])
     assert [s.void for s in found] == [False, True, False, True]
-    assert (ag.present(found), ag.present([]), ag.present(found[1:2])) == (3, 0, 0)
-    assert ag.line(10, found) == ag.line(10, [found[0], found[2]])
-    assert [ag.run_of("x", s) for s in found] == [ag.run_of("x", s) for s in specs]
+    assert (schedule.present(found), schedule.present([]), schedule.present(found[1:2])) == (
+        3,
+        0,
+        0,
+    )
+    assert schedule.line(10, found) == schedule.line(10, [found[0], found[2]])
+    assert [schedule.run_of("x", s) for s in found] == [schedule.run_of("x", s) for s in specs]
 
 
 def test_a_budget_belongs_to_certified_chapters():

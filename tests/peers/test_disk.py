@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_opened_leaves_no_token_on_its_way(tmp_path):
         claim, service.store.claim = service.store.claim, none
         await here.until(lambda: calls)
         service.store.claim = claim
-        assert not service.intake.receiving
+        assert not service.receiving
         await here.until(here.finished)
 
     lived(tmp_path, script, PEERS, lease=5.0, train__hops=40)

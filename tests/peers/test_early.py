@@ -61,7 +61,7 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         (receiver,) = set(begun)
         service = here.services[receiver]
         assert receiver != holder, "the next peer had all bytes and had begun its visit"
-        assert not service.intake.receiving
+        assert not service.receiving
         assert service.ahead.begun is None
         assert service.state.held is None
         assert max(e["body"]["hop"] for e in service.store.entries(service.run_id)) < 4
@@ -284,7 +284,7 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         for peer in range(1, PEERS):
             here.start(peer)
         service.store.fault = held_up(written)
-        await here.until(lambda: service.ahead.reading or service.intake.receiving)
+        await here.until(lambda: service.ahead.reading or service.receiving)
         await asyncio.sleep(0.1)
         task = here.tasks[0]
         for _ in range(3):

@@ -32,7 +32,7 @@ from unwalk.peers.decisions.walk_end import (
     visits_digest,
     void_closing,
 )
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Receipt
 from unwalk.peers.forgetting.plans import as_walked, silent_spec, walked
 from unwalk.peers.identity.trust import Bundle
@@ -85,23 +85,25 @@ def forged(
     """What is wrong with a certificate that says something else, signed by its own issuer."""
     place, document = folder / "certificate.json", read_certificate(told.place)
     if visits is None:
-        visits = attest.read_visits(told.place.with_name(attest.VISITS))
-    before = Transcript.read(told.place.with_name(attest.TRANSCRIPT))
+        visits = peer_certificate.read_visits(told.place.with_name(peer_certificate.VISITS))
+    before = Transcript.read(told.place.with_name(peer_certificate.TRANSCRIPT))
     made, last = Transcript(before.header), before.header["phases"][-1]["name"]
     for number, visit in enumerate(visits, 1):
         made.add(as_walked(Hop.from_json(visit["visit"]), number, last))
-    text = attest.visits_text(visits)
+    text = peer_certificate.visits_text(visits)
     said = document["model"] if model is None else model_of(model)
     body = certificate_of(made, said)
     digest = hashlib.sha256(text.encode()).hexdigest()
     body["peers"] = {**document["peers"], "visits": digest, **changes}
     pem = told.bundle.certificate_pem.decode()
     place.write_text(text_of(sign(body, told.bundle.keys.signing, pem)))
-    place.with_name(attest.TRANSCRIPT).write_text(made.text())
-    place.with_name(attest.VISITS).write_text(text)
+    place.with_name(peer_certificate.TRANSCRIPT).write_text(made.text())
+    place.with_name(peer_certificate.VISITS).write_text(text)
     if model is not None:
         place.with_name(MODEL).write_bytes(model)
-    found = attest.verified(place, told.here.folder / "ca.pem", told.here.folder / "network.json")
+    found = peer_certificate.verified(
+        place, told.here.folder / "ca.pem", told.here.folder / "network.json"
+    )
     return list(found["problems"])
 
 
@@ -114,7 +116,7 @@ def another(told: Any, visit: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def test_visits_and_model_are_those_that_a_quorum_decided_on(told, tmp_path):
-    visits = attest.read_visits(told.place.with_name(attest.VISITS))
+    visits = peer_certificate.read_visits(told.place.with_name(peer_certificate.VISITS))
     assert forged(told, tmp_path) == [], "signed anew by its own issuer, and nothing changed"
     mine = next(n for n, v in enumerate(visits) if v["run"] == told.runs[2])
     alone = visits[:mine] + [
@@ -128,7 +130,7 @@ def test_visits_and_model_are_those_that_a_quorum_decided_on(told, tmp_path):
     assert problem == "the model is not the one that the peers decided on"
     (tmp_path / MODEL).unlink()
     assert "what was erased" in forged(told, tmp_path, erased_after_hop=10**6)[0]
-    checked = attest.verified(told.place, told.here.folder / "ca.pem")["checked"]
+    checked = peer_certificate.verified(told.place, told.here.folder / "ca.pem")["checked"]
     assert "said by the issuer alone: version, issued, composed" in checked
 
 
@@ -192,22 +194,24 @@ def test_a_revoked_peer_says_nothing_of_requests_without_a_walk(told, tmp_path):
     """It could name any chapter before its revocation; nobody else says when it issued them."""
     folder = tmp_path / "net"
     shutil.copytree(told.here.folder, folder)
-    facts = attest.Facts(0, told.runs[0], ("other",), 12, {}, (), told.ends, False, True)
+    facts = peer_certificate.Facts(0, told.runs[0], ("other",), 12, {}, (), told.ends, False, True)
     transcript, visits = told.quiet
     issued = "2031-01-01T00:00:00+00:00"
-    attest.issue(told.bundle, "backdated", transcript, visits, facts, issued)
+    peer_certificate.issue(told.bundle, "backdated", transcript, visits, facts, issued)
     place = certificate(told.here, LIAR, "backdated")
-    found = attest.verified(place, folder / "ca.pem", told.here.folder / "network.json")
+    found = peer_certificate.verified(place, folder / "ca.pem", told.here.folder / "network.json")
     assert found["problems"] == []
     assert any(
         n.startswith("said by the issuer alone") and "records" in n for n in found["checked"]
     )
     revoke(folder, f"peer-{LIAR}", chapter=1)
-    found = attest.verified(place, folder / "ca.pem", folder / "network.json")
+    found = peer_certificate.verified(place, folder / "ca.pem", folder / "network.json")
     assert "was revoked from chapter 1 on, and nobody else says" in found["problems"][0]
     facts = replace(facts, chapter=1, run=told.runs[1])
-    attest.issue(told.bundle, "backdated", transcript, visits, facts, issued)
-    assert "0 chapters are shown" in attest.verified(place, folder / "ca.pem")["problems"][0]
+    peer_certificate.issue(told.bundle, "backdated", transcript, visits, facts, issued)
+    assert (
+        "0 chapters are shown" in peer_certificate.verified(place, folder / "ca.pem")["problems"][0]
+    )
 
 
 def test_what_stays_of_an_end_tells_nothing_without_its_salt(told):
@@ -290,19 +294,19 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
 
 def test_a_request_is_not_done_while_its_certificate_does_not_verify(tmp_path, monkeypatch):
     """Its visits are damaged on the disk: the request and the journal say so, until it is well."""
-    issue: Callable[..., Any] = attest.issue
+    issue: Callable[..., Any] = peer_certificate.issue
     damaged: list[Any] = []
 
     def damaging(bundle: Bundle, name: str, *args: Any) -> Any:
         found = issue(bundle, name, *args)
-        path = bundle.store / attest.FOLDER / name / attest.VISITS
+        path = bundle.store / peer_certificate.FOLDER / name / peer_certificate.VISITS
         damaged[:] = [path, path.read_bytes()]
         path.write_bytes(damaged[1] + b"\n")
         return found
 
     async def script(here):
         await here.until(here.trained)
-        monkeypatch.setattr(attest, "issue", damaging)
+        monkeypatch.setattr(peer_certificate, "issue", damaging)
         ask(here, 0, "r", *trained_on(here, 0)[:1])
         requests = here.peers[0].requests
         await here.until(lambda: requests.get("r").reason is not None)
@@ -345,14 +349,14 @@ def test_a_walk_ends_though_each_peer_was_told_of_another_salt(tmp_path):
     async def script(here: Village) -> None:
         services = [here.start(peer) for peer in range(4)]
         for service in services:
-            bring = service.talk._bring_final
+            bring = service.last_token._bring_final
 
             async def other(peer: int, value: Value, bring: Any = bring) -> bool:
                 salt = hashlib.sha256(f"{peer} {value.salt}".encode()).hexdigest()[:32]
                 done: bool = await bring(peer, replace(value, salt=salt))
                 return done
 
-            service.talk._bring_final = other  # type: ignore[method-assign]
+            service.last_token._bring_final = other  # type: ignore[method-assign]
         await here.until(here.finished)
         assert len({s.state.committed for s in services}) == 1
         assert len({history.end_decision(s.store, s.run_id)[0] for s in services}) == 1  # type: ignore[index]
@@ -367,17 +371,17 @@ def test_one_neighbour_brings_two_ends_and_more_only_if_they_are_voted_on(tmp_pa
         ends = [Value((0, 0), f"{n:064x}", "1" * 64, SALT) for n in range(4)]
         state = service.state
         for end in ends[:2]:
-            service.talk._room_for(1, end)
+            service.last_token._room_for(1, end)
             state = pr.hold(state, end)
-            service.talk.brought[end.chain] = 1
+            service.last_token.brought[end.chain] = 1
         service.state = state
         with pytest.raises(Refused, match="2 other ends are kept"):
-            service.talk._room_for(1, ends[2])
-        service.talk._room_for(3, ends[2])
-        service.talk._room_for(1, replace(ends[2], generation=(1, 1)))
+            service.last_token._room_for(1, ends[2])
+        service.last_token._room_for(3, ends[2])
+        service.last_token._room_for(1, replace(ends[2], generation=(1, 1)))
         closing = closing_of(ends[2], "2" * 64, "3" * 64)
         service.poll.texts = {closing.digest: end_text(ends[2], closing)}
-        service.talk._room_for(1, ends[2])
+        service.last_token._room_for(1, ends[2])
         service.state = replace(state, ends=())
 
     lived(tmp_path, script, peers=4)

@@ -31,7 +31,7 @@ from unwalk.core.plan import Plan
 from unwalk.core.transcript import Transcript
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers.demo import equal_bytes
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.certificate_archive import pack
 from unwalk.peers.forgetting.plans import Book, walked
 from unwalk.peers.protocol.schedule import Spec
@@ -92,7 +92,7 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
     assert document["peers"]["pending"] == []
     assert document["public"]["forgotten"] == 5
     assert seen["new"] not in text_of(document)  # it outlives the model
-    raw = attest.released(document, certificate(here, 2, "chapter-1"))
+    raw = peer_certificate.released(document, certificate(here, 2, "chapter-1"))
     assert raw is not None
     assert document["model"] == model_of(raw)
     with zipfile.ZipFile(io.BytesIO(pack(certificate(here, 2, "chapter-1")))) as archive:

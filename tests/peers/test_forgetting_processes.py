@@ -15,7 +15,7 @@ from tests.peers.deletions import CERTIFIED, form, network, records_of, vouched
 from tests.peers.harness import Town, town
 from unwalk.cli.forgetting import _hand_in
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.records.trace_search import search, traces
 from unwalk.peers.web.client import Asker
 from unwalk.peers.web.http_server import ADDRESS_FILE
@@ -80,7 +80,7 @@ def killed_on_the_way(here: Town, point: str, id: str, record: str) -> None:
     here.until(lambda: row_of(folder, id)[0] == "done")
     name = row_of(folder, id)[1]
     assert name is not None
-    place = folder / f"peer-{U}" / "store" / attest.FOLDER / name / "certificate.json"
+    place = folder / f"peer-{U}" / "store" / peer_certificate.FOLDER / name / "certificate.json"
     found = vouched(place, folder / "ca.pem")
     assert found["model"] == "checked", point
     assert [c["grade"] for c in found["claims"]] == ["exact"]

@@ -24,7 +24,7 @@ from tests.peers.deletions import (
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import UnknownRecords
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.next_chapter import BODY
@@ -184,7 +184,7 @@ def test_a_certificate_that_was_changed_is_found_out(tmp_path):
     here = hamlet(tmp_path, script, peers=3)
     place, authority = certificate(here, 2, "chapter-1"), here.folder / "ca.pem"
     good = read_certificate(place)
-    assert attest.verified(place, authority)["problems"] == []
+    assert peer_certificate.verified(place, authority)["problems"] == []
     for change in (
         {"pending": ["peer-1"]},
         {"requests": ["other"]},
@@ -192,16 +192,16 @@ def test_a_certificate_that_was_changed_is_found_out(tmp_path):
     ):
         wrong = {**good, "peers": {**good["peers"], **change}}
         place.write_text(text_of(wrong))
-        assert attest.verified(place, authority)["problems"], change
+        assert peer_certificate.verified(place, authority)["problems"], change
     place.write_text(text_of(good))
-    visits = place.with_name(attest.VISITS)
+    visits = place.with_name(peer_certificate.VISITS)
     text = visits.read_text()
     visits.write_text(text.replace('"receiver":2', '"receiver":1', 1))
-    assert attest.verified(place, authority)["problems"]
+    assert peer_certificate.verified(place, authority)["problems"]
     visits.write_text(text)
     other = network(tmp_path / "other", peers=3)
     assert other.name == here.network.name
-    assert attest.verified(place, tmp_path / "other" / "ca.pem")["problems"]
+    assert peer_certificate.verified(place, tmp_path / "other" / "ca.pem")["problems"]
     assert json.loads(text.splitlines()[0])["certificates"]
 
 

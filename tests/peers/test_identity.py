@@ -16,7 +16,7 @@ from tests.peers.harness import SETTINGS, network
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers import provision
-from unwalk.peers.identity import credentials as identity
+from unwalk.peers.identity import credentials
 from unwalk.peers.identity.credentials import Keys, fingerprint_of, request
 from unwalk.peers.identity.network_file import Member, Network
 from unwalk.peers.identity.trust import Bundle
@@ -71,7 +71,7 @@ def test_a_certificate_of_another_network_is_refused(made, tmp_path):
 def test_an_expired_certificate_stops_the_peer(made, monkeypatch):
     provision.make_bundle(made, "peer-0", days=1)
     assert Bundle.read(made / "peer-0").index == 0
-    later = identity.now() + dt.timedelta(days=2)
+    later = credentials.now() + dt.timedelta(days=2)
     monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda: later)
     with pytest.raises(InvalidInput, match="certificate of peer-0 is not valid now: it runs from"):
         Bundle.read(made / "peer-0")
@@ -113,7 +113,7 @@ def test_what_was_signed_before_a_certificate_ended_stays_good(made, monkeypatch
     pem = old.certificate_pem.decode()
     entry = sign_entry("0" * 64, {"kind": "x"}, old.sign, pem)
     for days, words in ((2, "not valid now"), (-2, "not valid now")):
-        moved = identity.now() + dt.timedelta(days=days)
+        moved = credentials.now() + dt.timedelta(days=days)
         monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda moved=moved: moved)
         with pytest.raises(Refused, match=words):
             trust.identity(pem)

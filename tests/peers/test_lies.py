@@ -19,8 +19,8 @@ from unwalk.core.transcript import Hop, Transcript
 from unwalk.peers.daemon import status
 from unwalk.peers.decisions.history import forget_logs
 from unwalk.peers.decisions.votes import decision_to, digest_of
-from unwalk.peers.forgetting import peer_certificate as attest
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.service import Service
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
@@ -361,7 +361,7 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
             token="1" * 64,
             lost=-1,
             sightings=[
-                succession.sign(liar_of(here, p).bundle, run, LIAR, chain, s)
+                log_rules.sign(liar_of(here, p).bundle, run, LIAR, chain, s)
                 for p, s in said.items()
             ],
         )
@@ -391,7 +391,7 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
 
     def problems(forged: dict[str, Any], network: Path | None = None) -> list[str]:
         place.write_text(text_of(forged))
-        found = attest.verified(place, authority, network)
+        found = peer_certificate.verified(place, authority, network)
         assert (found["verdict"] == "changed") == bool(found["problems"])
         return list(found["problems"])
 
@@ -416,7 +416,7 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
     assert problems(liar_of(here).resigned(document))
     assert problems(liar_of(here).resigned(document, issuer="peer-2"))
     place.write_text(text_of(document))
-    without = attest.verified(place, authority)["checked"]
+    without = peer_certificate.verified(place, authority)["checked"]
     assert any("revocation not checked" in text for text in without)
     assert any(text.startswith("issued by peer-0") for text in without)
     later = revoke(here.folder, "peer-0", chapter=2)
@@ -439,18 +439,18 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
     here = hamlet(tmp_path, script)
     place = certificate(here, 0, "chapter-1")
     said = read_certificate(place)["peers"]
-    transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
-    visits = attest.read_visits(place.with_name(attest.VISITS))
-    trust = attest._trust(said, here.folder / "ca.pem", None)
+    transcript = Transcript.read(place.with_name(peer_certificate.TRANSCRIPT))
+    visits = peer_certificate.read_visits(place.with_name(peer_certificate.VISITS))
+    trust = peer_certificate._trust(said, here.folder / "ca.pem", None)
     names = [p.name for p in trust.network.peers]
-    specs = attest._check_decided(said, trust, names)
-    places = attest._line(specs, trust.network, decided=True)
+    specs = peer_certificate._check_decided(said, trust, names)
+    places = peer_certificate._line(specs, trust.network, decided=True)
 
     def checked(
         hops: list[Hop], signed: list[dict[str, Any]], line: list[tuple[int, str, int]]
     ) -> None:
         made = Transcript(transcript.header, hops)
-        attest._check_visits(signed, made, trust, line)
+        peer_certificate._check_visits(signed, made, trust, line)
 
     checked(transcript.hops, visits, places)
     first = sum(hop.phase == transcript.hops[0].phase for hop in transcript.hops)
@@ -462,11 +462,11 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
     hops = [replace(hop, hop=n) for n, hop in enumerate(transcript.hops[1:first], 1)]
     with pytest.raises(Corrupt, match=r"is visit 2 of its walk|came from peer"):
         checked(hops, visits[1:first], places[: first - 1])
-    attest._check_header(transcript, specs, said, trust.network)
+    peer_certificate._check_header(transcript, specs, said, trust.network)
     for name, value in (("batching", "iid"), ("forget", 7), ("phases", []), ("more", 1)):
         lied = Transcript({**transcript.header, name: value}, transcript.hops)
         with pytest.raises(Refused, match=f"header has {name}"):
-            attest._check_header(lied, specs, said, trust.network)
+            peer_certificate._check_header(lied, specs, said, trust.network)
 
 
 def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
@@ -478,12 +478,12 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
     here = hamlet(tmp_path, script)
     place = certificate(here, 0, "chapter-1")
     said = read_certificate(place)["peers"]
-    transcript = Transcript.read(place.with_name(attest.TRANSCRIPT))
-    visits = attest.read_visits(place.with_name(attest.VISITS))
-    trust = attest._trust(said, here.folder / "ca.pem", None)
+    transcript = Transcript.read(place.with_name(peer_certificate.TRANSCRIPT))
+    visits = peer_certificate.read_visits(place.with_name(peer_certificate.VISITS))
+    trust = peer_certificate._trust(said, here.folder / "ca.pem", None)
     end = said["receipts"][0]["end"]
-    specs = attest._check_decided(said, trust, [p.name for p in trust.network.peers])
-    places = attest._line(specs, trust.network, decided=True)
+    specs = peer_certificate._check_decided(said, trust, [p.name for p in trust.network.peers])
+    places = peer_certificate._line(specs, trust.network, decided=True)
     serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
     for serial, peer in serials.items():
         hops = zip(places, transcript.hops, strict=True)
@@ -493,14 +493,14 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
             judge = replace(trust, network=network, _known={})
             if max(walked) >= first:
                 with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
-                    attest._check_visits(visits, transcript, judge, places)
+                    peer_certificate._check_visits(visits, transcript, judge, places)
             else:
-                attest._check_visits(visits, transcript, judge, places)
+                peer_certificate._check_visits(visits, transcript, judge, places)
             if first <= 1:
                 with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
-                    attest._check_receipts(said, judge, end)
+                    peer_certificate._check_receipts(said, judge, end)
             else:
-                assert len(attest._check_receipts(said, judge, end)) == len(network.peers)
+                assert len(peer_certificate._check_receipts(said, judge, end)) == len(network.peers)
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):

@@ -30,8 +30,8 @@ from unwalk.cli import app
 from unwalk.cli.forgetting import _hand_in
 from unwalk.peers.daemon import chapters_of
 from unwalk.peers.decisions.votes import decision_to, digest_of
-from unwalk.peers.forgetting import peer_certificate as attest
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol import codec
@@ -250,7 +250,7 @@ def test_lies_about_chapters_change_nothing_and_a_request_goes_on(tmp_path):
         assert [s.peer for s in chapters_of(folder / "peer-0")] == [0]
         after = records(here)
     assert {p: after[p] for p in (VICTIM, LIAR, 3)} == {p: before[p] for p in (VICTIM, LIAR, 3)}
-    resigned(folder, folder / "peer-0" / "store" / attest.FOLDER / "chapter-1" / FILE)
+    resigned(folder, folder / "peer-0" / "store" / peer_certificate.FOLDER / "chapter-1" / FILE)
 
 
 def verified(place: Path, *words: str) -> tuple[int, str]:
@@ -312,7 +312,7 @@ async def far_fences(liar: Liar) -> None:
     chain, last = "f" * 64, state.hops - 1
     seen = await liar.tell_all(HONEST, liar.words("where", chain=chain))
     far = Sighting((FAR - 1, LIAR), state.lineage, state.reached)
-    mine = succession.sign(liar.bundle, run, LIAR, chain, far)
+    mine = log_rules.sign(liar.bundle, run, LIAR, chain, far)
     for number in (FAR - 1, FAR):
         opened = (number, LIAR)
         for sightings in ([], [mine], seen, [*seen, mine]):

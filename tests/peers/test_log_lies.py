@@ -12,7 +12,7 @@ import pytest
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.checks import Offer
 from unwalk.peers.handover.control_messages import Seen
 from unwalk.peers.handover.service import Service
@@ -153,7 +153,7 @@ def _sightings(here: Village, service: Service) -> None:
     def record(generations: int) -> dict[str, Any]:
         lineage = tuple(((number, LIAR), number) for number in range(generations))
         said = Sighting(lineage[-1][0], lineage, ((0, 0), (0, 0)))
-        return succession.sign(bundle, service.run_id, 0, "c", said)
+        return log_rules.sign(bundle, service.run_id, 0, "c", said)
 
     assert service.succession.sighted(record(100), 0, "c")[0] == LIAR
     with pytest.raises(Refused, match="a sighting has"):

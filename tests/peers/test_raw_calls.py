@@ -15,7 +15,7 @@ from tests.peers.harness import network
 from tests.peers.test_fuzz import snapshot
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import Work, plan_of
-from unwalk.peers.identity import credentials as identity
+from unwalk.peers.identity import credentials
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
 from unwalk.peers.storage.store import Store
@@ -121,7 +121,7 @@ def test_a_certificate_that_ends_ends_its_connections(tmp_path, monkeypatch):
     async def script(here):
         words = here.service.talk.words("where", chain="")
         assert await here.client.tell(PEER, words, 5.0)
-        later = identity.now() + dt.timedelta(days=400)
+        later = credentials.now() + dt.timedelta(days=400)
         monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda: later)
         with pytest.raises(Unreachable, match="certificate of peer-0 is not valid now") as caught:
             await here.client.tell(PEER, words, 5.0)

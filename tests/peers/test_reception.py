@@ -25,7 +25,7 @@ from tests.peers.deletions import (
 from tests.peers.own_files import names_of, peer
 from unwalk.certificates.document import FORMAT, UNSIGNED, text_of
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.records.record_store import Records
@@ -188,7 +188,7 @@ def test_a_certificate_that_was_issued_again_within_a_tick_of_the_clock_is_read_
 
     for version in (1, 2):
         write(version)
-        ((_, document),), changed = attest.read_all(tmp_path)
+        ((_, document),), changed = peer_certificate.read_all(tmp_path)
         assert not changed
         assert document["peers"]["version"] == version
 

@@ -20,7 +20,7 @@ from tests.peers.own_files import (
     write_csv,
 )
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.records import source_changes as renewal
+from unwalk.peers.records import source_changes
 from unwalk.peers.records.record_store import Changes, Records
 from unwalk.peers.records.sources import DataSettings, SourceRefused
 
@@ -91,13 +91,13 @@ def test_nothing_is_read_when_nothing_changed(tmp_path, monkeypatch):
     settled(path)
     assert records.refresh() == Changes()  # the time is trusted from here on
     read = []
-    monkeypatch.setattr(renewal, "_digest", lambda *_: read.append("digest"))
-    monkeypatch.setattr(renewal, "read_part", lambda *_: read.append("part"))
+    monkeypatch.setattr(source_changes, "_digest", lambda *_: read.append("digest"))
+    monkeypatch.setattr(source_changes, "read_part", lambda *_: read.append("part"))
     assert records.refresh() == Changes()
     assert read == []
     monkeypatch.undo()
     os.utime(path)  # touched, not changed: looked through, not taken in again
-    monkeypatch.setattr(renewal, "read_part", lambda *_: read.append("part"))
+    monkeypatch.setattr(source_changes, "read_part", lambda *_: read.append("part"))
     assert records.refresh() == Changes()
     assert read == []
     records.close()

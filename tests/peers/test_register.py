@@ -22,7 +22,7 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt
 from unwalk.core.events import Draw
 from unwalk.core.program import Records
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.records.noise_register import PeerRegister, draws, marks, was_released
 from unwalk.peers.records.trace_search import search, traces
@@ -131,8 +131,10 @@ def answered(here: Town, id: str) -> dict[str, Any]:
     here.until(lambda: row_of(here.folder, id)[0] == "done")
     name = row_of(here.folder, id)[1]
     assert name is not None
-    place = here.folder / f"peer-{U}" / "store" / attest.FOLDER / name / "certificate.json"
-    assert attest.verified(place, here.folder / "ca.pem")["problems"] == []
+    place = (
+        here.folder / f"peer-{U}" / "store" / peer_certificate.FOLDER / name / "certificate.json"
+    )
+    assert peer_certificate.verified(place, here.folder / "ca.pem")["problems"] == []
     return read_certificate(place)
 
 
@@ -149,9 +151,11 @@ def test_a_seal_whose_process_is_killed_just_before_its_noise_is_drawn(tmp_path,
         killed_at(here, "release entered", "r", rows[0][0])
         if not back:
             _hand_in(folder / "peer-0", form("other", records_of(0)[0][0], **BUDGET))
-            certificate = folder / "peer-0/store" / attest.FOLDER / "chapter-2/certificate.json"
+            certificate = (
+                folder / "peer-0/store" / peer_certificate.FOLDER / "chapter-2/certificate.json"
+            )
             here.until(certificate.exists)
-            assert attest.verified(certificate, folder / "ca.pem")["problems"] == []
+            assert peer_certificate.verified(certificate, folder / "ca.pem")["problems"] == []
         here.start(U)
         document = answered(here, "r")
         here.until(here.finished)

@@ -209,15 +209,15 @@ def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, s
         limits=Limits(lease=1.0, visit=10.0),
         chapter=SimpleNamespace(left=frozenset(), spec="some", number=1, model=""),
         poll=SimpleNamespace(rules=SimpleNamespace(lies=1)),
-        ends=SimpleNamespace(void=None),
         journal=Journal(None, "peer-0", []),
-        talk=SimpleNamespace(
-            ask_all=lambda chain: answer(heard),
-            beginnings=lambda: answer(shown),
-            learn=lambda peer, sighting: answer(None),
-        ),
     )
-    lookout = Lookout(service)
+    talk: Any = SimpleNamespace(
+        ask_all=lambda chain: answer(heard),
+        beginnings=lambda: answer(shown),
+        learn=lambda peer, sighting: answer(None),
+    )
+    ends: Any = SimpleNamespace(void=None)
+    lookout = Lookout(service, talk, ends)
     lookout.since -= leases
     lookout.begun = monotonic() - since if since else None
     assert not lookout.consents, "not before it has looked"

@@ -16,7 +16,7 @@ from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers.daemon import committed_log
 from unwalk.peers.decisions import history
 from unwalk.peers.decisions.decided import read_all
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.handover import Value
 from unwalk.peers.protocol.hoplog import Entry
@@ -105,7 +105,7 @@ def _one_history(scene: Scene) -> None:
 def _certificates(scene: Scene) -> None:
     """Every certificate that was issued by a peer that does not lie verifies."""
     for peer in honest(scene):
-        pattern = f"peer-{peer}/store/{attest.FOLDER}/*/certificate.json"
+        pattern = f"peer-{peer}/store/{peer_certificate.FOLDER}/*/certificate.json"
         for place in scene.folder.glob(pattern):
             try:
                 vouched(place, scene.folder / "ca.pem")

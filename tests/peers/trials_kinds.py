@@ -21,8 +21,8 @@ from tests.peers.trials_scenes import FULL, Scene
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.decisions.votes import decision_to, digest_of
-from unwalk.peers.forgetting import peer_certificate as attest
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, PROPOSE, Vote
@@ -431,7 +431,7 @@ async def false_fence(scene: Scene) -> str:
         for number in (lineage[-1][0][0] + 1, 9, 2**31 - 1):
             generation = (number, me)
             said = Sighting(lineage[-1][0], lineage, (lineage[-1][0], (hop, 0)))
-            shown = [succession.sign(liar.bundle, run, me, last["chain"], said)]
+            shown = [log_rules.sign(liar.bundle, run, me, last["chain"], said)]
             body = recovery_body(
                 run=run,
                 generation=generation,
@@ -501,7 +501,7 @@ async def wrong_papers(scene: Scene) -> str:
     await everybody(scene)
     u = scene.rng.choice(honest(scene))
     await asked(scene, u)
-    folder = scene.folder / f"peer-{u}" / "store" / attest.FOLDER
+    folder = scene.folder / f"peer-{u}" / "store" / peer_certificate.FOLDER
     mine = f"peer-{me}"
 
     def waiting() -> bool:
@@ -517,7 +517,7 @@ async def wrong_papers(scene: Scene) -> str:
     document = read_certificate(place)
     forged_place = scene.folder / "forged" / FILE
     forged_place.parent.mkdir()
-    for name in (attest.TRANSCRIPT, attest.VISITS):
+    for name in (peer_certificate.TRANSCRIPT, peer_certificate.VISITS):
         (forged_place.parent / name).write_bytes(place.with_name(name).read_bytes())
     tried: list[dict[str, Any]] = [
         {"pending": []},
@@ -529,7 +529,7 @@ async def wrong_papers(scene: Scene) -> str:
     async with scene.speaker(me) as liar:
         for changes in tried:
             forged_place.write_text(text_of(liar.resigned(document, **changes)))
-            found = attest.verified(forged_place, scene.folder / "ca.pem")
+            found = peer_certificate.verified(forged_place, scene.folder / "ca.pem")
             assert found["problems"], f"a forged certificate was believed: {changes}"
     return "receipts and certificates"
 

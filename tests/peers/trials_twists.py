@@ -11,7 +11,7 @@ from typing import Any
 
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.forgetting.erasure import receipt_of
-from unwalk.peers.handover import log_rules as succession
+from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.service import Service
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.protocol import codec
@@ -103,7 +103,7 @@ def false_sightings(chapters: Chapters, service: Service) -> None:
             ]
         )
         chain = str(record["chain"])[:64]
-        return succession.sign(service.bundle, service.run_id, sender, chain, said)
+        return log_rules.sign(service.bundle, service.run_id, sender, chain, said)
 
     service.talk.answer = lie  # type: ignore[method-assign]
 

@@ -1,1 +1,16 @@
-"""Real peers: a daemon that takes the token, does its visit and hands it on; no server anywhere."""
+"""Real peers: a daemon that takes the token, does its visit and hands it on; no server anywhere.
+
+``daemon.py`` is the process; ``provision.py`` makes a network and its keys; ``demo.py`` shows one
+with five peers.  Below them each room knows the rooms after it in this list, none before it:
+
+``web``         the endpoint for a peer's own organisation
+``lifecycle``   one peer through training, deletions and leaving
+``forgetting``  how a deletion request is planned, erased and certified
+``handover``    one walk at one peer: receive, visit, send, recover
+``decisions``   votes, ballots and what was decided
+``records``     a peer's own records and the files they come from
+``storage``     state and tokens on disk
+``transport``   messages and tokens between peers
+``identity``    keys, certificates and the network file
+``protocol``    the rules and formats as pure functions
+"""

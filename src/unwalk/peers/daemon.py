@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers import process_memory as memory
+from unwalk.peers import process_memory
 from unwalk.peers.decisions.votes import VOTER
 from unwalk.peers.identity.credentials import now, read_certificate
 from unwalk.peers.identity.network_file import Limits
@@ -55,7 +55,7 @@ def run_peer(
 
     ``http`` is where its organisation's own systems reach it; None: nowhere.
     """
-    memory.settle()
+    process_memory.settle()
     try:
         asyncio.run(_serve(folder, listen, metrics, http, ready, fault))
     except (OSError, sqlite3.Error, DiskFull) as error:

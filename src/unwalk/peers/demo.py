@@ -34,7 +34,7 @@ from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
 from unwalk.peers.demo_liar import tell_lies
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import Book
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.network_file import Limits, Network
@@ -309,7 +309,7 @@ def _conclude(
     served: list[list[int]],
     tell: Callable[[str], None],
 ) -> Path:
-    place = folder / f"peer-{FORGETS}" / "store" / attest.FOLDER / "chapter-1"
+    place = folder / f"peer-{FORGETS}" / "store" / peer_certificate.FOLDER / "chapter-1"
     book = Book(network)
     (spec,) = chapters_of(folder / "peer-0")
     _compare(folder, book.forgetting(spec, "simulated", []), shards, served, tell)
@@ -331,7 +331,7 @@ def _conclude(
     if hits := search(folder, needles):
         raise UnwalkError(f"{hits[0].path} still holds {hits[0].name}.")
     tell(f"none of {len(ids)} ids, and none of their rows, stands in any file of any peer")
-    found = attest.verified(place / FILE, folder / "ca.pem")
+    found = peer_certificate.verified(place / FILE, folder / "ca.pem")
     if found["problems"]:
         raise UnwalkError(found["problems"][0])
     tell(f"certificate: {place / FILE}")

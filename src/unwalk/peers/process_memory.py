@@ -1,4 +1,4 @@
-"""How a peer's process asks the C library to treat its memory; without the GNU one: as it does."""
+"""Settings of the GNU C library's memory allocator for a peer's process; elsewhere nothing."""
 
 from __future__ import annotations
 

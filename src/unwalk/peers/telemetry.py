@@ -1,4 +1,4 @@
-"""What a peer says about itself: one JSON line an event, and counters for Prometheus.
+"""What a peer says about itself: one JSON line per event, and counters for Prometheus.
 
 Neither ever holds records, losses, gradients or parameters: only who, when, which hop, which
 generation, how long and how many bytes.

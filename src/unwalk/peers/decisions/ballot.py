@@ -1,4 +1,4 @@
-"""One decision as one peer takes part in it: votes on disk and on the wire, time-outs from a clock.
+"""Takes part in one decision: votes on disk and on the wire, time-outs from a clock.
 
 The rules are in :mod:`unwalk.peers.protocol.consensus`.  A peer writes its votes down before it
 shows them.  It shows all that others need to be where it is, to each of them whenever its own

@@ -1,4 +1,4 @@
-"""Chapters and their ends as they were decided: who signed them, which votes they need."""
+"""Checks decided chapters and ends that others show: who signed them, which votes they need."""
 
 from __future__ import annotations
 

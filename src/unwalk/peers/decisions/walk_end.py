@@ -1,4 +1,4 @@
-"""How a walk ended, as peers vote on it: what is said of an end for good, and what is hidden in it.
+"""Describes how a walk ended, for the vote on it: what stays of it for good, and what is hidden.
 
 Votes hold the digest of a :class:`Closing`.  It says which visits were made and which model was
 released, so that a certificate can be compared with it; log, token and salt stand in it behind one

@@ -29,7 +29,8 @@ from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
 from unwalk.core.transcript import Hop, Transcript, canonical
-from unwalk.peers.decisions import decided as minutes
+from unwalk.peers.decisions.decided import MOST_CHAPTERS, read_end
+from unwalk.peers.decisions.decided import read_all as read_chapters
 from unwalk.peers.decisions.history import check_visit
 from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
 from unwalk.peers.forgetting.erasure import LEFT, Receipt
@@ -320,7 +321,7 @@ def _check_decided(said: Mapping[str, Any], trust: Trust, names: Sequence[str]) 
     The chapters that were decided.
     """
     run = trust.network.run_id
-    specs = minutes.read_all(trust, run, said["decisions"])
+    specs = read_chapters(trust, run, said["decisions"])
     if len(specs) != said["chapter"]:
         raise Refused(f"{len(specs)} chapters are shown as decided, not {said['chapter']}.")
     if specs:
@@ -416,12 +417,12 @@ def _check_ends(
     walked: dict[int, list[dict[str, Any]]] = {}
     for visit, (chapter, _, _) in zip(visits, places, strict=True):
         walked.setdefault(chapter, []).append(visit)
-    shown = codec.listed(said["ends"], "ends", most=minutes.MOST_CHAPTERS + 1)
+    shown = codec.listed(said["ends"], "ends", most=MOST_CHAPTERS + 1)
     if [end[0] for end in shown] != sorted(walked):
         raise Refused("it is not shown of each chapter on the line how it ended.")
     closing = None
     for number, text, decision, rest in shown:
-        closing = minutes.read_end(trust, number, specs, text, decision)
+        closing = read_end(trust, number, specs, text, decision)
         if closing.void:
             raise Refused(f"chapter {number} was given up; it ended without a visit.")
         found = visits_digest(walked[number], codec.digest(rest, "the rest of the visits"))

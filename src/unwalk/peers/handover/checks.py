@@ -1,4 +1,4 @@
-"""What a peer lets in: every offer and message is checked before anything touches its state."""
+"""Checks every offer of a token and every message before anything touches a peer's state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A visit begun ahead: while the token that it works on is still being written down.
+"""Begins a visit early: while the token that it works on is still being written down.
 
 A visit changes nothing but the workspace, so it may begin as soon as a token's content is known
 to be in order, before its stamp has come, before it is flushed and before it is accepted.  What it
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from unwalk.core.plan import Move
 from unwalk.peers.handover.checks import Offer
 from unwalk.peers.handover.visit import Visited
+from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.storage.store import Incoming, KeptLocal
 from unwalk.peers.storage.token_files import TokenFile, open_token
 from unwalk.peers.transport.wire import MemoryPieces
-
-if TYPE_CHECKING:
-    from unwalk.peers.handover.service import Service
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +38,8 @@ class Ahead:
     is the way on which one leaves it: until both are over no other visit may use the workspace.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
         self.begun: Begun | None = None
         self.for_nothing: asyncio.Future[Visited] | None = None
         self.reading = False
@@ -57,8 +54,8 @@ class Ahead:
         self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal | None
     ) -> None:
         """Begin the visit of a token that has arrived, if it ends here and nothing else is done."""
-        service = self.service
-        if len(offer.path) > 1 or service.state.held is not None or not self.free or self.begun:
+        walk = self.walk
+        if len(offer.path) > 1 or walk.state.held is not None or not self.free or self.begun:
             return
         if self.for_nothing is not None and not self.for_nothing.done():
             return  # one at a time, or tokens that are not accepted could pile up work
@@ -92,21 +89,21 @@ class Ahead:
         if self.leaving is not None:
             await self.leaving.gone.wait()
         if file is None:
-            service, loop = self.service, asyncio.get_running_loop()
-            await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
-            file = open_token(service.store.file(parcel.token), len(service.network.peers))
+            walk, loop = self.walk, asyncio.get_running_loop()
+            await loop.run_in_executor(walk.hashing, walk.store.check_file, parcel.token)
+            file = open_token(walk.store.file(parcel.token), len(walk.network.peers))
         return await self._start(file, move, kept, first=parcel.hop == 0)
 
     def _start(
         self, file: TokenFile, move: Move, kept: KeptLocal | None, *, first: bool
     ) -> asyncio.Future[Visited]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self.service.visits, self._work, file, move, kept, first)
+        return loop.run_in_executor(self.walk.visits, self._work, file, move, kept, first)
 
     def _work(self, file: TokenFile, move: Move, kept: KeptLocal | None, first: bool) -> Visited:
-        service = self.service
-        local = service.store.read_local(kept)
-        return service.work.visit(file.token(), move, local, first=first, loaded=file.give_back)
+        walk = self.walk
+        local = walk.store.read_local(kept)
+        return walk.work.visit(file.token(), move, local, first=first, loaded=file.give_back)
 
 
 def _forget(result: asyncio.Future[Visited]) -> None:

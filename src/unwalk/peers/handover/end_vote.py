@@ -1,11 +1,10 @@
-"""How a walk ends, as one peer votes on it: with one last token, or given up."""
+"""One peer's vote on how a walk ends: with one last token, or given up."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
 from unwalk.peers.decisions import history
@@ -21,13 +20,12 @@ from unwalk.peers.decisions.walk_end import (
     visits_digest,
     void_closing,
 )
+from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.consensus import Decision
 from unwalk.peers.protocol.handover import Value
 from unwalk.peers.protocol.hoplog import Entry
-
-if TYPE_CHECKING:
-    from unwalk.peers.handover.service import Service
 
 MOST_CLOSINGS = 32
 """Ends whose visits and model are remembered as computed here, at most."""
@@ -39,27 +37,28 @@ class Ends:
     """The vote on the end of one service's walk.
 
     ``void`` is the end without a visit, once this peer would have the walk given up.  ``closings``
-    are those that this peer has computed from the whole log and the bytes of an end.
+    are those that this peer has computed from the whole log and the bytes of an end.  ``consents``
+    says whether this peer has just seen that nobody can begin the walk.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, walk: Walk, talk: Talk, consents: Callable[[], bool]) -> None:
+        self.walk, self.talk, self.consents = walk, talk, consents
         self.void: Value | None = None
         self.closings: dict[Value, Closing] = {}
         self.visits: dict[str, str] = {}
         self.computing: set[Value] = set()
-        chapter = service.chapter
-        rules = service.network.rules(chapter.left, first=chapter.number)
+        chapter = walk.chapter
+        rules = walk.network.rules(chapter.left, first=chapter.number)
         self.poll = Poll(
-            Clerk(service.bundle, service.trust),
-            service.store,
-            service.journal,
-            Matter(end_of(service.run_id), chapter.number, rules),
+            Clerk(walk.bundle, walk.trust),
+            walk.store,
+            walk.journal,
+            Matter(end_of(walk.run_id), chapter.number, rules),
             judge=self.stands_for,
             offer=self._offers,
             told=self._decided,
-            tell=service.talk.show,
-            pace=pace_of(service.limits),
+            tell=self.talk.show,
+            pace=pace_of(walk.limits),
             digest=end_digest,
         )
 
@@ -68,24 +67,24 @@ class Ends:
     def checked(self, chain: str, entries: Sequence[Entry]) -> None:
         """The log that leads to ``chain`` is here, every entry of it checked."""
         if len(self.visits) >= MOST_CLOSINGS:
-            kept = {end.chain for end in self.service.state.ends}
+            kept = {end.chain for end in self.walk.state.ends}
             self.visits = {known: v for known, v in self.visits.items() if known in kept}
         self.visits[chain] = visits_digest(history.bare_visits(entries))
 
     def look(self) -> None:
         """Compute what this peer would vote for, of each end that it has whole."""
-        for value in self.service.state.ends:
+        for value in self.walk.state.ends:
             self._compute(value)
 
     def _compute(self, value: Value) -> None:
         if value not in self.closings and value not in self.computing:
             self.computing.add(value)
-            self.service.talk.later(self._close(value))
+            self.talk.later(self._close(value))
 
     async def _close(self, value: Value) -> None:
         pause = SOON
         try:
-            while self.service.state.committed is None and self._has(value):
+            while self.walk.state.committed is None and self._has(value):
                 if await self._closed(value):
                     return
                 await asyncio.sleep(pause)
@@ -94,35 +93,35 @@ class Ends:
             self.computing.discard(value)
 
     async def _closed(self, value: Value) -> bool:
-        service, loop = self.service, asyncio.get_running_loop()
+        walk, loop = self.walk, asyncio.get_running_loop()
         try:
             if value.chain not in self.visits:
-                self.checked(value.chain, await service.talk.whole_log(value, service.me))
-            file = service.store.file(value.token)
+                self.checked(value.chain, await self.talk.whole_log(value, walk.me))
+            file = walk.store.file(value.token)
             try:
-                await loop.run_in_executor(service.hashing, service.store.check_file, value.token)
+                await loop.run_in_executor(walk.hashing, walk.store.check_file, value.token)
             except Corrupt as error:
-                service.break_off(error)
+                walk.break_off(error)
                 raise
-            model = await loop.run_in_executor(service.hashing, model_digest, file, value.salt)
+            model = await loop.run_in_executor(walk.hashing, model_digest, file, value.salt)
         except (UnwalkError, OSError, ValueError, LookupError, TypeError) as error:
-            service.journal.write("end not whole", reason=str(error)[:300])
+            walk.journal.write("end not whole", reason=str(error)[:300])
             return False
         if len(self.closings) >= MOST_CLOSINGS:
-            ends = service.state.ends
+            ends = walk.state.ends
             self.closings = {end: c for end, c in self.closings.items() if end in ends}
         self.closings[value] = closing_of(value, self.visits[value.chain], model)
         return True
 
     def _has(self, value: Value) -> bool:
         """Whether this peer has that end, maybe under another salt."""
-        return any(replace(end, salt=value.salt) == value for end in self.service.state.ends)
+        return any(replace(end, salt=value.salt) == value for end in self.walk.state.ends)
 
     # The vote
 
     def _offers(self) -> str | None:
         """The end that this peer would have decided: the last token, if it is here, or none."""
-        state = self.service.state
+        state = self.walk.state
         if state.committed is not None:
             return None
         fence = pr.shown(state)[0]
@@ -139,15 +138,15 @@ class Ends:
         it knows the end by.  ``polled``: a quorum has voted for it before, so that it may be
         decided already; then it does not matter whether a later generation is under way.
         """
-        service, found = self.service, end_from(text)
-        state, chapter = service.state, service.chapter
-        if found is None or state.committed is not None:
+        walk, proposed = self.walk, end_from(text)
+        state, chapter = walk.state, walk.chapter
+        if proposed is None or state.committed is not None:
             return False
-        value, closing = found
-        if value.chain == service.start_chain:
+        value, closing = proposed
+        if value.chain == walk.start_chain:
             same = chapter.model != "" and value.token == chapter.model
             same = same and closing == void_closing(value)
-            return chapter.spec is not None and same and (polled or service.lookout.consents)
+            return chapter.spec is not None and same and (polled or self.consents())
         if not self._has(value) or not (polled or value.generation >= pr.shown(state)[0]):
             return False
         if value not in self.closings:
@@ -157,22 +156,22 @@ class Ends:
 
     def wanted(self) -> frozenset[str]:
         """The chains of the ends that are voted on now, or may have been decided."""
-        found = (end_from(text) for text in self.poll.texts.values())
-        return frozenset(end[0].chain for end in found if end is not None)
+        ends = (end_from(text) for text in self.poll.texts.values())
+        return frozenset(end[0].chain for end in ends if end is not None)
 
     def _decided(self, text: str, decision: Decision) -> None:
-        found = end_from(text)
-        if found is None:
+        end = end_from(text)
+        if end is None:
             raise Corrupt("what was decided is no end of a walk.")
-        value, closing = found
-        service = self.service
-        history.put_end(service.store, service.run_id, closing.text, decision_to(decision))
-        service.put(pr.commit(service.state, value))
+        value, closing = end
+        walk = self.walk
+        history.put_end(walk.store, walk.run_id, closing.text, decision_to(decision))
+        walk.put(pr.commit(walk.state, value))
 
     async def take_part(self) -> None:
         """Vote on the end; a fork ends this peer."""
         poll, decided = self.poll, self.poll.decided
-        if decided is not None and self.service.state.committed is None and poll.texts:
+        if decided is not None and self.walk.state.committed is None and poll.texts:
             self._decided(poll.texts[decided.value], decided)
         self.look()
         await poll.run()

@@ -1,4 +1,4 @@
-"""What a log entry may follow: one visit after the other, and one generation a recovery.
+"""What a log entry may follow: one visit after the other, one generation per recovery.
 
 A member that lies could claim visits that nobody did, or generations that nobody opened, and have
 the others drop their work.  So whoever takes a token checks its log back to the last entry that it
@@ -45,10 +45,10 @@ def words(run: str, asker: int, chain: str, sighting: Mapping[str, Any]) -> byte
 
 def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -> dict[str, Any]:
     """A sighting with this peer's signature."""
-    said = codec.sighting_to(sighting)
-    signature = bundle.sign(words(run, asker, chain, said)).hex()
+    record = codec.sighting_to(sighting)
+    signature = bundle.sign(words(run, asker, chain, record)).hex()
     pem = bundle.certificate_pem.decode()
-    return {"sighting": said, "signature": signature, "certificate": pem}
+    return {"sighting": record, "signature": signature, "certificate": pem}
 
 
 def prefix(one: Lineage, other: Lineage) -> bool:

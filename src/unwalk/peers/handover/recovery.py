@@ -1,23 +1,22 @@
-"""Watching over a token that was handed on: asking where it is, going on from a copy if lost."""
+"""Recovers a lost token: asks where it is when the lease runs out, goes on from a copy."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unwalk.core.plan import Move
-from unwalk.peers.handover.control_messages import Seen
+from unwalk.peers.handover.control_messages import Seen, Talk
+from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_rules import known_by
-from unwalk.peers.handover.receiving import move_to, words_of
+from unwalk.peers.handover.moves import move_to, words_of
+from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.hoplog import recovery_body
 from unwalk.walks import NOBODY
-
-if TYPE_CHECKING:
-    from unwalk.peers.handover.service import Service
 
 SLOW = 6.0
 """A peer that was released asks around after so many leases without news."""
@@ -38,8 +37,8 @@ SALT = 16
 class Lookout:
     """What one service does when it hears nothing."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
+        self.walk, self.talk, self.ends = walk, talk, ends
         self.since = monotonic()
         self.again = 0.0
         self.handed: tuple[pr.Parcel, float] | None = None
@@ -50,25 +49,25 @@ class Lookout:
 
     async def watch(self) -> None:
         """When the lease has run out without news, ask everybody where the token is."""
-        service = self.service
-        service.news = monotonic()
+        walk = self.walk
+        walk.news = monotonic()
         while True:
-            state = service.state
+            state = walk.state
             quick = state.watching or (state.stage == "offered" and state.unclear)
-            lease = service.limits.lease * (1.0 if quick else SLOW + 0.5 * service.me)
-            left = service.news + lease - monotonic()
+            lease = walk.limits.lease * (1.0 if quick else SLOW + 0.5 * walk.me)
+            left = walk.news + lease - monotonic()
             if pr.basis(state) is None:
-                left = service.limits.lease
+                left = walk.limits.lease
                 await self._perhaps_give_up()
             if self._overrun():
                 await self.look_around(overrun=True)
                 continue
             if left > 0:
-                await asyncio.sleep(min(left, service.limits.lease / 4))
+                await asyncio.sleep(min(left, walk.limits.lease / 4))
                 continue
-            service.metrics.add("lease_expired_total")
+            walk.metrics.add("lease_expired_total")
             await self.look_around()
-            service.news = monotonic()
+            walk.news = monotonic()
 
     @property
     def _visit(self) -> float:
@@ -77,8 +76,8 @@ class Lookout:
         A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be
         such ones, and where nobody lies one may hang.
         """
-        limits = self.service.limits
-        return limits.visit + max(1, self.service.poll.rules.lies) * (1.0 + TRIES) * limits.lease
+        limits = self.walk.limits
+        return limits.visit + max(1, self.walk.poll.rules.lies) * (1.0 + TRIES) * limits.lease
 
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.
@@ -86,12 +85,12 @@ class Lookout:
         The first token of a walk nobody handed over, but others have it too: one after the other
         of them sees to it.
         """
-        state, limits, now = self.service.state, self.service.limits, monotonic()
+        state, limits, now = self.walk.state, self.walk.limits, monotonic()
         parcel = pr.basis(state)
         if parcel is None:
             self.handed = None
             return False
-        turn = 0.0 if parcel.hop else limits.lease * (1 + self.service.me)
+        turn = 0.0 if parcel.hop else limits.lease * (1 + self.walk.me)
         patience = TRIES * limits.lease if state.stage == "offered" else self._visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
@@ -102,34 +101,34 @@ class Lookout:
 
     async def look_around(self, *, overrun: bool = False) -> None:
         """Ask all, decide, and go on from this peer's copy if the token is lost."""
-        service = self.service
-        before, fence = pr.basis(service.state), service.state.fence
+        walk = self.walk
+        before, fence = pr.basis(walk.state), walk.state.fence
         seen = await self._ask("" if before is None else before.chain)
-        for peer, said in list(seen.items()):
-            await service.talk.learn(peer, said.sighting)
-            if said.sighting.over or said.sighting.fence > service.state.fence:
+        for peer, answer in list(seen.items()):
+            await self.talk.learn(peer, answer.sighting)
+            if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                 del seen[peer]  # it did not show what it says that it knows
-                overrun |= peer == pr.awaited(service.state)
-        if pr.basis(service.state) != before or service.state.fence != fence:
+                overrun |= peer == pr.awaited(walk.state)
+        if pr.basis(walk.state) != before or walk.state.fence != fence:
             return  # the answers are about something that is over
         answers = {p: s.sighting for p, s in seen.items()}
-        verdict = pr.consider(service.state, answers, overrun=overrun)
-        service.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
+        verdict = pr.consider(walk.state, answers, overrun=overrun)
+        walk.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
         if verdict.kind == "ahead":
-            service.put(pr.released(service.state, *max(s.reached for s in answers.values())))
-        elif verdict.kind == "recover" and not service.stopping:
+            walk.put(pr.released(walk.state, *max(s.reached for s in answers.values())))
+        elif verdict.kind == "recover" and not walk.stopping:
             assert before is not None
-            lost = pr.awaited(service.state)
+            lost = pr.awaited(walk.state)
             answers.pop(lost, None)  # what the peer that is late says of itself does not count
-            if len(answers) + 1 < service.state.quorum:
+            if len(answers) + 1 < walk.state.quorum:
                 return
-            highest = known_by(answers.values(), service.poll.rules.lies)
-            if max(highest, before.generation[0]) < service.state.fence[0]:
-                await service.talk.announce()  # so that others can sign that they know of it
+            highest = known_by(answers.values(), walk.poll.rules.lies)
+            if max(highest, before.generation[0]) < walk.state.fence[0]:
+                await self.talk.announce()  # so that others can sign that they know of it
                 return
-            if max(highest, service.state.fence[0]) >= codec.LAST_GENERATION:
+            if max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
                 why = "no generation is left; begin a new network to train on"
-                service.journal.write("not recovered", reason=why)
+                walk.journal.write("not recovered", reason=why)
                 return
             if overrun:
                 self._count_overrun(lost)
@@ -138,51 +137,51 @@ class Lookout:
     def _count_overrun(self, peer: int) -> None:
         """A peer had the token for too long: the third time it is passed over in this chapter."""
         self.overruns[peer] = self.overruns.get(peer, 0) + 1
-        self.service.journal.write("overrun", who=peer, times=self.overruns[peer])
+        self.walk.journal.write("overrun", who=peer, times=self.overruns[peer])
         if self.overruns[peer] >= OVERRUNS:
             self.slow.add(peer)
 
     async def _ask(self, chain: str = "") -> dict[int, Seen]:
         """What those say who count."""
-        left = self.service.chapter.left
-        return {p: s for p, s in (await self.service.talk.ask_all(chain)).items() if p not in left}
+        left = self.walk.chapter.left
+        return {p: s for p, s in (await self.talk.ask_all(chain)).items() if p not in left}
 
     @property
     def idle(self) -> float:
         """For how many leases nothing of the chapter's token was ever here."""
-        service = self.service
-        if service.chapter.spec is None or not pr.outside(service.state):
+        walk = self.walk
+        if walk.chapter.spec is None or not pr.outside(walk.state):
             self.since = monotonic()
-        return (monotonic() - self.since) / service.limits.lease
+        return (monotonic() - self.since) / walk.limits.lease
 
     @property
     def consents(self) -> bool:
         """Whether this peer votes that the chapter is given up: it has just looked around."""
-        limits = self.service.limits
+        limits = self.walk.limits
         if self.idle < CONSENT or self.deserted is None:
             return False
         return monotonic() - self.deserted < FRESH * limits.lease + limits.connect
 
     async def _perhaps_give_up(self) -> None:
         """Propose that a chapter is void which nobody who is there can begin."""
-        service, chapter = self.service, self.service.chapter
-        if not pr.outside(service.state):
-            service.ends.void = self.deserted = None
+        walk, chapter = self.walk, self.walk.chapter
+        if not pr.outside(walk.state):
+            self.ends.void = self.deserted = None
             return
         if self.idle < CONSENT or monotonic() < self.again:
             return
-        self.again = monotonic() + service.limits.lease
+        self.again = monotonic() + walk.limits.lease
         heard = await self._unbegun()
-        if heard is None or not pr.outside(service.state):
-            service.ends.void = self.deserted = None
+        if heard is None or not pr.outside(walk.state):
+            self.ends.void = self.deserted = None
             return
         self.deserted = monotonic()
-        if self.idle < PATIENCE * (1.0 + 0.1 * service.me) or service.ends.void is not None:
+        if self.idle < PATIENCE * (1.0 + 0.1 * walk.me) or self.ends.void is not None:
             return
-        if not service.stopping and chapter.model:
-            service.journal.write("giving up", chapter=chapter.number, heard=heard)
+        if not walk.stopping and chapter.model:
+            walk.journal.write("giving up", chapter=chapter.number, heard=heard)
             salt = secrets.token_hex(SALT)
-            service.ends.void = pr.Value((0, 0), service.start_chain, chapter.model, salt)
+            self.ends.void = pr.Value((0, 0), walk.start_chain, chapter.model, salt)
 
     async def _unbegun(self) -> list[int] | None:
         """Who says that nothing of the walk was ever there; None while it may go on.
@@ -191,48 +190,48 @@ class Lookout:
         first entry of its log, which counts for as long as liars can keep a token, one after the
         other: then it is all the same whether it was ever begun.
         """
-        service, limits = self.service, self.service.limits
-        seen, shown = await asyncio.gather(self._ask(), service.talk.beginnings())
-        for peer, said in seen.items():
-            await service.talk.learn(peer, said.sighting)
+        walk, limits = self.walk, self.walk.limits
+        seen, shown = await asyncio.gather(self._ask(), self.talk.beginnings())
+        for peer, answer in seen.items():
+            await self.talk.learn(peer, answer.sighting)
         if shown and self.begun is None:
             self.begun = monotonic()
-            service.journal.write("begun", heard=sorted(shown))
-        held_up = (service.poll.rules.lies + 1) * self._visit
+            walk.journal.write("begun", heard=sorted(shown))
+        held_up = (walk.poll.rules.lies + 1) * self._visit
         if shown and self.begun is not None and monotonic() - self.begun < held_up:
             return None
-        (_, first), _ = service.state.lineage[0]
+        (_, first), _ = walk.state.lineage[0]
         patient = self.idle * limits.lease <= limits.visit
         answers = {
-            peer: said.sighting
-            for peer, said in seen.items()
-            if said.sighting.reached[1] == pr.NOWHERE or (peer == first and patient)
+            peer: answer.sighting
+            for peer, answer in seen.items()
+            if answer.sighting.reached[1] == pr.NOWHERE or (peer == first and patient)
         }
-        return sorted(answers) if pr.deserted(service.state, answers) else None
+        return sorted(answers) if pr.deserted(walk.state, answers) else None
 
     def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
-        service, before = self.service, self.service.state
+        walk, before = self.walk, self.walk.state
         parcel = pr.basis(before)
         assert parcel is not None
         held = pr.recover(before, seen, "").held
         assert held is not None
         lost = pr.awaited(before)
         body = recovery_body(
-            run=service.run_id,
+            run=walk.run_id,
             generation=held.generation,
             lineage=held.lineage,
-            peer=service.me,
+            peer=walk.me,
             hop=held.hop,
             token=held.token,
             lost=lost,
             sightings=sightings,
         )
-        entry = service.sign(parcel.chain, body)
+        entry = walk.sign(parcel.chain, body)
         move: dict[str, Any] = {}
         if parcel.hop == 0:  # nobody had it yet: this peer does the first visit
-            memory = service.work.move(1, NOBODY, {}, 0).memory
-            move = move_to(NOBODY, 0, Move(service.me, (), memory), (lost,))
+            memory = walk.work.move(1, NOBODY, {}, 0).memory
+            move = move_to(NOBODY, 0, Move(walk.me, (), memory), (lost,))
         state = pr.recover(before, seen, entry["chain"])
-        service.put(state, move=move, entry=entry, arrival=service.to_keep(state))
-        service.metrics.add("recoveries_total")
-        service.journal.write("recovered", lost=lost, **words_of(held))
+        walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
+        walk.metrics.add("recoveries_total")
+        walk.journal.write("recovered", lost=lost, **words_of(held))

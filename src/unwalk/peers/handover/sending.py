@@ -1,14 +1,16 @@
-"""Handing the token over: offered until the next peer answers, or surely has nothing."""
+"""Sends the token: offered until the next peer answers, or surely has nothing."""
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unwalk.core.errors import Corrupt, UnwalkError
+from unwalk.peers.handover.control_messages import Talk
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
-from unwalk.peers.handover.receiving import words_of
+from unwalk.peers.handover.moves import words_of
+from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import Parcel, PeerState, Reply
@@ -16,18 +18,15 @@ from unwalk.peers.storage.store import Arrival
 from unwalk.peers.transport.wire import MESSAGE, FilePieces, MemoryPieces, Unreachable
 from unwalk.walks import NOBODY
 
-if TYPE_CHECKING:
-    from unwalk.peers.handover.service import Service
-
 PAUSE = 0.2
 """Seconds before the same peer is tried again."""
 
 
 class Delivery:
-    """The sending side of one service."""
+    """The sending side of one walk."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, walk: Walk, talk: Talk) -> None:
+        self.walk, self.talk = walk, talk
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.offered = 0.0
         self._gathered: tuple[str, int, bytes] = ("", NOBODY, b"")
@@ -36,23 +35,23 @@ class Delivery:
         self, state: PeerState, move: dict[str, Any], pieces: FilePieces | MemoryPieces
     ) -> asyncio.Task[bytes]:
         """Start to hand the token over."""
-        service = self.service
+        walk = self.walk
         assert state.held is not None
-        said = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
-        envelope = service.talk.words(
+        public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
+        envelope = self.talk.words(
             "offer",
             parcel=codec.bare_parcel_to(state.held),
             path=list(state.path),
-            move=said,
+            move=public_move,
             passed_over=move.get("passed_over", []),
             size=pieces.size,
         )
-        hand = service.transport.hand(state.path[0], envelope, pieces, service.limits.lease)
+        hand = walk.transport.hand(state.path[0], envelope, pieces, walk.limits.lease)
         self.offered = monotonic()
         task = asyncio.create_task(hand)
         task.add_done_callback(lambda _: pieces.close())
-        service.talk.tasks[task] = None
-        task.add_done_callback(service.talk.ended)
+        self.talk.tasks[task] = None
+        task.add_done_callback(self.talk.ended)
         return task
 
     def log(self, chain: str, target: int) -> bytes:
@@ -62,31 +61,31 @@ class Delivery:
         return self._gathered[2]
 
     def _gather(self, chain: str, target: int) -> bytes:
-        found: list[Any] = []
-        store, run = self.service.store, self.service.run_id
-        while len(found) < MOST_ENTRIES and (entry := store.entry(run, chain)) is not None:
+        entries: list[Any] = []
+        store, run = self.walk.store, self.walk.run_id
+        while len(entries) < MOST_ENTRIES and (entry := store.entry(run, chain)) is not None:
             body = entry["body"]
             if body["peer"] == target:  # it made that one, and knew what came before
                 break
-            found.append(entry)
+            entries.append(entry)
             chain = body["previous"]
-        while len(data := codec.dump({"log": found})) > MESSAGE:
-            found = found[: len(found) // 2]
+        while len(data := codec.dump({"log": entries})) > MESSAGE:
+            entries = entries[: len(entries) // 2]
         return data
 
     async def offer(self) -> None:
         """Offer the token that is here to whoever is next."""
-        service = self.service
-        state, parcel = service.state, service.state.held
+        walk = self.walk
+        state, parcel = walk.state, walk.state.held
         assert parcel is not None
         target = state.path[0]
         begun, self.early = self.early, None
         if begun is None or begun[0] != parcel:
-            entry = service.store.entry(service.run_id, parcel.chain) or {}
+            entry = walk.store.entry(walk.run_id, parcel.chain) or {}
             log = self.log(entry.get("body", {}).get("previous", ""), target)
-            pieces = FilePieces(service.store.file(parcel.token), codec.dump(entry), log)
-            begun = parcel, self.send(state, service.open_move, pieces)
-        size = service.store.file(parcel.token).stat().st_size  # later it may be gone
+            pieces = FilePieces(walk.store.file(parcel.token), codec.dump(entry), log)
+            begun = parcel, self.send(state, walk.open_move, pieces)
+        size = walk.store.file(parcel.token).stat().st_size  # later it may be gone
         try:
             record = codec.parse(await begun[1], 1 << 18)
             reply, reason = codec.reply_from(record)
@@ -106,44 +105,44 @@ class Delivery:
                 why = f"{reply.kind}, not shown how"
                 await self._not_delivered(parcel, target, certain=True, why=why)
             return
-        before = int(service.open_move.get("sender", NOBODY))
-        opened = service.state.public is not None
+        before = int(walk.open_move.get("sender", NOBODY))
+        opened = walk.state.public is not None
         kept = None
-        if record["first"] is True and reply.kind == "accepted" and service.state.held == parcel:
+        if record["first"] is True and reply.kind == "accepted" and walk.state.held == parcel:
             kept = Arrival(parcel.generation, parcel.hop, target, parcel.token)
-        service.put(pr.answered(service.state, parcel, reply), arrival=kept)
+        walk.put(pr.answered(walk.state, parcel, reply), arrival=kept)
         if reply.kind == "accepted":
-            service.metrics.add("tokens_handed_total")
-            service.metrics.add("bytes_handed_total", size)
+            walk.metrics.add("tokens_handed_total")
+            walk.metrics.add("bytes_handed_total", size)
             times = {"offered": self.offered, "at": monotonic()}
-            service.journal.write("handed", to=target, **times, **words_of(parcel))
-            service.talk.after_handing(parcel, before, opened=opened)
+            walk.journal.write("handed", to=target, **times, **words_of(parcel))
+            self.talk.after_handing(parcel, before, opened=opened)
 
     async def _look_at_file(self, parcel: Parcel) -> None:
         """A token was refused: this peer stops if its own file of it is damaged."""
-        service, loop = self.service, asyncio.get_running_loop()
+        walk, loop = self.walk, asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(service.hashing, service.store.check_file, parcel.token)
+            await loop.run_in_executor(walk.hashing, walk.store.check_file, parcel.token)
         except (Corrupt, FileNotFoundError):
-            if service.state.held == parcel:  # else it was not needed any more
+            if walk.state.held == parcel:  # else it was not needed any more
                 raise
 
     async def _shown(self, target: int, reply: Reply) -> bool:
         """Whether a peer that knows of a later generation, or of the end, has shown it."""
-        service = self.service
+        walk = self.walk
         if reply.kind == "stale":
-            return await service.talk.hear_fence(target, reply.fence)
-        await service.talk.hear_end(target)
-        return service.state.committed is not None
+            return await self.talk.hear_fence(target, reply.fence)
+        await self.talk.hear_end(target)
+        return walk.state.committed is not None
 
     async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:
-        service = self.service
-        if service.state.held == parcel and service.state.stage == "offered":
-            service.put(pr.failed(service.state, certain=certain))
-            if service.state.stage == "visited":
-                service.metrics.add("passed_over_total")
-                service.journal.write("passed over", to=target, why=why[:300], **words_of(parcel))
+        walk = self.walk
+        if walk.state.held == parcel and walk.state.stage == "offered":
+            walk.put(pr.failed(walk.state, certain=certain))
+            if walk.state.stage == "visited":
+                walk.metrics.add("passed_over_total")
+                walk.journal.write("passed over", to=target, why=why[:300], **words_of(parcel))
             else:
-                service.journal.write("unclear", to=target, why=why[:300], **words_of(parcel))
-        if service.state.unclear:
-            await service.pause(PAUSE)
+                walk.journal.write("unclear", to=target, why=why[:300], **words_of(parcel))
+        if walk.state.unclear:
+            await walk.pause(PAUSE)

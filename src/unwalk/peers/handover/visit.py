@@ -1,4 +1,4 @@
-"""A peer's visit: the simulator's own code, for one peer, one hop at a time."""
+"""Trains the token on this peer's records: the simulator's own code, one visit per hop."""
 
 from __future__ import annotations
 

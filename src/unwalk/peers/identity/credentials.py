@@ -1,4 +1,4 @@
-"""One X.509 identity a peer, issued by the network's own CA.
+"""Makes keys and X.509 certificates: one identity per peer, issued by the network's own CA.
 
 A peer has two private keys that never leave its machine: ``tls.key`` (ECDSA P-256) for the
 connection and ``signing.key`` (Ed25519) for what it signs.  One certificate names the peer and

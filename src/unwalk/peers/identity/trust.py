@@ -1,4 +1,4 @@
-"""Who is who: certificates judged by the network's CA, signatures judged by certificates."""
+"""Checks who signed what: certificates by the network's CA, signatures by certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good the model is on records that this peer holds out, over hops; for its own eyes only."""
+"""Measures the model on records that this peer holds out, over hops; for its own eyes only."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Gauge:
         if not len(held.y):
             return
         path, begun = progress.store.file(parcel.token), monotonic()
-        found = await asyncio.to_thread(self._measure, path, parcel.token, held)
+        accuracy = await asyncio.to_thread(self._measure, path, parcel.token, held)
         self.then = monotonic() + max(EVERY, SHARE * (monotonic() - begun))
-        if found is not None:
-            self.points.append(Measured(*place, found, len(held.y)))
+        if accuracy is not None:
+            self.points.append(Measured(*place, accuracy, len(held.y)))
             if len(self.points) > MOST:
                 del self.points[1::2]
 

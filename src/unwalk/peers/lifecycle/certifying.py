@@ -12,7 +12,7 @@ from unwalk.certificates.document import FILE
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions import history
 from unwalk.peers.decisions.walk_end import visits_digest
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Receipt, receipt_of
 from unwalk.peers.forgetting.requests import Batch
 from unwalk.peers.lifecycle.next_chapter import Council
@@ -61,9 +61,9 @@ class Certifying:
                 return False
         return True
 
-    def ends(self, places: Sequence[tuple[int, int]]) -> tuple[attest.ShownEnd, ...]:
+    def ends(self, places: Sequence[tuple[int, int]]) -> tuple[peer_certificate.ShownEnd, ...]:
         """How the chapters ended that ``places`` lie in, as a certificate shows it."""
-        progress, shown = self.progress, list[attest.ShownEnd]()
+        progress, shown = self.progress, list[peer_certificate.ShownEnd]()
         for number, count in sorted(Counter(chapter for chapter, _ in places).items()):
             known = history.end_decision(progress.store, progress.runs[number])
             assert known is not None
@@ -127,10 +127,10 @@ class Certifying:
         if monotonic() < self.doubted.get(name, 0.0):
             return False
         bundle = progress.bundle
-        place = bundle.store / attest.FOLDER / name / FILE
+        place = bundle.store / peer_certificate.FOLDER / name / FILE
         files = bundle.folder / "ca.pem", bundle.folder / "network.json"
         try:
-            verdict = await asyncio.to_thread(attest.verified, place, *files)
+            verdict = await asyncio.to_thread(peer_certificate.verified, place, *files)
             problems = verdict["problems"]
         except UnwalkError as error:
             problems = [str(error)]

@@ -1,4 +1,4 @@
-"""A peer through all chapters of its network: training, then one forgetting after the other.
+"""Runs a peer through all chapters of its network: training, then one deletion after the other.
 
 Each chapter is a :class:`~unwalk.peers.handover.service.Service` of its own, so that what is
 proved of one walk holds for every one of them.  Here what arrives is brought to the

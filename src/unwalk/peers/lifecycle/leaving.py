@@ -16,7 +16,7 @@ from typing import Any
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import LEFT, Kept, Receipt, erase_since
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.lifecycle.next_chapter import Council
@@ -77,7 +77,7 @@ class Leaving:
         if asked.stage == "done" or asked.certificate is None:
             return asked.stage == "done"
         bundle = self.progress.bundle
-        place = bundle.store / attest.FOLDER / asked.certificate / FILE
+        place = bundle.store / peer_certificate.FOLDER / asked.certificate / FILE
         pending = read_certificate(place)["peers"]["pending"]
         names = [bundle.network.peers[p].name for p in self.progress.vanished]
         return asked.stage == "erasing" and len(pending) > 0 and set(pending) <= set(names)

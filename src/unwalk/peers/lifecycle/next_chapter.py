@@ -1,4 +1,4 @@
-"""The peers agree on the next chapter, and tell whoever was away which ones there were."""
+"""Agrees with the other peers on the next chapter; tells whoever was away which there were."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class Council:
 
     def write(self, spec: Spec) -> str:
         """The signed text of a chapter."""
-        bundle, said = self.progress.bundle, spec.to_json()
+        bundle, record = self.progress.bundle, spec.to_json()
         signature = bundle.sign(words_of(self.run_id, spec)).hex()
         pem = bundle.certificate_pem.decode()
-        return canonical({"spec": said, "signature": signature, "certificate": pem})
+        return canonical({"spec": record, "signature": signature, "certificate": pem})
 
     def read(self, number: int, text: Any) -> Said:
         """A chapter in its signed text; refused unless whom it names signed it."""
@@ -106,34 +106,34 @@ class Council:
 
     def _judge(self, text: str, polled: bool) -> bool:
         """Whether this peer stands for a chapter: one that it finds to be right itself."""
-        then, found = self.judged.get(text, (-FRESH, False))
+        then, good = self.judged.get(text, (-FRESH, False))
         if monotonic() - then >= FRESH:
             try:
                 spec = self.read(len(self.known) + 1, text).spec
-                found = self.stands_for(spec)
+                good = self.stands_for(spec)
             except UnwalkError:
-                found = False
+                good = False
             if len(self.judged) > 4 * len(self.progress.network.peers):
                 self.judged.clear()
-            self.judged[text] = (monotonic(), found)
-        return found
+            self.judged[text] = (monotonic(), good)
+        return good
 
     def _decided(self, text: str, decision: de.Decision) -> None:
         self._keep(len(self.known) + 1, text, decision)
 
     def _keep(self, number: int, text: str, decision: de.Decision) -> None:
-        progress, said = self.progress, self.read(number, text)
+        progress, signed = self.progress, self.read(number, text)
         record = decision_to(decision)
         history.put_chapter(progress.store, number, text, record)
         self.known.append((text, record))
-        self.specs.append(said.spec)
+        self.specs.append(signed.spec)
         self.wish = None
         self.judged.clear()
         self.poll = self._open()
         self.moved.set()
         self.moved = asyncio.Event()
         progress.store.fault("chapter decided")
-        progress.journal.write("chapter decided", chapter=number, to=said.spec.peer)
+        progress.journal.write("chapter decided", chapter=number, to=signed.spec.peer)
         progress.wake.set()
 
     def learn(self, number: int, text: Any, record: Any) -> None:
@@ -146,13 +146,13 @@ class Council:
             return
         trust = progress.trust
         with codec.reading("a decided chapter"):
-            said, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
+            signed, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
         if known is None:
-            self._keep(number, said.text, decision)
+            self._keep(number, signed.text, decision)
             return
         matter = matter_of(progress.network, number, self.specs)
-        mine = decision_from(known[1], trust, self.run_id, matter)
-        self.forked(number, sorted(de.blame(mine, decision)))
+        own_decision = decision_from(known[1], trust, self.run_id, matter)
+        self.forked(number, sorted(de.blame(own_decision, decision)))
 
     def forked(self, number: int, liars: list[int]) -> None:
         """Two chapters were decided for one number: this peer stops, and says who lied."""
@@ -239,10 +239,10 @@ class Council:
             return {"receipt": self._receipt(number)}
         if kind == "agenda-visits":
             after = codec.whole(record["after"], "after")
-            found = []
+            visits = []
             if number < len(progress.runs):
-                found = history.visits_of(progress.store, progress.runs[number], after, PAGE)
-            return {"visits": found}
+                visits = history.visits_of(progress.store, progress.runs[number], after, PAGE)
+            return {"visits": visits}
         if kind == "agenda-end":
             known = number < len(progress.runs)
             end = history.end_decision(progress.store, progress.runs[number]) if known else None
@@ -311,8 +311,8 @@ class Council:
         """The answers of all others who answer."""
         progress = self.progress
         others = [p for p in range(len(progress.network.peers)) if p != progress.me]
-        found = await asyncio.gather(*(self.ask(p, message, field) for p in others))
-        return {p: a for p, a in zip(others, found, strict=True) if a is not None}
+        answers = await asyncio.gather(*(self.ask(p, message, field) for p in others))
+        return {p: a for p, a in zip(others, answers, strict=True) if a is not None}
 
     def propose(self, spec: Spec | None) -> None:
         """What this peer would have decided for the next number; nothing any more if None."""
@@ -324,11 +324,11 @@ class Council:
 
     def offered(self) -> list[Spec]:
         """The chapters that others would have decided for the next number, and this peer too."""
-        number, found = len(self.known) + 1, []
+        number, specs = len(self.known) + 1, []
         for text in self.poll.offers.values():
             if self._judge(text, False):
-                found.append(self.read(number, text).spec)
-        return found
+                specs.append(self.read(number, text).spec)
+        return specs
 
     def hear_of_more(self) -> None:
         """Somebody knows of chapters that are not known here: ask, but not at every message."""
@@ -407,23 +407,23 @@ class Council:
         for peer in range(len(progress.network.peers)):
             if peer == progress.me:
                 continue
-            found: list[Any] = []
-            while len(found) < count:
-                message = self.words("agenda-visits", number=number, after=len(found))
+            visits: list[Any] = []
+            while len(visits) < count:
+                message = self.words("agenda-visits", number=number, after=len(visits))
                 page = await self.ask(peer, message, "visits")
                 if not isinstance(page, list) or not page:
                     break
-                found += page
+                visits += page
             try:
-                if len(found) != count:
+                if len(visits) != count:
                     continue
                 with codec.reading("a visit"):
-                    for place, visit in enumerate(found, 1):
+                    for place, visit in enumerate(visits, 1):
                         history.check_visit(progress.trust, visit, run, base + place)
-                    if visits_digest(found) != closing.visits:
+                    if visits_digest(visits) != closing.visits:
                         raise Refused("those visits are not the ones that were decided on.")
             except UnwalkError:
                 continue
-            history.put_visits(progress.store, run, found)
+            history.put_visits(progress.store, run, visits)
             return True
         return False

@@ -75,8 +75,8 @@ class Progress:
         A chapter that was given up ended with the model that it began with.
         """
         after = self.specs[number - 1].after if number <= len(self.specs) else self.present
-        found = (self.final(n) for n in range(number - 1, after - 1, -1))
-        return next((token for token in found if token is not None), None)
+        finals = (self.final(n) for n in range(number - 1, after - 1, -1))
+        return next((token for token in finals if token is not None), None)
 
     @property
     def present(self) -> int:
@@ -109,8 +109,8 @@ class Progress:
     @property
     def counted_out(self) -> set[int]:
         """Peers that have left or vanished, by their own word or by a chapter."""
-        said = {p for spec in self.specs if not spec.void for p in spec.left}
-        return history.left(self.store) | self.vanished | said
+        left_by_chapter = {p for spec in self.specs if not spec.void for p in spec.left}
+        return history.left(self.store) | self.vanished | left_by_chapter
 
     def told_vanished(self, peer: int) -> bool:
         """Whether this peer's own operator has said that another has vanished."""

@@ -1,4 +1,4 @@
-"""What follows a chapter's end at one peer, and what leads to the next: requests, step by step.
+"""Takes deletion requests step by step: proposed as a chapter, erased, receipted, certified.
 
 Every step is idempotent and begins with what is on disk, so that a peer that dies anywhere goes on
 where it was.  The named points (``store.fault``) are those that tests kill a peer at.
@@ -17,7 +17,7 @@ from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.grades import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Kept, erase_since, receipt_of
 from unwalk.peers.forgetting.plans import first_visit, walked
 from unwalk.peers.forgetting.requests import Batch, Request
@@ -188,12 +188,12 @@ class Aftermath:
         assert requests is not None
         known = await self.certifying.receipts(number)
         name = f"chapter-{number}"
-        place = progress.bundle.store / attest.FOLDER / name / FILE
-        document = attest.intact(place)
+        place = progress.bundle.store / peer_certificate.FOLDER / name / FILE
+        document = peer_certificate.intact(place)
         if document is None or len(document["peers"]["receipts"]) != len(known):
             transcript, visits = self.transcript(number)
             spec, places = self._spec(number), self._places(number)
-            facts = attest.Facts(
+            facts = peer_certificate.Facts(
                 number,
                 progress.runs[number],
                 spec.requests,
@@ -204,7 +204,7 @@ class Aftermath:
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others
-                attest.issue, progress.bundle, name, transcript, visits, facts, issued
+                peer_certificate.issue, progress.bundle, name, transcript, visits, facts, issued
             )
             progress.store.fault("certificate written")
             progress.journal.write(
@@ -377,5 +377,7 @@ class Aftermath:
 
     def _has_token(self, position: int, peer: int) -> bool:
         progress = self.progress
-        found = history.find_arrival(progress.store, progress.runs, progress.specs, peer, position)
-        return found is not None
+        arrival = history.find_arrival(
+            progress.store, progress.runs, progress.specs, peer, position
+        )
+        return arrival is not None

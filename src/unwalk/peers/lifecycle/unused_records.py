@@ -1,4 +1,4 @@
-"""Requests for records that the present model never met: nothing to walk, all the rest to do.
+"""Answers requests for records that the present model never met: nothing to walk, all the rest.
 
 Records that are held out are never trained on; others left the line when a chapter went back to
 before they were used, and what knew them was erased then.  Either way the records are erased, and
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.core.transcript import Transcript
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import silent_spec, walked
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.identity.credentials import now
@@ -60,7 +60,7 @@ class Quiet:
         header = progress.book.quiet(spec, run, earlier).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.certifying.receipts(last) if last else {}
-        facts = attest.Facts(
+        facts = peer_certificate.Facts(
             last,
             run,
             batch.ids,
@@ -73,7 +73,9 @@ class Quiet:
         )
         name = f"quiet-{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
-        attest.issue(progress.bundle, name, walked(header, places, visits), signed, facts, issued)
+        peer_certificate.issue(
+            progress.bundle, name, walked(header, places, visits), signed, facts, issued
+        )
         progress.store.fault("certificate written")
         requests.advance(batch.ids, "erasing", certificate=name)
 
@@ -81,30 +83,30 @@ class Quiet:
         progress = self.progress
         requests = progress.requests
         assert requests is not None
-        place = progress.bundle.store / attest.FOLDER / name
-        said = read_certificate(place / FILE)["peers"]
-        if said["pending"]:
-            known = await self.certifying.receipts(said["chapter"])
-            if len(known) == len(said["receipts"]):
+        place = progress.bundle.store / peer_certificate.FOLDER / name
+        stated = read_certificate(place / FILE)["peers"]
+        if stated["pending"]:
+            known = await self.certifying.receipts(stated["chapter"])
+            if len(known) == len(stated["receipts"]):
                 return
-            facts = attest.Facts(
-                said["chapter"],
-                said["run"],
-                tuple(said["requests"]),
-                said["erased_after_hop"],
+            facts = peer_certificate.Facts(
+                stated["chapter"],
+                stated["run"],
+                tuple(stated["requests"]),
+                stated["erased_after_hop"],
                 known,
-                tuple((text, decision) for text, decision in said["decisions"]),
-                tuple(tuple(end) for end in said["ends"]),
+                tuple((text, decision) for text, decision in stated["decisions"]),
+                tuple(tuple(end) for end in stated["ends"]),
                 decided=False,
             )
-            said = attest.issue(
+            stated = peer_certificate.issue(
                 progress.bundle,
                 name,
-                Transcript.read(place / attest.TRANSCRIPT),
-                attest.read_visits(place / attest.VISITS),
+                Transcript.read(place / peer_certificate.TRANSCRIPT),
+                peer_certificate.read_visits(place / peer_certificate.VISITS),
                 facts,
-                said["issued"],
+                stated["issued"],
             )["peers"]
-        if not said["pending"] and await self.certifying.verifies(name, ids):
+        if not stated["pending"] and await self.certifying.verifies(name, ids):
             requests.advance(ids, "done")
             progress.store.fault("request done")

@@ -1,4 +1,4 @@
-"""The secret under which a peer hashes ids, so that nobody else can tell whose hash is whose."""
+"""Hashes record ids under a peer's secret, so that nobody else can tell whose hash is whose."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class RecordKey:
         """The key of a bundle; made at the first call, with mode 0600."""
         path = bundle / KEY
         if not path.exists():
-            mine = path.with_name(f".{KEY}.{secrets.token_hex(8)}")
-            write_private(mine, secrets.token_bytes(SIZE))
+            draft = path.with_name(f".{KEY}.{secrets.token_hex(8)}")
+            write_private(draft, secrets.token_bytes(SIZE))
             with suppress(FileExistsError):  # another process was faster: its key counts
-                os.link(mine, path)
-            mine.unlink()
+                os.link(draft, path)
+            draft.unlink()
         secret = read_private(path)
         if len(secret) != SIZE:
             raise InvalidInput(f"{path} has {len(secret)} bytes; allowed: {SIZE}.")

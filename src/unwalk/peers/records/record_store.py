@@ -147,15 +147,15 @@ class Records:
                 self.clean()
 
     def _check_key(self) -> None:
-        mine = self.hash("", "key")
+        fingerprint = self.hash("", "key")
         with self.transaction(touches=False):
-            if self.fact("key") not in ("", mine):
+            if self.fact("key") not in ("", fingerprint):
                 raise InvalidInput(
                     f"{self.folder / KEY} is not the key that {self.path} was made with; put the "
                     "right one back: without it no record can be found by its id."
                 )
             if not self.fact("key"):
-                self.put_fact("key", mine)
+                self.put_fact("key", fingerprint)
 
     def close(self) -> None:
         """Leave everything as it is on disk."""

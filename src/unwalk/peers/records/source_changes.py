@@ -1,4 +1,4 @@
-"""Taking over what changed in a peer's source, in one transaction.
+"""Takes over what changed in the files of a peer's records, in one transaction.
 
 Everything that has to be read is read and checked first.  Then records are added, changed or
 emptied, and the files' sizes, times and digests are written down, so that the next look is cheap.

@@ -1,4 +1,4 @@
-"""Taking records out of the files they came from.
+"""Erases records from the files that they came from.
 
 A table is written anew without them under another name, flushed, and put in the old one's place;
 all other lines of a CSV file stay as they are, byte for byte.  A picture is unlinked.

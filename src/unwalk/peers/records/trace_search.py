@@ -1,4 +1,4 @@
-"""Looking for traces of records in the files of a folder, byte by byte.
+"""Searches the files of a folder for traces of records, byte by byte.
 
 It finds what stands there plainly, also in free pages of a database, in its log, in the members of
 a zip archive (``.npz``) and in names of files.  It does not undo other compression or encryption.

@@ -1,4 +1,4 @@
-"""Room on the disk of a peer: what happens when there is none, and how it goes on afterwards.
+"""Waits for room on a full disk: what a peer does when there is none, and how it goes on.
 
 A peer keeps a reserve, a file of a few megabytes.  When a write finds no room it lets go of the
 reserve, so that it can still say in its log what happened and write down small changes of state;

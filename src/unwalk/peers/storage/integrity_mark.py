@@ -1,4 +1,4 @@
-"""A mark beside a peer's database: how much was written, and what the file looked like.
+"""Finds at the start what a disk has lost: a mark beside the database says how much was written.
 
 A peer that forgets a vote may vote twice.  SQLite notices a torn write, but not a page that was
 damaged on disk, and a log that was cut short looks to it like one that ended earlier.  So every

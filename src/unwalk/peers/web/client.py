@@ -1,4 +1,4 @@
-"""The other end of the endpoint: asks a running peer of this organisation, and waits for it."""
+"""Client of the endpoint: asks a running peer of this organisation, and waits for it."""
 
 from __future__ import annotations
 

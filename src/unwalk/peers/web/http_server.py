@@ -1,6 +1,6 @@
 """The endpoint of a peer for its own organisation: a small, strict HTTP server.
 
-It reads one question a connection and closes it, so that there is nothing to confuse about where
+It reads one question per connection and closes it, so that there is nothing to confuse about where
 one ends and the next begins; it reads no body before the token was checked; every wait has an end.
 It listens on the loopback interface; on another address it speaks TLS with the peer's certificate.
 A web framework would bring more than what is needed here: ten paths, one of which takes a body.

@@ -1,4 +1,4 @@
-"""The desk of a running peer: what its own organisation asks, answered from the chapters."""
+"""Answers what the organisation asks from a running peer: the desk behind the endpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
-from unwalk.peers.forgetting import certificate_archive as evidence
-from unwalk.peers.forgetting import peer_certificate as attest
+from unwalk.peers.forgetting import certificate_archive, peer_certificate
 from unwalk.peers.forgetting.plans import Book
 from unwalk.peers.forgetting.request_form import RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Requests
@@ -131,9 +130,9 @@ class Reception:
 
     def _privacy(self) -> Privacy:
         parts = []
-        known, changed = attest.read_all(self._folder)
+        known, changed = peer_certificate.read_all(self._folder)
         for name, document in known:
-            claim = attest.proved(document)
+            claim = peer_certificate.proved(document)
             if claim is not None:
                 allowed = document["parameters"]
                 certified = claim["grade"] == "certified"
@@ -148,15 +147,15 @@ class Reception:
                         badge_of(document),
                     )
                 )
-        epsilon, delta = attest.compose((p.epsilon, p.delta) for p in parts)
-        rule = attest.rule_without(changed)
+        epsilon, delta = peer_certificate.compose((p.epsilon, p.delta) for p in parts)
+        rule = peer_certificate.rule_without(changed)
         if any(part.badge == "rehearsal" for part in parts):
             rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
         return Privacy(epsilon, delta, rule, tuple(parts))
 
     @property
     def _folder(self) -> Any:
-        return self.chapters.bundle.store / attest.FOLDER
+        return self.chapters.bundle.store / peer_certificate.FOLDER
 
     def _desk(self) -> Requests:
         if self.chapters.requests is None:
@@ -195,10 +194,10 @@ class Reception:
 
     def certificates(self) -> Sequence[CertificateView]:
         """The latest version of each certificate, newest first; changed ones before them."""
-        known, changed = attest.read_all(self._folder)
+        known, changed = peer_certificate.read_all(self._folder)
         found = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
         for name, document in reversed(known):
-            said, claim = document["peers"], attest.proved(document)
+            said, claim = document["peers"], peer_certificate.proved(document)
             claim = claim or document["claims"][-1]
             found.append(
                 CertificateView(
@@ -227,7 +226,7 @@ class Reception:
         """The certificate's file with its transcript and the signed visits, as a zip archive."""
         if self.certificate(name) is None:
             return None
-        return await asyncio.to_thread(evidence.pack, self._folder / name / FILE)
+        return await asyncio.to_thread(certificate_archive.pack, self._folder / name / FILE)
 
     async def verify(self, name: str) -> Mapping[str, Any] | None:
         """What ``unwalk verify --json`` says of it, with the network's CA trusted."""
@@ -236,6 +235,6 @@ class Reception:
         place, bundle = self._folder / name / FILE, self.chapters.bundle.folder
         files = (bundle / "ca.pem", bundle / "network.json")
         try:
-            return await asyncio.to_thread(attest.verified, place, *files)
+            return await asyncio.to_thread(peer_certificate.verified, place, *files)
         except UnwalkError as error:
             return {"verdict": "changed", "problems": [str(error)]}

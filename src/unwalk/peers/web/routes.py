@@ -1,4 +1,4 @@
-"""Which question gets which answer: the paths of the endpoint, who may ask, and how often.
+"""The paths of the endpoint: which question gets which answer, who may ask, and how often.
 
 Everything under ``/v1/`` needs the peer's token; the page, its script and the description of the
 interface do not, and hold nothing of the peer.

@@ -1,4 +1,4 @@
-"""What a peer answers when its own organisation asks: how it is, what is to be forgotten.
+"""The answers of the endpoint as dataclasses, and :class:`Desk`, the interface that gives them.
 
 :class:`Desk` is the one thing that the HTTP endpoint (:mod:`unwalk.peers.web.http_server`) knows
 of a peer.  Nothing here holds a record or a record's id: views count records and name requests,

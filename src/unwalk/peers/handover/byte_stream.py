@@ -1,0 +1,41 @@
+"""The bytes of a token as they arrive: counted, hashed and written while more are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from unwalk.core.errors import Corrupt
+from unwalk.peers.handover.walk import Walk
+from unwalk.peers.storage.store import Incoming
+
+AHEAD = 4
+"""So many pieces may have arrived that are not hashed and written yet."""
+
+
+async def pieces(chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+    """The pieces of ``size`` bytes; what follows them stays in ``chunks``."""
+    left = size
+    while left > 0:
+        piece = await anext(chunks, b"")
+        if not piece:
+            raise Corrupt(f"the token has {size - left} bytes instead of {size}.")
+        left -= len(piece)
+        if left < 0:
+            raise Corrupt(f"the token is longer than the {size} bytes announced.")
+        yield piece
+
+
+async def receive_bytes(walk: Walk, incoming: Incoming, chunks: AsyncIterator[bytes]) -> None:
+    """Hash and write, each in a thread of its own, while the next pieces are on their way."""
+    loop = asyncio.get_running_loop()
+    working: deque[asyncio.Future[None]] = deque()
+    try:
+        async for chunk in pieces(chunks, incoming.size):
+            working.append(loop.run_in_executor(walk.hashing, incoming.hash_part, chunk))
+            working.append(loop.run_in_executor(walk.disk, incoming.put_part, chunk))
+            while len(working) > 2 * AHEAD:
+                await working.popleft()
+    finally:
+        await asyncio.gather(*working)

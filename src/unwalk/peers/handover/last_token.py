@@ -1,0 +1,162 @@
+"""The last token of a walk: brought to the neighbours to vote on, and once decided to keep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+
+from unwalk.core.errors import Refused, UnwalkError
+from unwalk.peers.handover.byte_stream import receive_bytes
+from unwalk.peers.handover.checks import FinalOffer
+from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.end_vote import Ends
+from unwalk.peers.handover.walk import Walk
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import Reply
+from unwalk.peers.protocol.hoplog import Entry
+from unwalk.peers.storage.store import Incoming
+from unwalk.peers.transport.wire import MESSAGE, FilePieces
+
+AGAIN = 5.0
+"""Seconds between attempts to bring the last token to a neighbour, at most."""
+SOON = 0.1
+MOST_BROUGHT = 2
+"""Ends of one generation, or later ones, that one neighbour may bring before one is proposed."""
+
+
+class LastToken:
+    """Last tokens that one service is brought, and brings to others.
+
+    ``brought`` says which neighbour brought an end that is kept here, by its chain.
+    """
+
+    def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
+        self.walk, self.talk, self.ends = walk, talk, ends
+        self.brought: dict[str, int] = {}
+
+    async def take(self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes]) -> Reply:
+        """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
+        walk, value = self.walk, offer.value
+        committed, receiving = walk.state.committed, walk.receiving
+        if committed is not None and replace(committed, salt=value.salt) != value:
+            raise Refused("that is not what this run was committed to, as far as known here.")
+        if any(end.chain == value.chain for end in walk.state.ends) or (
+            committed is not None and walk.store.file(value.token).exists()
+        ):
+            return Reply("accepted")
+        if committed is None:
+            self._room_for(sender, value)
+        if sender in receiving or len(receiving) >= 2:
+            raise Refused("another token is on its way already.")
+        receiving.add(sender)
+        try:
+            entries = [] if committed is not None else await self.talk.whole_log(value, sender)
+            await self._receive_final(sender, offer, chunks, entries)
+        finally:
+            receiving.discard(sender)
+        return Reply("accepted")
+
+    def _room_for(self, sender: int, value: pr.Value) -> None:
+        """Refuse an end beyond those that are kept, unless it is voted on: then it takes a place.
+
+        One that is refused is brought again; so nobody can keep those out that somebody proposes.
+        """
+        state, wanted = self.walk.state, self.ends.wanted()
+        brought = [
+            e
+            for e in state.ends
+            if self.brought.get(e.chain) == sender
+            and e.generation >= value.generation
+            and e.chain not in wanted
+        ]
+        if value.chain in wanted:
+            return
+        if len(brought) >= MOST_BROUGHT or pr.hold(state, value, wanted) == state:
+            raise Refused(f"{len(state.ends)} other ends are kept here until one is decided.")
+
+    async def _receive_final(
+        self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
+    ) -> None:
+        walk, value = self.walk, offer.value
+        incoming = Incoming(walk.store, offer.size)
+        try:
+            async with asyncio.timeout(walk.limits.lease):
+                await receive_bytes(walk, incoming, chunks)
+            digest = await walk.on_disk(incoming.finish)
+            if digest != value.token:
+                raise Refused("the token's bytes do not match its digest.")
+            walk.gate.final_content(incoming.path)
+            incoming.keep(digest)
+            if walk.state.committed is None:
+                walk.store.add_entries(walk.run_id, entries)
+                self.ends.checked(value.chain, entries)
+                state = pr.hold(walk.state, value, self.ends.wanted())
+                known = {**self.brought, value.chain: sender}
+                self.brought = {e.chain: known[e.chain] for e in state.ends if e.chain in known}
+                walk.put(state)
+            walk.journal.write("final")
+            walk.changed.set()
+            walk.notify()
+            self.talk.wake.set()
+        except TimeoutError as error:
+            raise Refused("the token did not arrive within the lease.") from error
+        finally:
+            walk.store.pinned.discard(value.token)
+            incoming.discard()
+
+    async def spread(self) -> None:
+        """Bring each neighbour the last token: to vote on, and once it is decided to keep."""
+        walk = self.walk
+        near = [p for p in range(len(walk.network.peers)) if walk.gate.near(walk.me, p)]
+        brought: set[tuple[int, pr.Value]] = set()
+        pause, whole = SOON, False
+        while True:
+            value = walk.state.committed
+            is_here = value is not None and walk.store.file(value.token).exists()
+            ends = [value] if value is not None else list(walk.state.ends)
+            missing = [
+                (peer, end)
+                for end in ends
+                for peer in near
+                if (peer, end) not in brought and walk.store.file(end.token).exists()
+            ]
+            done = await asyncio.gather(*(self._bring_final(*item) for item in missing))
+            brought |= {item for item, good in zip(missing, done, strict=True) if good}
+            if is_here and not whole and (entries := await self._gathered()) is not None:
+                walk.written(entries)
+                whole = True
+            if is_here and whole and all(done):
+                return
+            pause = SOON if value is None else min(2.0 * pause, AGAIN)
+            self.talk.wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self.talk.wake.wait()
+
+    async def _bring_final(self, peer: int, value: pr.Value) -> bool:
+        walk = self.walk
+        try:
+            if walk.state.committed is not None:
+                await walk.poll.show(peer)
+            pieces = FilePieces(walk.store.file(value.token))
+            try:
+                envelope = self.talk.words("final", value=codec.value_to(value), size=pieces.size)
+                data = await walk.transport.hand(peer, envelope, pieces, walk.limits.lease)
+            finally:
+                pieces.close()
+            reply, _ = codec.reply_from(codec.parse(data, MESSAGE))
+        except (UnwalkError, TimeoutError, OSError):
+            return False
+        return reply.kind == "accepted"
+
+    async def _gathered(self) -> list[Entry] | None:
+        """The whole log of the committed lineage, put down here."""
+        walk, value = self.walk, self.walk.state.committed
+        assert value is not None
+        entries = await self.talk.gather(value)
+        if entries:
+            walk.store.add_entries(walk.run_id, entries)
+        return entries

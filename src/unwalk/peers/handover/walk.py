@@ -1,0 +1,232 @@
+"""One walk at one peer: its state, on disk before it is true, and what the walk is done with.
+
+State changes happen in the event loop's thread only, each as one transaction, with nothing
+awaited between deciding and writing: so they are atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from unwalk.core.errors import UnwalkError
+from unwalk.peers.decisions.ballot import Poll
+from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
+from unwalk.peers.handover.checks import Gate
+from unwalk.peers.handover.log_rules import Succession
+from unwalk.peers.handover.moves import move_to
+from unwalk.peers.handover.visit import Work
+from unwalk.peers.identity.trust import Bundle, Trust
+from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol.handover import Parcel, PeerState
+from unwalk.peers.protocol.hoplog import Entry, chain_start, sign_entry
+from unwalk.peers.protocol.schedule import Chapter
+from unwalk.peers.storage.store import Arrival, KeptLocal, Store
+from unwalk.peers.storage.token_files import token_pieces
+from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.transport.wire import Transport
+from unwalk.walks import NOBODY
+
+TIDY = 0.02
+"""Seconds after a change before files that are no longer needed are removed, or later."""
+
+
+class Walk:
+    """What all parts of a service share.
+
+    ``notify`` is called when somebody outside may have something to do, ``ends_changed`` when
+    another last token is known; ``busy`` says whether files are better left alone just now.
+    ``receiving`` are the peers whose token is on its way.  ``poll`` is the vote on the end, and
+    ``succession`` what a log entry may follow; both are there once the service is.
+    """
+
+    poll: Poll
+    succession: Succession
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        trust: Trust,
+        work: Work,
+        store: Store,
+        transport: Transport,
+        journal: Journal,
+        chapter: Chapter | None = None,
+    ) -> None:
+        self.bundle, self.trust, self.work, self.store = bundle, trust, work, store
+        self.transport, self.journal = transport, journal
+        self.network = bundle.network
+        self.chapter = chapter or Chapter(0, self.network.run_id)
+        self.run_id = self.chapter.run
+        self.limits = self.network.limits
+        self.me = bundle.index
+        self.gate = Gate(self.network, trust, work, self.me, self.run_id)
+        self.metrics = Metrics(self.run_id, bundle.name)
+        self.stopping = self.closed = False
+        self.notify: Callable[[], None] = lambda: None
+        self.ends_changed: Callable[[], None] = lambda: None
+        self.busy: Callable[[], bool] = lambda: False
+        self.receiving: set[int] = set()
+        self.collecting = False
+        self.broken: asyncio.Future[None] | None = None
+        self.news = monotonic()
+        self.changed, self.over = asyncio.Event(), asyncio.Event()
+        self.whole = asyncio.Event()
+        self.disk = ThreadPoolExecutor(1, "disk")
+        self.hashing = ThreadPoolExecutor(1, "hashing")
+        self.visits = ThreadPoolExecutor(1, "visit")
+        self.start_chain = chain_start({"network": self.network.name, "run": self.run_id})
+        store.space.need = 2 * work.most_bytes
+        self.arrivals = store.arrivals(self.run_id)
+        self.state, self.open_move = self._first_state()
+        if self.state.committed is not None:
+            self.over.set()
+
+    def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
+        stored = self.store.load(self.run_id)
+        if stored is not None:
+            return pr.restarted(stored[0]), stored[1]
+        chapter, digest = self.chapter, self.chapter.token
+        if chapter.public:
+            digest = self.store.write(token_pieces(self.work.initial()))
+        first = self.work.move(1, NOBODY, {}, 0)
+        state = pr.begin(
+            self.me,
+            self.network.rules(chapter.left).quorum,
+            self.work.hops,
+            first.receiver,
+            self.start_chain,
+            digest,
+            has=bool(digest),
+        )
+        move = move_to(NOBODY, 0, first, ()) if self.me == first.receiver else {}
+        kept = self.to_keep(state)
+        self.store.save(self.run_id, state, move, arrival=kept)
+        self.arrivals += [] if kept is None else [kept]
+        self.store.pinned.discard(digest)
+        self.store.collect(self.run_id, state)
+        return state, move
+
+    @property
+    def void(self) -> bool:
+        """Whether this walk was given up: it ended without a visit."""
+        committed = self.state.committed
+        return committed is not None and committed.chain == self.start_chain
+
+    def to_keep(self, state: PeerState) -> Arrival | None:
+        """The token that has just come to stay, if it is the first one of its lineage."""
+        parcel = state.held
+        if parcel is None or state.stage != "arrived" or self.chapter.contacted:
+            return None
+        for known in self.arrivals:
+            if known.peer == self.me and pr.belongs(known.generation, known.done, parcel.lineage):
+                return None
+        return Arrival(parcel.generation, parcel.hop, self.me, parcel.token)
+
+    def came_first(self, parcel: Parcel) -> bool:
+        """Whether the token at this place was the first to come here to stay."""
+        place = (parcel.generation, parcel.hop, self.me)
+        return any((a.generation, a.done, a.peer) == place for a in self.arrivals)
+
+    def saw(self, entry: Entry) -> None:
+        """Somebody shows a log entry that its peer signed: did that peer sign another one before?
+
+        An honest peer shows nobody a visit before it is written down, and does it once.
+        """
+        body, store = entry["body"], self.store
+        here = body["run"] == self.run_id and 1 <= body["hop"] <= self.work.hops
+        if body["kind"] != "hop" or not here:
+            return
+        codec.pair(body["generation"], "generation")
+        known = another_visit(store, self.run_id, body)
+        if known is not None and put_lie(store, self.run_id, body["peer"], known, entry):
+            place = {"hop": body["hop"], "generation": body["generation"]}
+            self.journal.write("liar", who=body["peer"], visits=2, **place)
+
+    def written(self, entries: list[Entry]) -> None:
+        """The whole log of the committed walk is here: what must outlive it is set aside."""
+        keep_visits(self.store, self.run_id, entries)
+        self.whole.set()
+        self.notify()
+
+    def put(
+        self,
+        state: PeerState,
+        *,
+        move: dict[str, Any] | None = None,
+        entry: Entry | None = None,
+        local: tuple[pr.Generation, int, KeptLocal] | None = None,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """Change state: written first, then true."""
+        before = self.state
+        if state == before and move is None and entry is None:
+            return
+        open_move = self.open_move if move is None else move
+        self.store.save(
+            self.run_id,
+            state,
+            open_move,
+            entry=entry,
+            local=local,
+            arrival=arrival,
+        )
+        self.state, self.open_move = state, open_move
+        if arrival is not None:
+            self.arrivals = self.store.arrivals(self.run_id)
+        if not self.collecting:
+            self.collecting = True
+            asyncio.get_running_loop().call_later(TIDY, self._collect)
+        self.news = monotonic()
+        self.changed.set()
+        if state.ends != before.ends:
+            self.ends_changed()
+        self._count(before, state)
+
+    def _collect(self) -> None:
+        if self.busy() or self.receiving or self.state.stage == "offered":
+            asyncio.get_running_loop().call_later(TIDY, self._collect)  # not in anybody's way
+            return
+        self.collecting = False
+        if not self.closed:
+            self.store.collect(self.run_id, self.state)
+
+    def _count(self, before: PeerState, after: PeerState) -> None:
+        metrics = self.metrics
+        if before.held is not None and after.held is None and after.fence > before.fence:
+            metrics.add("dropped_total")
+            self.journal.write(
+                "dropped", hop=before.held.hop, generation=before.held.generation, by=after.fence
+            )
+        if after.committed is not None and before.committed is None:
+            self.journal.write("committed", generation=after.committed.generation)
+            self.over.set()
+            self.notify()
+        metrics.set("holding", int(after.held is not None))
+        metrics.set("hop", max(0, after.reached[1][0]))
+        metrics.set("generation", after.fence[0])
+        metrics.set("committed", int(after.committed is not None))
+
+    def break_off(self, error: UnwalkError) -> None:
+        """End with a sentence: something of this peer's own is damaged."""
+        if self.broken is not None and not self.broken.done():
+            self.broken.set_exception(error)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the next change."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+
+    def sign(self, previous: str, body: dict[str, Any]) -> Entry:
+        """A log entry of this peer's own."""
+        return sign_entry(previous, body, self.bundle.sign, self.bundle.certificate_pem.decode())
+
+    def on_disk(self, call: Any, *args: Any) -> asyncio.Future[Any]:
+        """Run something that waits for the disk in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self.disk, call, *args)
