@@ -70,7 +70,7 @@ def _imports(block: ast.AST, *, in_function: bool) -> Iterator[Import]:
 
 
 def test_no_import_goes_in_a_circle():
-    graph = nx.DiGraph()
+    graph: nx.DiGraph[str] = nx.DiGraph()
     for name, path in modules().items():
         for one in imports(path.read_text(encoding="utf-8")):
             graph.add_edges_from((name, other) for other in one.ours if other != name)

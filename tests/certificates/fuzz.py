@@ -365,7 +365,7 @@ class Scripted:
     origin: str = "simulation"
     needs_digest: bool = False
 
-    def draw(self, count: int, *, hop: int, step: int, **_: Any) -> torch.Tensor:
+    def draw(self, like: torch.Tensor, *, hop: int, step: int, **_: Any) -> torch.Tensor:
         return torch.from_numpy(normals(self.case, hop, step)).to(getattr(torch, self.case.dtype))
 
     def release(

@@ -38,7 +38,7 @@ def ddp(kind="epochs", data="retained", rule=None, **descent):
 
 def visit(peer, phase_hop=2, seed=0):
     rng = np.random.default_rng(seed)
-    return Visit(9, phase_hop, peer, peer == 0, 0, TASK.records(peer), rng)
+    return Visit(9, phase_hop, peer, peer == 0, TASK.records(peer), rng)
 
 
 def walk(method, hops=5, task=TASK, seed=0, route=None):
@@ -48,9 +48,8 @@ def walk(method, hops=5, task=TASK, seed=0, route=None):
 
 
 def drawn(hop, step, count, seed=0):
-    return SimulatedNoise(seed).draw(
-        count, hop=hop, step=step, digest=None, dtype=torch.float64, device=torch.device("cpu")
-    )
+    like = torch.empty(count, dtype=torch.float64)
+    return SimulatedNoise(seed).draw(like, hop=hop, step=step, digest=None)
 
 
 def project(theta, radius):

@@ -147,9 +147,8 @@ def test_noise_on_the_gradient_is_the_algorithms_step():
     noisy = torch.stack(
         [update(rrdu("forget", sigma=3.0, noise_on="gradient"), U) - quiet for _ in range(1)]
     )
-    drawn = plan(task=TASK).noise.draw(
-        8, hop=1, step=0, digest=None, dtype=torch.float64, device=torch.device("cpu")
-    )
+    like = torch.empty(8, dtype=torch.float64)
+    drawn = plan(task=TASK).noise.draw(like, hop=1, step=0, digest=None)
     assert torch.allclose(noisy[0], ETA * 3.0 * drawn, atol=1e-12)
 
 

@@ -38,7 +38,7 @@ def dpsgd(kind="epochs", data="retained", multiplier=Z, clip=CLIP, **work):
 
 def visit(peer, seed=0, task=TASK):
     rng = np.random.default_rng(seed)
-    return Visit(9, 2, peer, peer == 0, 0, task.records(peer), rng)
+    return Visit(9, 2, peer, peer == 0, task.records(peer), rng)
 
 
 def walk(method, hops=4, task=TASK, route=None):
@@ -66,9 +66,7 @@ def test_a_walk_is_the_loop_over_examples(dtype, tolerance):
                 pieces = torch.autograd.grad(loss, parameters)
                 one = torch.cat([p.reshape(-1) for p in pieces])
                 total += one * min(1.0, CLIP / float(one.norm()))
-            normals = SimulatedNoise(0).draw(
-                8, hop=hop.hop, step=step, digest=None, dtype=dtype, device=torch.device("cpu")
-            )
+            normals = SimulatedNoise(0).draw(total, hop=hop.hop, step=step, digest=None)
             total = (total + Z * CLIP * normals) / len(batch)
             flat = torch.nn.utils.parameters_to_vector(parameters) - ETA * total
             torch.nn.utils.vector_to_parameters(flat, parameters)

@@ -344,7 +344,7 @@ def test_schedules_go_on_where_they_were():
 
     rule = descent().rule
     base = Descent(rule, LocalWork("iid", batch=1, minibatches=1), Schedule("inverse", 0.1))
-    visit = Visit(9, 2, 1, False, 0, Records(4), np.random.default_rng(0))
+    visit = Visit(9, 2, 1, False, Records(4), np.random.default_rng(0))
     wipe, steps = Rewind(base, 5).visit(visit)
     assert wipe == Forget("local")
     assert steps.step_size == pytest.approx(1 / 6)  # type: ignore[union-attr]

@@ -110,7 +110,7 @@ def test_training_never_leaves_the_ledger(engine, slots, epochs):
 def test_what_u_does_before_anything_leaves():
     work = LocalWork("slots", slots=2, capacity=8)
     seal = LedgerSeal(Descent(StepRule(), work), std=0.3, local_epochs=3)
-    visit = Visit(1, 1, 0, True, 2, Records(8, np.array([1])), np.random.default_rng(0))
+    visit = Visit(1, 1, 0, True, Records(8, np.array([1])), np.random.default_rng(0))
     program = seal.visit(visit)
     kinds = [type(op) for op in program]
     assert kinds == [Forget, Forget, Steps, AddNoise, Steps]
@@ -132,7 +132,7 @@ def test_lightweight_steps_end_in_a_ball_round_the_model_that_came():
     correction = Correction("forget", work, StepRule(learning_rate=0.5), clip=0.25)
     seal = LedgerSeal(Descent(StepRule(), work), 0.3, later=correction, later_std=0.2)
     records = Records(8, np.array([1, 4]))
-    visit = Visit(2, 2, 0, True, 2, records, np.random.default_rng(0), earlier_in_phase=1)
+    visit = Visit(2, 2, 0, True, records, np.random.default_rng(0), earlier_in_phase=1)
     steps, project, noise = seal.visit(visit)
     assert isinstance(steps, Steps)
     assert steps.data == "forgotten"

@@ -208,7 +208,7 @@ def test_leases_that_a_silent_neighbour_costs_are_not_held_against_a_peer(tmp_pa
     async def script(here: Village) -> None:
         peer = 1 if here.start(1).state.held is None else 2
         lookout = here.start(peer).lookout if peer == 2 else here.services[1].lookout
-        monkeypatch.setattr("unwalk.peers.lookout.monotonic", lambda: now[0])
+        monkeypatch.setattr("unwalk.peers.handover.recovery.monotonic", lambda: now[0])
         lookout.handed = None
         assert not lookout._overrun()
         now[0] += 600.0 + (1.0 + TRIES) * 60.0

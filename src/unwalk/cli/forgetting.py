@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,10 @@ from unwalk.cli.terminal import JsonOption, need_peers, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.forgetting.request_form import RequestForm, RequestView
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.records.record_store import Records
     from unwalk.peers.web.client import Asker
 
 Grade = Annotated[str, typer.Option(help="exact or certified.")]
@@ -140,21 +143,32 @@ def _followed(
     return found
 
 
-def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
-    """Put a request into a peer's own store: it is durable whether the peer runs or not."""
+@contextmanager
+def _opened(checked: Bundle) -> Iterator[tuple[Book, Records]]:
+    """The book of a peer's network, and its records, which are closed at the end."""
     from unwalk.peers.forgetting.plans import Book
-    from unwalk.peers.forgetting.requests import Requests
-    from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records
-    from unwalk.peers.records.sources import SourceRefused
-    from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable
+    from unwalk.peers.web.live_desk import NO_RECORDS
 
-    checked = Bundle.read(bundle)
     book = Book(checked.network)
-    records = open_records(bundle, book.assembled.config)
+    records = open_records(checked.folder, book.assembled.config)
     if records is None:
         raise InvalidInput(NO_RECORDS)
     try:
+        yield book, records
+    finally:
+        records.close()
+
+
+def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
+    """Put a request into a peer's own store: it is durable whether the peer runs or not."""
+    from unwalk.peers.forgetting.requests import Requests
+    from unwalk.peers.identity.trust import Bundle
+    from unwalk.peers.records.sources import SourceRefused
+    from unwalk.peers.web.live_desk import check_reachable
+
+    checked = Bundle.read(bundle)
+    with _opened(checked) as (book, records):
         requests = Requests(records)
         if requests.get(form.id) is None:
             count = len(form.records)
@@ -162,47 +176,32 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
             with suppress(SourceRefused):
                 records.refresh()
         return requests.submit(form).view()
-    finally:
-        records.close()
 
 
 def _give_up(bundle: Path, vanished: str, name: str) -> None:
     """Note at one peer that another has vanished; that peer sees to the rest."""
-    from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.progress import VANISHED
-    from unwalk.peers.records.own_task import open_records
-    from unwalk.peers.web.live_desk import NO_RECORDS
 
     checked = Bundle.read(bundle)
     number = checked.network.index(vanished)
     if number == checked.index:
         raise InvalidInput(f"{bundle} is {vanished} itself; allowed: the folder of another peer.")
-    records = open_records(bundle, Book(checked.network).assembled.config)
-    if records is None:
-        raise InvalidInput(NO_RECORDS)
-    try:
-        with records.transaction(touches=False):
-            records.put_fact(f"{VANISHED}{number}", name)
-    finally:
-        records.close()
+    with _opened(checked) as (_, records), records.transaction(touches=False):
+        records.put_fact(f"{VANISHED}{number}", name)
     show(f"{checked.name} will have all records of {vanished} forgotten, as request {name}")
 
 
 def _until_done(bundle: Path, id: str) -> RequestView:
-    from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.leaving import GONE
-    from unwalk.peers.records.own_task import open_records
     from unwalk.peers.storage.store import running
 
     checked = Bundle.read(bundle)
-    records = open_records(bundle, Book(checked.network).assembled.config)
-    assert records is not None
-    if running(checked.store) is None:
-        say(f"{checked.name} does not run; its requests are answered once it does")
-    try:
+    with _opened(checked) as (_, records):
+        if running(checked.store) is None:
+            say(f"{checked.name} does not run; its requests are answered once it does")
         requests = Requests(records)
 
         def look() -> RequestView:
@@ -211,8 +210,6 @@ def _until_done(bundle: Path, id: str) -> RequestView:
             return found.view()
 
         return _followed(look(), look, lambda: records.fact(GONE) != "")
-    finally:
-        records.close()
 
 
 def _tell(found: RequestView, bundle: Path | None, json_: bool) -> None:
@@ -247,29 +244,21 @@ def leave(
             "leaving without --forget-all would leave the records in the model; to stop a peer for "
             "a while, use unwalk peer stop."
         )
-    from unwalk.peers.forgetting.plans import Book
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.leaving import LEAVING
-    from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SourceRefused
-    from unwalk.peers.web.live_desk import NO_RECORDS, check_reachable
+    from unwalk.peers.web.live_desk import check_reachable
 
     checked = Bundle.read(bundle)
-    book = Book(checked.network)
-    records = open_records(bundle, book.assembled.config)
-    if records is None:
-        raise InvalidInput(NO_RECORDS)
     name = f"leave-{checked.name}"
-    try:
+    with _opened(checked) as (book, records):
         with suppress(SourceRefused):
             records.refresh()
         check_reachable(book, checked.index, grade, records=max(1, records.counts().train))
         found = Requests(records).submit_all(name, grade=grade).view()
         with records.transaction(touches=False):
             records.put_fact(LEAVING, name)
-    finally:
-        records.close()
     if wait:
         found = _until_done(bundle, name)
     _tell(found, bundle, False)

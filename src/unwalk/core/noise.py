@@ -48,27 +48,11 @@ class NoiseSource(Protocol):
     def needs_digest(self) -> bool:
         """Whether :meth:`draw` must be told the digest of the incoming token."""
 
-    def draw(
-        self,
-        count: int,
-        *,
-        hop: int,
-        step: int,
-        digest: str | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> torch.Tensor:
-        """``count`` independent standard normals for noise number ``step`` of hop ``hop``."""
+    def draw(self, like: torch.Tensor, *, hop: int, step: int, digest: str | None) -> torch.Tensor:
+        """Standard normals for noise number ``step`` of hop ``hop``, as many as ``like`` has."""
 
     def release(
-        self,
-        values: npt.NDArray[Any],
-        *,
-        std: float,
-        grid: float,
-        peer: int,
-        hop: int,
-        step: int,
+        self, values: npt.NDArray[Any], *, std: float, grid: float, peer: int, hop: int, step: int
     ) -> tuple[npt.NDArray[Any], Draw | None]:
         """The rounded sum of ``values`` and noise, and the entry in the register of draws."""
 
@@ -132,24 +116,21 @@ def _more(key: bytes, place: int, count: int) -> int:
     return int.from_bytes(stream, "big") >> (8 * size - count)
 
 
-def _known_normals(
-    key: bytes, count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    generator = torch.Generator(device=device)
+def _known_normals(key: bytes, like: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator(device=like.device)
     generator.manual_seed(int.from_bytes(key[:8], "little") >> 1)
-    return torch.randn(count, generator=generator, dtype=dtype, device=device)
+    return torch.randn(like.numel(), generator=generator, dtype=like.dtype, device=like.device)
 
 
-def _secret_normals(
-    key: bytes, count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def _secret_normals(key: bytes, like: torch.Tensor) -> torch.Tensor:
     """Standard normals that nobody without the 256-bit ``key`` can tell from truly random ones."""
+    count = like.numel()
     half = (count + 1) // 2
     stream = np.frombuffer(hashlib.shake_256(key).digest(16 * half), "<u8")
     uniform = ((stream >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # (0, 1]
     radius, angle = np.sqrt(-2.0 * np.log(uniform[:half])), 2.0 * np.pi * uniform[half:]
     normals = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
-    return torch.from_numpy(normals).to(device=device, dtype=dtype)
+    return torch.from_numpy(normals).to(like)
 
 
 @dataclass(frozen=True)
@@ -160,27 +141,11 @@ class SimulatedNoise:
     origin: str = field(default="simulation", init=False)
     needs_digest: bool = field(default=False, init=False)
 
-    def draw(
-        self,
-        count: int,
-        *,
-        hop: int,
-        step: int,
-        digest: str | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> torch.Tensor:
-        return _known_normals(self._key(hop, step), count, dtype, device)
+    def draw(self, like: torch.Tensor, *, hop: int, step: int, digest: str | None) -> torch.Tensor:
+        return _known_normals(self._key(hop, step), like)
 
     def release(
-        self,
-        values: npt.NDArray[Any],
-        *,
-        std: float,
-        grid: float,
-        peer: int,
-        hop: int,
-        step: int,
+        self, values: npt.NDArray[Any], *, std: float, grid: float, peer: int, hop: int, step: int
     ) -> tuple[npt.NDArray[Any], Draw | None]:
         return add_rounded(values, std, grid, PhiloxBits(self._key(hop, step))), None
 
@@ -204,31 +169,15 @@ class SecretNoise:
                 f"the noise secret has {len(self.secret)} bytes; allowed: 32 bytes or more."
             )
 
-    def draw(
-        self,
-        count: int,
-        *,
-        hop: int,
-        step: int,
-        digest: str | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> torch.Tensor:
+    def draw(self, like: torch.Tensor, *, hop: int, step: int, digest: str | None) -> torch.Tensor:
         if digest is None:
             raise InvalidInput("secret noise needs the digest of the incoming token.")
         message = f"unwalk/secret-noise/{self.run}/{hop}/{step}/{digest}".encode()
         key = hmac.new(self.secret, message, hashlib.sha256).digest()
-        return _secret_normals(key, count, dtype, device)
+        return _secret_normals(key, like)
 
     def release(
-        self,
-        values: npt.NDArray[Any],
-        *,
-        std: float,
-        grid: float,
-        peer: int,
-        hop: int,
-        step: int,
+        self, values: npt.NDArray[Any], *, std: float, grid: float, peer: int, hop: int, step: int
     ) -> tuple[npt.NDArray[Any], Draw | None]:
         stated = f"unwalk/draw/{std.hex()}/{grid.hex()}/{values.shape}/{values.dtype}/".encode()
         inputs = hmac.new(self.secret, stated + values.tobytes(), hashlib.sha256).hexdigest()

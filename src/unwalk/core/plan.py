@@ -241,6 +241,10 @@ class Sink(Protocol):
         """
 
 
+Resume = Mapping[int, Progress]
+"""Where walks go on, by the numbers of their plans."""
+
+
 class Engine(Protocol):
     """Who carries the token.  Every engine passes ``tests/engines/test_contract.py``."""
 
@@ -249,8 +253,5 @@ class Engine(Protocol):
         """Whether walks move side by side, hop by hop, and not one after the other."""
 
     def run(
-        self,
-        plans: Sequence[Plan],
-        sink: Sink | None = None,
-        resume: Mapping[int, Progress] | None = None,
+        self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None
     ) -> Iterator[Outcome]: ...

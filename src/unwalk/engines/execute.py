@@ -70,14 +70,7 @@ class Bench:
     def normals(self) -> torch.Tensor:
         """The next vector of secret standard normals."""
         flat = self.work.parameters
-        drawn = self.noise.draw(
-            flat.numel(),
-            hop=self.hop,
-            step=self.draws,
-            digest=self.digest,
-            dtype=flat.dtype,
-            device=flat.device,
-        )
+        drawn = self.noise.draw(flat, hop=self.hop, step=self.draws, digest=self.digest)
         self.draws += 1
         return drawn
 

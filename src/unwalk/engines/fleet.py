@@ -13,7 +13,7 @@ only.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
-from unwalk.core.plan import Outcome, Plan, Progress, Sink
+from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.program import Steps
 from unwalk.core.token import Layout
 from unwalk.core.workspace import State, Workspace, build_model
@@ -45,10 +45,7 @@ class Fleet:
         self.size = size
 
     def run(
-        self,
-        plans: Sequence[Plan],
-        sink: Sink | None = None,
-        resume: Mapping[int, Progress] | None = None,
+        self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None
     ) -> Iterator[Outcome]:
         """Carry out the plans, ``size`` at a time; outcomes come in the order of the plans."""
         for first in range(0, len(plans), self.size):

@@ -334,39 +334,6 @@ def knobs_of(op: Steps) -> tuple[float, ...]:
     )
 
 
-def take_step(
-    gradient: BatchedGradient,
-    team: Team,
-    kind: Kind,
-    batch: Batch,
-    executor: Executor | None = None,
-) -> None:
-    """One step of every walk that is active."""
-    slopes, fresh = gradient(
-        team.parameters, team.buffers, batch.x, batch.y, batch.weights, kind.bound
-    )
-    if kind.rule.slots:
-        team.counters.add_(batch.active)
-    if (
-        executor is None
-        or batch.noise is not None
-        or not executor.fleet_update(
-            kind.rule,
-            team.parameters,
-            slopes,
-            team.moments,
-            team.knobs,
-            _corrections(kind.rule, team.counters),
-            batch.active,
-            clipped=kind.clipped,
-        )
-    ):
-        _plain(team, kind, slopes, batch)
-    for name, old in team.buffers.items():
-        if fresh[name] is not old:
-            old.copy_(_where(batch.active, fresh[name], old))
-
-
 def _corrections(rule: StepRule, counters: torch.Tensor) -> torch.Tensor:
     """What Adam divides its two moments by, as columns."""
     if rule.optimizer != "adam":
@@ -429,19 +396,43 @@ class Step:
         self.executor = executor
         self.prepared: Callable[[], None] | None = None
 
-    def _take(self) -> None:
-        take_step(self.gradient, self.team, self.kind, self.batch, self.executor)
+    def take(self) -> None:
+        """One step of every walk that is active."""
+        team, kind, batch, executor = self.team, self.kind, self.batch, self.executor
+        slopes, fresh = self.gradient(
+            team.parameters, team.buffers, batch.x, batch.y, batch.weights, kind.bound
+        )
+        if kind.rule.slots:
+            team.counters.add_(batch.active)
+        if (
+            executor is None
+            or batch.noise is not None
+            or not executor.fleet_update(
+                kind.rule,
+                team.parameters,
+                slopes,
+                team.moments,
+                team.knobs,
+                _corrections(kind.rule, team.counters),
+                batch.active,
+                clipped=kind.clipped,
+            )
+        ):
+            _plain(team, kind, slopes, batch)
+        for name, old in team.buffers.items():
+            if fresh[name] is not old:
+                old.copy_(_where(batch.active, fresh[name], old))
 
     def prepare(self) -> None:
         """Have the executor prepare the step, once; no walk is active while that happens."""
         if self.executor is not None and self.prepared is None:
             self.batch.active.zero_()
-            self.prepared = self.executor.captured(self._take)
+            self.prepared = self.executor.captured(self.take)
 
     def replay(self) -> None:
         """Take the step on what team and batch hold now."""
         if self.prepared is None:
-            self._take()
+            self.take()
         else:
             self.prepared()
 

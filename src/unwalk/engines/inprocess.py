@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from unwalk.core.outside import renewed
-from unwalk.core.plan import Outcome, Plan, Progress, Sink
+from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.cuda import executor_for
 from unwalk.engines.execute import execute
@@ -21,10 +21,7 @@ class InProcess:
     together = False
 
     def run(
-        self,
-        plans: Sequence[Plan],
-        sink: Sink | None = None,
-        resume: Mapping[int, Progress] | None = None,
+        self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None
     ) -> Iterator[Outcome]:
         """Carry out the plans in order, each from its ``resume`` point if it has one."""
         for index, plan in enumerate(plans):

@@ -31,7 +31,7 @@ LEAST_STD, FINEST = 2.0**-900, 2.0**-44
 def visit_to_u(request: Request) -> Visit:
     """A visit to the forgetting peer, before the walk is known."""
     u, rng = request.config.forget.peer, np.random.default_rng(0)
-    return Visit(1, 1, u, True, 0, request.records, rng)
+    return Visit(1, 1, u, True, request.records, rng)
 
 
 def probe(request: Request) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from unwalk.certificates.document import MODEL, model_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
-from unwalk.core.plan import Outcome, Plan, Progress, Sink
+from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.transcript import Transcript
 from unwalk.core.workspace import Workspace
 from unwalk.engines.inprocess import InProcess
@@ -42,10 +42,7 @@ class Comparing:
         self.sink: Sink | None = None
 
     def run(
-        self,
-        plans: Sequence[Plan],
-        sink: Sink | None = None,
-        resume: Mapping[int, Progress] | None = None,
+        self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None
     ) -> Iterator[Outcome]:
         self.sink = sink
         for progress in (resume or {}).values():
