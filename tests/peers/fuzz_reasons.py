@@ -12,37 +12,35 @@ from types import ModuleType
 from typing import Any
 
 from unwalk.core import errors, events, transcript
-from unwalk.peers.decisions import ballot as poll
-from unwalk.peers.decisions import decided, history, votes
-from unwalk.peers.decisions import walk_end as closing
+from unwalk.peers.decisions import ballot, decided, history, votes, walk_end
 from unwalk.peers.forgetting import erasure
-from unwalk.peers.handover import checks as gate
-from unwalk.peers.handover import control_messages as talk
-from unwalk.peers.handover import end_vote as ends
-from unwalk.peers.handover import log_rules
-from unwalk.peers.handover import receiving as intake
-from unwalk.peers.identity import network_file as network
-from unwalk.peers.identity import trust
-from unwalk.peers.lifecycle import chapter_runner as chapters
-from unwalk.peers.lifecycle import leaving
-from unwalk.peers.lifecycle import next_chapter as council
-from unwalk.peers.protocol import codec, hoplog, schedule
-from unwalk.peers.protocol import consensus as decisions
-from unwalk.peers.storage import store
-from unwalk.peers.storage import token_files as tokens
+from unwalk.peers.handover import (
+    byte_stream,
+    checks,
+    control_messages,
+    end_vote,
+    last_token,
+    log_rules,
+    receiving,
+)
+from unwalk.peers.identity import network_file, trust
+from unwalk.peers.lifecycle import certifying, chapter_runner, leaving, next_chapter
+from unwalk.peers.protocol import codec, consensus, hoplog, schedule
+from unwalk.peers.storage import store, token_files
 from unwalk.peers.transport import wire
 
 MODULES: tuple[ModuleType, ...] = (
-    *(schedule, chapters, closing, codec, council, decisions, ends, erasure, events, gate, history),
-    *(hoplog, intake, leaving, decided, network, poll, store, log_rules, talk, tokens),
-    *(transcript, trust, votes, wire),
+    *(events, transcript, codec, consensus, hoplog, schedule, network_file, trust, wire, store),
+    *(token_files, ballot, decided, history, votes, walk_end, byte_stream, checks),
+    *(control_messages, end_vote, last_token, log_rules, receiving, erasure, certifying),
+    *(chapter_runner, leaving, next_chapter),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
 """A reason within a reason."""
 FILES = "about a file of this peer's own, read when it starts"
 ELSEWHERE = {
-    "network: ": FILES,
+    "network_file: ": FILES,
     "transcript: the first line": FILES,
     "transcript: the transcript is empty": FILES,
     "transcript: transcript line": FILES,
@@ -57,23 +55,23 @@ ELSEWHERE = {
     "store: the store names": FILES,
     "store: token … is damaged": FILES,
     "store: what this peer kept": FILES,
-    "intake: this peer no longer has": "after many visits: tests/peers/test_store.py",
-    "intake: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
-    "intake, talk: the token did not arrive": "takes a lease",
+    "receiving: this peer no longer has": "after many visits: tests/peers/test_store.py",
+    "receiving: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
+    "last_token, receiving: the token did not arrive": "takes a lease",
     "store: the token was given up": "needs a call that is cancelled while it writes",
-    "store: the token is longer": "seen before, by intake",
-    "store: the token has": "seen before, by intake",
-    "ends: what was decided": "needs more liars than the network allows for",
+    "store: the token is longer": "seen before, as the bytes arrive",
+    "store: the token has": "seen before, as the bytes arrive",
+    "end_vote: what was decided": "needs more liars than the network allows for",
     "wire: peer … has": "many calls at once: tests/peers/test_floods.py",
     "wire: the call said nothing": "takes seconds: tests/peers/test_floods.py",
     "wire: … cannot be listened on": FILES,
     "hoplog: a log entry tells of no visit": "seen before, when the visit is read",
-    "tokens: … has … bytes, which is no": "seen before, by the gate",
+    "token_files: … has … bytes, which is no": "seen before, by the checks",
     "hoplog: the body of a log entry": "seen before, by codec",
     "hoplog: log entry … does not follow": "seen before, when a log is put together",
     "hoplog: the log does not end": "seen before, when a log is put together",
-    "poll: two things were decided": "needs more liars than the network allows for",
-    "council: two chapters": "needs more liars than the network allows for",
+    "ballot: two things were decided": "needs more liars than the network allows for",
+    "next_chapter: two chapters": "needs more liars than the network allows for",
 }
 """Beginnings of sentences that no message of a fuzzer leads to, and why."""
 ERRORS = {name for name, value in vars(errors).items() if inspect.isclass(value)}
@@ -118,7 +116,7 @@ def patterns() -> list[tuple[re.Pattern[str], str]]:
     found: dict[str, tuple[str, list[str]]] = {}
     for module in MODULES:
         name = module.__name__.rpartition(".")[2]
-        names = ERRORS | {"ValueError"} if module is tokens else ERRORS
+        names = ERRORS | {"ValueError"} if module is token_files else ERRORS
         for pattern, words in _sentences(ast.parse(inspect.getsource(module)), names):
             said = found.setdefault(words, (pattern, []))[1]
             if name not in said:

@@ -10,7 +10,7 @@ Of n peers f may lie: say one thing to one peer and another to the next, or brea
 A quorum is q = floor((n + f) / 2) + 1, so that two quorums share more than f peers, and thus an
 honest one.  Three rules keep two values from being decided:
 
-* A peer casts one prevote and one precommit a round, and writes each down before it is told.
+* A peer casts one prevote and one precommit per round, and writes each down before it is told.
 * A vote names the round ``since`` that justifies it: -1 for a value that was never proposed
   before, otherwise the round of an earlier polka for that value, which is shown.  Who precommitted
   in round r is *locked*: it prevotes for nothing in a later round that names less than r.
@@ -170,7 +170,7 @@ def well_formed(rules: Rules, vote: Vote) -> bool:
 
 
 def agreeing(rules: Rules, votes: Collection[Vote], kind: str) -> tuple[int, str, int] | None:
-    """What a quorum of ``kind`` is for, if ``votes`` are exactly that: one vote a peer."""
+    """What a quorum of ``kind`` is for, if ``votes`` are exactly that: one vote per peer."""
     subjects = {v.subject for v in votes}
     voters = {v.voter for v in votes}
     good = all(v.kind == kind and well_formed(rules, v) for v in votes)
