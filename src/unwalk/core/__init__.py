@@ -3,8 +3,8 @@
 Nothing enters but plain values, arrays and tensors, and nothing here imports another package of
 unwalk.  What leaves: the token (``token``), a visit as a list of operations (``program``), what it
 did that matters for privacy (``events``), the log of a walk (``transcript``), a walk before it
-starts (``plan``), public randomness (``seeds``), secret noise (``noise``, ``rounding``), and
-errors and refusals (``errors``, ``validation``, ``grades``).
+starts (``plan``, ``walking``), public randomness (``seeds``), secret noise (``noise``,
+``rounding``), and errors and refusals (``errors``, ``validation``, ``grades``).
 
 Start reading at ``token.Token`` and ``program.Visit``, then ``plan.Plan``.
 
