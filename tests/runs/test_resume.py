@@ -271,7 +271,7 @@ def test_other_data_are_not_resumed_in_a_comparison(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compared(out, config, tell=Stop(5, at="seed 2/3"))
     rewritten(tmp_path, "order")
-    with pytest.raises(InvalidInput, match=r"other now: the records of peer 0, the choice of forg"):
+    with pytest.raises(InvalidInput, match=r"changed: the records of peer 0, the choice of forg"):
         compared(out, config, resume=True)
 
 
@@ -282,7 +282,7 @@ def test_a_graph_that_was_written_anew_is_not_resumed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config, out=tmp_path / "out", tell=Stop(3))
     edges.write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
-    with pytest.raises(InvalidInput, match=r"other now: the graph\)"):
+    with pytest.raises(InvalidInput, match=r"changed: the graph\)"):
         run(config, out=tmp_path / "out", resume=True)
 
 
