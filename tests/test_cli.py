@@ -86,7 +86,7 @@ def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
         "Retraining",
         "ASR: attack success",
         "guarantee nominal (epsilon 1, delta 1e-05): the paper's Corollary 5.2",
-        "guarantee refused (un-noised): hop ",
+        "guarantee refused (no-noise): hop ",
         "report: runs/first/report.html",
     ):
         assert words in said.out
@@ -134,14 +134,14 @@ def test_the_last_words_of_a_run_are_what_is_guaranteed_to_whom(call, tmp_path):
 
 def test_a_refused_run_ends_with_what_to_do_instead(call):
     said = call("run", *SMALL_DIGITS, "--out", "refused")
-    known = REFUSALS["un-noised"]
+    known = REFUSALS["no-noise"]
     told = f"refused. Nothing is guaranteed to anybody: {known.plain}. What to do instead: "
     told += f"{known.instead}."
     assert last_paragraph(said.out) == told
     assert max(len(line) for line in said.out.splitlines()) <= 80
     checked = call("verify", "refused").out.splitlines()
     assert checked[-1] == told
-    assert any(line.startswith("refused (un-noised): hop 7, start at peer") for line in checked)
+    assert any(line.startswith("refused (no-noise): hop 7, start at peer") for line in checked)
 
 
 SLOTS = ["--set", "train.optimizer=sgd", "--set", "train.work=slots"]

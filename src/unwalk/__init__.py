@@ -1,4 +1,12 @@
-"""unwalk: train one model by passing it from peer to peer, and make it forget again.
+"""unwalk: train one model across peers without a server, and make it forget records again.
+
+The model is a token that walks from peer to peer.  A task, a method and settings enter; a
+:class:`RunResult` leaves, with the model, the transcript of every hop, and the claims that can be
+made about what was forgotten.
+
+:func:`run` and :func:`compare` are the calls for most users; :func:`from_arrays` and
+:func:`from_dataset` bring your own data.  Start reading at ``unwalk/api.py``, then
+``unwalk/runs/run.py``; ``docs/architecture.md`` shows how the packages fit together.
 
 Names are loaded when first used, so that ``import unwalk.privacy`` needs no torch.
 """

@@ -1,4 +1,4 @@
-"""The functions most people call: :func:`run` and :func:`compare`."""
+"""The two functions that most users call: :func:`run` and :func:`compare`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(
 
     ``task`` is a name or a task of your own (:func:`unwalk.from_arrays`); ``settings`` holds any
     key that ``unwalk settings`` lists, such as ``{"train.hops": 50, "unlearn.p": 0.2}``.  With
-    ``out``, a folder of results is left there; ``resume`` goes on with one that was stopped.
+    ``out``, results are written to that folder; ``resume`` continues a run that was stopped.
     """
     given: dict[str, Value] = {"method": method, "preset": preset, "seed": seed}
     config, own = _configure(task, given, settings)

@@ -141,15 +141,18 @@ BROKEN = {
     ),
     "redraw": ({"attempt": 2}, "redrawn"),
     "plain digest of the old model": ({"digests": (3,)}, "plain digest"),
-    "not at u first": ({"unlearn": [(2, (SEALED, WIPE, NOISE, RETAINED))]}, "un-noised"),
-    "no noise": ({"unlearn": [(U, (SEALED, WIPE, RETAINED))]}, "un-noised"),
+    "not at u first": (
+        {"unlearn": [(2, (SEALED, WIPE, NOISE, RETAINED))]},
+        "no noise was added since",
+    ),
+    "no noise": ({"unlearn": [(U, (SEALED, WIPE, RETAINED))]}, "no noise was added since"),
     "noise after it left": (
         {"unlearn": [(U, (SEALED, WIPE, RETAINED)), (U, (NOISE,))]},
-        "un-noised",
+        "no noise was added since",
     ),
     "touching D_f afterwards": (
         {"unlearn": [*UNLEARN[:2], (U, (replace(PLAIN, clip=1.0, weight_decay=0.0),))]},
-        "leaves u un-noised",
+        "leaves u without noise",
     ),
     "other batches": ({"batching": "epochs"}, "keyed slots"),
     "an average of iterates": ({"iterate": "average"}, "iterate 'average'"),
@@ -395,4 +398,4 @@ def test_a_nominal_number_that_its_formula_does_not_give_is_refused():
     quiet = [(2, (SEALED, RETAINED)), (1, (RETAINED,)), (3, (RETAINED,))]
     (claim, other) = claims_of(transcript(nominal=[right], unlearn=quiet, method="rrdu"))
     assert (claim["grade"], claim["epsilon"]) == ("nominal", 1.0)
-    assert "the starting model carries D_f un-noised" in other["reason"]
+    assert "the starting model was trained on D_f, and no noise was added since" in other["reason"]

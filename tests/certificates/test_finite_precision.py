@@ -214,7 +214,7 @@ def test_the_ledger_grows_with_everything(distance, norm, slots, epochs, forgott
 
 
 def worlds_apart(config: Config) -> float:
-    """How far apart a release with and without the forgotten records really ends, un-noised."""
+    """The measured distance, before the noise, of releases with and without forgotten records."""
     assembled = assemble(config)
     config, hops = assembled.config, config.unlearn.hops
     quiet = Release(unlearn_descent(config), 0.0, hops)

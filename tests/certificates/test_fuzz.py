@@ -41,11 +41,11 @@ UNSEEN: dict[str, str] = {
     "epsilon is found for it",
     "privacy.accountants._Reading._noise: sensitivity": "noise is accounted for what the steps "
     "moved, whatever it records",
-    "privacy.accountants._visits: un-noised": "without a distance there is nothing to compute with",
+    "privacy.accountants._visits: no-noise": "without a distance there is nothing to compute with",
     "privacy.accountants.public_coin_claim: no-visit": UNASKED,
     "privacy.accountants.public_coin_claim: visits-differ": UNASKED,
     "privacy.accountants._seal_ratio: unknown-event": TWICE + "sums that travel",
-    "privacy.accountants.ball_seal_claim: un-noised 2": "a seal without steps has no epsilon",
+    "privacy.accountants.ball_seal_claim: no-noise 2": "a seal without steps has no epsilon",
     "privacy.claims.unlearner_of: missing-fact": ALIEN,
     "privacy.claims.start_of: no-start": ALIEN,
     "privacy.claims.check_local_state: local-state": TWICE + "conditions.check_wipes",
@@ -73,7 +73,7 @@ UNSEEN: dict[str, str] = {
     "privacy.stability._follow: passed on 2": "needs noise of 1e145 and more",
     "privacy.stability._follow: unknown-event": TWICE + "_check_bare",
     "privacy.stability._check_bare: travelling-state": TWICE + "the optimizer, the loss, sums",
-    "privacy.stability.ledger_claim: un-noised": TWICE + "accountants._visits",
+    "privacy.stability.ledger_claim: no-noise": TWICE + "accountants._visits",
     "privacy.stability.ledger_claim: touched": TWICE + "accountants._Reading",
     "privacy.stability.release_claim: no-noise-last": ALIEN,
     "privacy.stability.release_claim: early-noise": "noise on the way hides more, not less; its "
@@ -126,8 +126,8 @@ UNSEEN: dict[str, str] = {
 SHOWN: dict[str, int] = {
     "privacy.accountants._Reading._steps: noisy-after-move": 1000936,
     "privacy.accountants._Reading._steps: unbounded-step": 1000667,
-    "privacy.accountants._visit: un-noised": 1000088,
-    "privacy.accountants._visit: leaves-un-noised": 1001127,
+    "privacy.accountants._visit: no-noise": 1000088,
+    "privacy.accountants._visit: leaves-without-noise": 1001127,
     "privacy.accountants._seal_ratio: seal-state": 1010666,
     "privacy.claims.check_travels: travelling-state": 1005614,
     "privacy.claims.check_centres: centre": 1000369,

@@ -78,7 +78,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             WENT_ON,
             "The walk had 3 hops, 2 of them at peer 0. In 2 visits it used the records again.",
-            "In 1 hop the model was pulled back into a ball round the model with which this walk "
+            "In 1 hop the model was pulled back into a ball around the model with which this walk "
             "began.",
             "Peer 0 added random noise 2 times.",
             FROM_SECRET,
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             WENT_ON,
             "The walk had 3 hops, 1 of them at peer 0; the records were not used any more.",
-            "In 1 hop the model was pulled back into a ball round the public initial model.",
+            "In 1 hop the model was pulled back into a ball around the public initial model.",
             "Peer 0 added random noise 2 times, in the first hop, before the model was passed on.",
             FROM_SECRET,
         ],
@@ -175,8 +175,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             WENT_ON,
             "The walk had 1 hop, at peer 0; the records were not used any more.",
-            "Peer 0 put sums without the records in the place of its former ones, and the model "
-            "was computed from them anew.",
+            "Peer 0 replaced its former sums by sums without the records, and the model was "
+            "computed from them again.",
             "No noise was added.",
         ],
     ),
@@ -210,7 +210,7 @@ def test_noise_is_told_if_and_only_if_some_was_added(visits):
     assert (FROM_SECRET in told) == (times > 0)
     if times > 1:
         assert any(f"added random noise {times} times" in text for text in told)
-    assert any("ball round" in text for text in told) == any(BALL in e for _, e in visits)
+    assert any("ball around" in text for text in told) == any(BALL in e for _, e in visits)
     used = sum(peer == U and UPHILL in events for peer, events in visits)
     assert any("not used any more" in text for text in told) == (used == 0)
 
@@ -300,8 +300,8 @@ def test_refusals_are_explained_by_their_code_alone(code):
 
 
 def test_each_of_several_refusals_says_what_to_do():
-    lines = [*claim_lines(refused("formula", "un-noised")), verdict_line(refused("un-noised"))]
-    for code in ("formula", "un-noised"):
+    lines = [*claim_lines(refused("formula", "no-noise")), verdict_line(refused("no-noise"))]
+    for code in ("formula", "no-noise"):
         assert any(REFUSALS[code].instead in line for line in lines)
 
 

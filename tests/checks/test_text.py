@@ -75,17 +75,30 @@ def test_no_leftovers_in_the_source(files):
     assert not places(LEFTOVER, source)
 
 
+def without_blocks(text: str) -> str:
+    """A Markdown page without its fenced blocks."""
+    return re.sub(r"^(`{3,}|~{3,}).*?^\1\s*$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?) *$", without_blocks(text), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
 def dead_links(name: str, text: str, root: Path) -> list[str]:
     """Relative links of a Markdown page that lead nowhere; code is left out."""
-    prose = re.sub(r"^(`{3,}|~{3,}).*?^\1\s*$", "", text, flags=re.MULTILINE | re.DOTALL)
-    prose = re.sub(r"`[^`\n]*`", "", prose)
+    prose = re.sub(r"(?<!\[)`[^`\n]*`", "", without_blocks(text))
     dead = []
     for match in LINK.finditer(prose):
-        target = unquote((match[1] or match[2]).partition("#")[0])
-        if re.match(r"[a-z][a-z0-9+.-]*:", target) or not target:
+        target, _, anchor = unquote(match[1] or match[2]).partition("#")
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
             continue
-        if not ((root / name).parent / target).exists():
+        path = (root / name).parent / target if target else root / name
+        if not path.exists():
             dead.append(f"{name}: {target}")
+        elif anchor and path.suffix == ".md" and anchor not in anchors(path.read_text("utf-8")):
+            dead.append(f"{name}: {target}#{anchor}")
     return dead
 
 
@@ -113,6 +126,9 @@ def test_patterns_find_what_they_should(pattern, wrong, right):
 
 
 def test_dead_links_are_found(tmp_path):
-    (tmp_path / "there.md").write_text("")
-    page = '[a](there.md#part) [b](gone.md) [c](https://x.org) `[d](code.md)` <img src="no.svg">'
+    (tmp_path / "there.md").write_text("# One part: `a`\n```sh\n# no heading\n```\n")
+    page = '[a](there.md) [b](gone.md) [c](https://x.org) `[d](code.md)` <img src="no.svg">'
     assert dead_links("page.md", page, tmp_path) == ["page.md: gone.md", "page.md: no.svg"]
+    page = "[a](there.md#one-part-a) [b](there.md#no-heading) [`c`](gone.py)"
+    dead = ["page.md: there.md#no-heading", "page.md: gone.py"]
+    assert dead_links("page.md", page, tmp_path) == dead

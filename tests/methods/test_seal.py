@@ -288,14 +288,17 @@ class _Case:
     words: str
 
 
+NO_NOISE = "the starting model was trained on D_f, and no noise was added since"
+
+
 @pytest.mark.parametrize(
     ("method", "case"),
     [
         ("retrain", _Case("exact", "never met")),
         ("restart", _Case("exact", "initial model")),
         ("rewind", _Case("exact", "went back to hop")),
-        ("finetune", _Case("refused", "the starting model carries D_f un-noised")),
-        ("rrdu", _Case("refused", "the starting model carries D_f un-noised")),
+        ("finetune", _Case("refused", NO_NOISE)),
+        ("rrdu", _Case("refused", NO_NOISE)),
     ],
 )
 def test_what_may_be_said_of_each_method(method, case):
@@ -310,7 +313,7 @@ def test_the_papers_preset_is_nominal_one_and_refused():
     nominal, refused = result.result["claims"]
     assert (nominal["grade"], nominal["epsilon"]) == ("nominal", 1.0)
     assert (refused["grade"], refused["epsilon"]) == ("refused", None)
-    assert "the starting model carries D_f un-noised" in refused["reason"]
+    assert NO_NOISE in refused["reason"]
 
 
 @pytest.mark.parametrize("method", ["seal", "release"])

@@ -136,15 +136,15 @@ def test_the_papers_preset_is_refused():
     refused(
         lambda: sealed_claim(made, "unlearn", DELTA),
         "hop 1, start at peer 3",
-        "the starting model carries D_f un-noised",
+        "the starting model was trained on D_f, and no noise was added since",
     )
 
 
 @pytest.mark.parametrize(
     ("events", "parts"),
     [
-        ((ASCENT,), ("hop 1, gradient-steps", "leaves u un-noised")),
-        ((ASCENT, noise(1.0)), ("without a projection round the model that came",)),
+        ((ASCENT,), ("hop 1, gradient-steps", "leaves u without noise")),
+        ((ASCENT, noise(1.0)), ("without a projection around the model that arrived",)),
         ((replace(ASCENT, optimizer="adam"), noise(1.0)), ("adam on forgotten records",)),
         (
             (ASCENT, ROUND_ARRIVAL, replace(noise(1.0), grid=None)),
@@ -166,7 +166,7 @@ def test_the_papers_preset_is_refused():
         ((ASCENT, ROUND_ARRIVAL, RETAINED, noise(1.0)), ("may expand",)),
         (
             (ASCENT, replace(ASCENT, noise=1.0, origin="secret"), noise(1.0)),
-            ("that D_f moved un-noised",),
+            ("that D_f moved without noise",),
         ),
         ((replace(ASCENT, noise=1.0, clip=None, origin="secret"),), ("no sensitivity",)),
         (
@@ -223,7 +223,7 @@ def test_a_ball_round_the_old_model_is_refused_at_any_peer():
 def test_a_start_that_denies_what_training_did_is_refused():
     before = [(1, ev.Start("train", "initial", False, ()), PLAIN), (U, PLAIN)]
     made = transcript((1, CLEAN_START, PLAIN), before=before)
-    refused(lambda: sealed_claim(made, "unlearn", DELTA), "hop 3, start", "but hop 2 did")
+    refused(lambda: sealed_claim(made, "unlearn", DELTA), "hop 3, start", "but hop 2 used it")
     anew = replace(CLEAN_START, start="initial")
     assert sealed_claim(transcript((1, anew), before=before), "unlearn", DELTA).grade == "exact"
     without = [(1, ev.Start("train", "initial", False, ()), PLAIN), (U, RETAINED)]
@@ -288,7 +288,7 @@ def test_ball_seal():
         ((noise(1.0),), ("seals nothing",)),
         ((ASCENT, BALL, noise(1.0)), ("must not touch D_f",)),
         ((replace(RETAINED, state="carried"), BALL, noise(1.0)), ("carried optimizer state",)),
-        ((RETAINED,), ("un-noised",)),
+        ((RETAINED,), ("no noise was added since",)),
         ((ev.Projection((("initial", -1.0),)), noise(1.0)), ("projection", "radius -1 is none")),
         ((ev.Projection((("initial", 0.0),)), noise(1.0)), ("radius 0 is none",)),
         ((ev.Projection((("initial", math.nan),)), noise(1.0)), ("radius nan is none",)),
@@ -307,7 +307,9 @@ def test_ball_seal_refusals(events, parts):
 
 def test_ball_seal_must_come_first():
     made = transcript((1, DIRTY_START, PLAIN), (U, BALL, noise(1.0)))
-    refused(lambda: ball_seal_claim(made, "unlearn", DELTA), "hop 1, start", "un-noised")
+    refused(
+        lambda: ball_seal_claim(made, "unlearn", DELTA), "hop 1, start", "no noise was added since"
+    )
 
 
 # Ledger
@@ -427,7 +429,11 @@ def test_ledger_needs_its_facts(facts, part):
 def test_ledger_seal_must_be_at_u_and_before_anything_touches():
     before = [(U, TRAIN_START, PLAIN)]
     away = transcript((1, DIRTY_START, noise(1.0)), before=before)
-    refused(lambda: ledger_claim(away, "unlearn", DELTA), "hop 2, start at peer 1", "un-noised")
+    refused(
+        lambda: ledger_claim(away, "unlearn", DELTA),
+        "hop 2, start at peer 1",
+        "no noise was added since",
+    )
     touching = transcript((U, DIRTY_START, PLAIN, noise(1.0)), before=before)
     refused(lambda: ledger_claim(touching, "unlearn", DELTA), "must be on retained data")
 
@@ -457,7 +463,7 @@ def test_noise_from_the_start():
     exact = gaussian_epsilon(DELTA, math.sqrt(2) * push / 0.2)
     assert exact < claim.epsilon < exact * (1 + 1e-9)
     bare = transcript(visit, (U, PLAIN))
-    refused(lambda: noisy_start_claim(bare, DELTA), "hop 2", "leaves u un-noised")
+    refused(lambda: noisy_start_claim(bare, DELTA), "hop 2", "leaves u without noise")
     long = transcript((1, TRAIN_START, PLAIN, noise(0.2)), visit)
     refused(lambda: noisy_start_claim(long, DELTA), "hop 2", "bounds the length of the model")
     floating = transcript((U, TRAIN_START, PLAIN, replace(noise(0.2), grid=None), REACH))

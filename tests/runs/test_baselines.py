@@ -84,7 +84,7 @@ def test_claims_of_ddp_are_nominal_and_name_the_formula(rule):
     assert named[rule] in nominal["reason"]
     assert "no proof covers this run" in nominal["reason"]
     assert (refused["grade"], refused["epsilon"]) == ("refused", None)
-    assert "un-noised" in refused["reason"]
+    assert "no noise was added since" in refused["reason"]
 
 
 def test_claims_of_dpsgd_say_for_how_many_records_and_with_which_sampling():

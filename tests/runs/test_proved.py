@@ -165,7 +165,7 @@ def test_secret_noise_is_named_repeated_by_replay_and_found_nowhere(secret, tmp_
 def test_plain_digests_of_the_old_model_void_the_claim():
     (claim,) = small_run({**FLAT, "performance.digests": "true"}, compare=[]).result["claims"]
     assert claim["grade"] == "refused"
-    assert "plain digest of the un-noised model" in claim["reason"]
+    assert "plain digest of the model before the noise" in claim["reason"]
 
 
 def test_a_second_draw_is_recorded_and_refused():

@@ -183,7 +183,7 @@ def test_other_settings_are_not_resumed(tmp_path, changes, words):
     with pytest.raises(InvalidInput) as refused:
         run(small(**changes), out=out, resume=True)
     expected = words.format(partial=partial_of(out))
-    assert str(refused.value) == f"{expected}--resume goes on with the same settings only."
+    assert str(refused.value) == f"{expected}--resume needs the same settings."
     assert hop_of(walk_state(out, "train")) == 3
     run(small(), out=out, resume=True)
 
@@ -255,9 +255,8 @@ def test_other_data_are_not_resumed(tmp_path, how, differs):
     with pytest.raises(InvalidInput) as refused:
         run(config, out=out, resume=True)
     assert str(refused.value) == (
-        f"the data are not those that {partial_of(out)} was started with (other now: {differs}), "
-        "and --resume goes on with the same data only; bring them back as they were, or begin anew "
-        "with --overwrite."
+        f"the data are not those that {partial_of(out)} was started with (changed: {differs}), "
+        "and --resume needs the same data; restore them, or start again with --overwrite."
     )
     write_people(tmp_path, PEOPLE)
     run(config, out=out, resume=True)
@@ -272,7 +271,7 @@ def test_other_data_are_not_resumed_in_a_comparison(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         compared(out, config, tell=Stop(5, at="seed 2/3"))
     rewritten(tmp_path, "order")
-    with pytest.raises(InvalidInput, match=r"other now: the records of peer 0, the choice of forg"):
+    with pytest.raises(InvalidInput, match=r"changed: the records of peer 0, the choice of forg"):
         compared(out, config, resume=True)
 
 
@@ -283,7 +282,7 @@ def test_a_graph_that_was_written_anew_is_not_resumed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config, out=tmp_path / "out", tell=Stop(3))
     edges.write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
-    with pytest.raises(InvalidInput, match=r"other now: the graph\)"):
+    with pytest.raises(InvalidInput, match=r"changed: the graph\)"):
         run(config, out=tmp_path / "out", resume=True)
 
 

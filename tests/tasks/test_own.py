@@ -207,7 +207,7 @@ def relabelled(row: int, value: int) -> np.ndarray[Any, Any]:
         (X, relabelled(9, 3), {"classes": 3}, "y has label 3 in row 9; allowed: 0 to 2"),
         (X, relabelled(9, -1), {}, "y has label -1 in row 9; allowed: whole numbers from 0"),
         (X, Y, {"classes": 1}, "classes is 1"),
-        (X[:, 0], Y, {}, r"x has shape \(60,\); allowed: one row a record"),
+        (X[:, 0], Y, {}, r"x has shape \(60,\); allowed: one row per record"),
         (X[:0], Y[:0], {}, r"x has shape \(0, 5\)"),
         ([["a"]] * 60, Y, {}, "x has type <U1; allowed: numbers"),
         ([[1], [1, 2]], [0, 1], {}, "x is not an array: its rows differ in length"),

@@ -223,7 +223,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("categories", "sex", "data.categories has 'sex'; allowed: column=..., with ';' between"),
+        ("categories", "sex", "data.categories has 'sex'; allowed: column=..., separated by ';'"),
         ("scale", "age=40", "data.scale has '40' for 'age'; allowed: centre:reach"),
         ("scale", "age=40:old", "data.scale has '40:old' for 'age'"),
     ],
@@ -337,7 +337,7 @@ def test_pictures_that_are_not_alike_are_named(tmp_path):
 
 
 def test_what_is_no_picture_is_named(tmp_path):
-    with pytest.raises(InvalidInput, match="holds no picture; allowed: one folder a class"):
+    with pytest.raises(InvalidInput, match="holds no picture; allowed: one folder per class"):
         from_file(tmp_path)
     album(tmp_path)
     broken = tmp_path / "dogs" / "broken.png"

@@ -1,4 +1,4 @@
-"""Every claim on a run: the numbers of formulas, what its method's proof gives, and refusals."""
+"""Makes every claim about a run: nominal numbers, the proof of its method, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def phase_that_forgets(transcript: Transcript) -> list[Hop]:
 
 
 def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
-    """Every claim on this run: the paper's numbers as nominal, then what is proved or refused.
+    """Every claim about this run: the paper's numbers as nominal, then what is proved or refused.
 
     Nothing is claimed where nothing was to be forgotten.
     """
@@ -35,14 +35,14 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
         return []
     method, delta = str(header.get("method")), header.get("delta", 1e-5)
     hops = phase_that_forgets(transcript)
-    found = [_nominal(transcript, hops, entry) for entry in header.get("nominal", [])]
+    nominal = [_nominal(transcript, hops, entry) for entry in header.get("nominal", [])]
     proof = METHODS[method].proof if method in METHODS else events_claim
     try:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
     except Refused as refusal:
-        return [*found, refused(str(refusal), refusal.code)]
-    return [*found, _plain(claim, transcript)]
+        return [*nominal, refused(str(refusal), refusal.code)]
+    return [*nominal, _plain(claim, transcript)]
 
 
 def refused(reason: str, code: str) -> dict[str, Any]:
@@ -88,28 +88,28 @@ NUMBERED = (
 
 
 def _given(transcript: Transcript) -> list[str]:
-    """What is taken for granted of classes, code and the way in which data were dealt."""
+    """The assumptions about classes, user code, and how data were dealt to peers."""
     header = transcript.header
-    said = [LABELS[header["labels"]]]
+    assumptions = [LABELS[header["labels"]]]
     if header.get("code") == "own":
-        said.append(OWN_CODE)
+        assumptions.append(OWN_CODE)
     dealing = header.get("dealing", "natural")
     if dealing != "natural":
-        said.append(DEALT.format(dealing))
+        assumptions.append(DEALT.format(dealing))
     if header.get("holdout") == "share":
-        said.append(HELD_OUT)
+        assumptions.append(HELD_OUT)
     places = ["slice"] if header.get("slices", 1) > 1 else []
     if any(
         isinstance(e, ev.GradientSteps) and e.batching == "slots" for _, e in transcript.events()
     ):
         places.append("slot")
     if places:
-        said.append(NUMBERED.format(" and to its ".join(places)))
-    return said
+        assumptions.append(NUMBERED.format(" and to its ".join(places)))
+    return assumptions
 
 
 def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
-    """A formula's number for the run, made anew from what was announced and what happened."""
+    """A formula's number for the run, recomputed from the announcement and the events."""
     formulas = {
         record.formula.name: record.formula
         for record in METHODS.values()

@@ -1,8 +1,8 @@
-"""What must hold of a run before any accountant is asked.
+"""Checks the conditions that every proof needs, before an accountant is asked.
 
-Accountants bound what events did.  Some conditions of a guarantee lie outside any single bound:
-where the noise came from, whether it was drawn again after a look, how inputs were scaled, what
-peers kept, which digests were published.  Each broken one is refused by name.
+Accountants bound what events did.  Some conditions of a guarantee are outside any single bound:
+where the noise came from, whether it was drawn again after its result was seen, how inputs were
+scaled, what peers kept, which digests were published.  Each violation is refused by name.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LABELS = {
     "published": "which classes there are is published",
     "declared": "which classes there are was declared, not read off the data",
 }
-"""Where the classes may come from, and what that takes for granted."""
+"""Where the classes may come from, and the assumption that comes with it."""
 _TELLING = ("secret", "salt", "noiseseed", "noisekey", "seedofnoise", "seedofthenoise")
-"""Parts of names under which nothing may stand in a log, without signs and capitals."""
+"""Parts of names that a log must not contain, in lower case without punctuation."""
 
 
 def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
-    """Refuse a run of which no guarantee may be given, whatever an accountant would say.
+    """Refuse a run that can have no guarantee, whatever an accountant would say.
 
     ``hops`` are those of the phase that forgets; empty where nothing had to be walked.
     """
@@ -48,8 +48,8 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
 def check_announced(transcript: Transcript) -> None:
     """The walk must be what was announced: its phases, in their order, each with all its hops.
 
-    A walk that ends where somebody liked what he saw has a stopping rule that looks at D_f; hops
-    under another name, or under wrong numbers, would escape the accountants.
+    A walk that ends when somebody likes the result has a stopping rule that depends on D_f; hops
+    with a wrong phase name or number would escape the accountants.
     """
     announced: list[tuple[str, int]] = []
     phases = transcript.header["phases"]
@@ -123,7 +123,7 @@ def _goes_back(method: Any) -> bool:
 
 
 def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:
-    """A start that goes on from the token says whether the token carries D_f un-noised."""
+    """Refuse a start that calls the token free of D_f where earlier events say otherwise."""
     start = start_of(hops)
     if start.start != "token" or start.carries_forgotten:
         return
@@ -139,12 +139,12 @@ def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:
             "start-contradicted",
             hops[0],
             start,
-            "it says that nothing carries D_f, but the token went on from steps or sums of it",
+            "it says that the token does not depend on D_f, but earlier steps or sums used it",
         )
 
 
 def check_travelling(transcript: Transcript, hops: list[Hop]) -> None:
-    """Noise hides parameters; buffers that a visit on D_f changed would travel without any."""
+    """Refuse buffers that a visit on D_f changed: noise covers parameters only."""
     u, buffers = unlearner_of(transcript), buffers_of(start_of(hops))
     for hop in hops:
         for event in hop.events:
@@ -169,7 +169,7 @@ def buffers_of(start: ev.Start) -> list[str]:
 
 
 def check_noise(transcript: Transcript) -> None:
-    """The noise's seed or secret must stand nowhere in the log, and its origin be one we know."""
+    """The noise's seed or secret must not be in the log, and its origin must be known."""
     for name in _keys(transcript.header):
         plain = "".join(sign for sign in name.lower() if sign.isalnum())
         if any(part in plain for part in _TELLING):
@@ -178,7 +178,7 @@ def check_noise(transcript: Transcript) -> None:
                 "subtract the noise.",
                 "noise-known",
             )
-    said = transcript.header.get("noise")
+    announced = transcript.header.get("noise")
     for hop, event in transcript.events():
         origin = _origin(event)
         if origin is None:
@@ -190,12 +190,12 @@ def check_noise(transcript: Transcript) -> None:
                 event,
                 f"noise of {origin!r} origin; known: {', '.join(ORIGINS)}",
             )
-        if origin != said:
+        if origin != announced:
             refuse(
                 "noise-origin",
                 hop,
                 event,
-                f"its noise is {origin}, but the header announced {said!r}",
+                f"its noise is {origin}, but the header announced {announced!r}",
             )
 
 
@@ -218,7 +218,7 @@ def _origin(event: ev.Event) -> str | None:
 
 
 def check_single_draw(transcript: Transcript) -> None:
-    """Noise that is drawn again after its result was looked at is no longer Gaussian noise.
+    """Refuse noise that was drawn again: chosen after a look, it is no longer Gaussian.
 
     The settings say how often it was drawn; the register of the secret, where one is kept, says of
     each draw whether noise was drawn before to hide any of these records, under whatever settings
@@ -256,7 +256,7 @@ def check_scaling(transcript: Transcript) -> None:
 
 
 def check_labels(transcript: Transcript) -> None:
-    """Classes that were read off the data give the model a row for each that D_f alone has."""
+    """Refuse classes read from the data: one that only D_f has would shape the model."""
     labels = transcript.header.get("labels", "unknown")
     if labels not in LABELS:
         raise Refused(
@@ -267,14 +267,16 @@ def check_labels(transcript: Transcript) -> None:
 
 
 def check_code(transcript: Transcript) -> None:
-    """A user's own code may keep something of the records where no token and no wipe reaches."""
-    found = transcript.header.get("outside_state")
-    if found is not None:
-        raise Refused(f"the header records of the user's own code: {found}.", "outside-state")
+    """Refuse user code that keeps state about the records which no wipe can reach."""
+    outside_state = transcript.header.get("outside_state")
+    if outside_state is not None:
+        raise Refused(
+            f"the header records of the user's own code: {outside_state}.", "outside-state"
+        )
 
 
 def check_digests(transcript: Transcript) -> None:
-    """A plain digest of a model that carries D_f lets anyone test a guess of it."""
+    """Refuse a plain digest of a model that depends on D_f: anyone could test a guess with it."""
     if transcript.header.get("digests") == "salted":
         return
     u = unlearner_of(transcript)
@@ -285,8 +287,8 @@ def check_digests(transcript: Transcript) -> None:
         last = hop is transcript.hops[-1]
         if carries and hop.digest is not None and not last:
             raise Refused(
-                f"hop {hop.hop} at peer {hop.receiver}: a plain digest of the un-noised model was "
-                "published; a salted commitment is needed.",
+                f"hop {hop.hop} at peer {hop.receiver}: a plain digest of the model before the "
+                "noise was published; a salted commitment is needed.",
                 "digest",
             )
 
@@ -295,10 +297,10 @@ _NOTHING: frozenset[str] = frozenset()
 
 
 def _carries(event: ev.Event, carries: frozenset[str], *, at_unlearner: bool) -> frozenset[str]:
-    """Which parts of the token carry D_f un-noised after an event: ``model``, ``sums``.
+    """Which parts of the token depend on D_f and have no noise on them: ``model``, ``sums``.
 
-    Noise that u adds hides what the parameters carry; that of other peers was made for other ends,
-    and sums travel without any.
+    Noise that u adds hides what is in the parameters.  Noise of other peers does not count: it was
+    not sized for u's records.  Sums travel without noise.
     """
     match event:
         case ev.GradientSteps():
@@ -319,7 +321,7 @@ def _carries(event: ev.Event, carries: frozenset[str], *, at_unlearner: bool) ->
 def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
     """Each peer visited since u first used D_f erases its local state before it works again.
 
-    The state of peers that are not visited any more has no part in what comes.
+    The state of peers that are not visited any more has no influence.
     """
     tainted = _tainted(transcript, hops[0].hop)
     for hop in hops:
@@ -341,17 +343,17 @@ def check_wipes(transcript: Transcript, hops: list[Hop]) -> None:
 def _tainted(transcript: Transcript, before: int) -> set[int]:
     """Peers visited before a hop, from u's first use of D_f on."""
     u = unlearner_of(transcript)
-    found: set[int] = set()
+    tainted: set[int] = set()
     used = False
     for hop in transcript.hops:
         if hop.hop >= before:
             break
         used = used or (hop.receiver == u and any(map(_uses, hop.events)))
         if used:
-            found.add(hop.receiver)
-    return found
+            tainted.add(hop.receiver)
+    return tainted
 
 
 def _uses(event: ev.Event) -> bool:
-    """Whether an event at u used D_f, noise or not: what a peer keeps of it is not noised."""
+    """Whether an event at u used D_f, with or without noise: what a peer keeps has no noise."""
     return isinstance(event, ev.GradientSteps | ev.OwnSums) and event.touched

@@ -1,9 +1,9 @@
-"""The certificate: a small document made from the transcript, bound to the released model.
+"""Makes the certificate: a small document from the transcript, bound to the released model.
 
-Anyone who has the transcript can make it again, and any difference is found and named; the digest
-of the model's file is all that comes from elsewhere.  Its bytes
-are canonical JSON (sorted keys, no spaces, ASCII) and one line break; bytes that differ from their
-own re-encoding are rejected, so that there is one text to sign.
+Anyone who has the transcript can compute it again, and any difference is found and named; only the
+digest of the model's file comes from elsewhere.  Its bytes are canonical JSON (sorted keys, no
+spaces, ASCII) and one line break; bytes that differ from their own re-encoding are rejected, so
+that there is one text to sign.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unwalk.methods import METHODS
 from unwalk.methods.record import NOBODY
 
 FORMAT = 2
-"""1 rested on noise that was not rounded; do such a run again."""
+"""Format 1 relied on noise that was not rounded; such a run has to be repeated."""
 FILE, MODEL = "certificate.json", "model.safetensors"
 NOISE = {
     "simulation": "the noise came from a known seed: this is a simulation, which shows what a "
@@ -35,16 +35,16 @@ REDRAWS = {
     "kept": "the peer's register of draws, chained under its secret, showed {} before this one for "
     "any of these records, under whatever settings and on whatever machine; a peer that uses "
     "another secret, copies its secret to another folder, alters both id and content of a record, "
-    "or cuts off the end of its register is not found out by it (two certificates with one entry "
-    "number and different chain values show the last)",
+    "or cuts off the end of its register is not detected by it (two certificates with the same "
+    "entry number and different chain values show the last)",
     "none": "no register of draws was kept: that the noise was drawn only once is what the peer "
     "says",
     "no noise": "no noise was drawn, so there was nothing to draw again",
 }
 NOT_SHOWN = [
-    "that a peer did what it logged: a peer that lies in its log is not found out here",
+    "that a peer did what it logged: a peer that lies in its log is not detected here",
     "that the records are gone from the peer's own disks",
-    "what copies of the model that were handed out before the request give away",
+    "what copies of the model that were handed out before the request reveal",
 ]
 UNSIGNED = {"algorithm": "none", "public_key": None, "fingerprint": None, "chain": None}
 FACTS = (
@@ -80,7 +80,7 @@ FACTS = (
 
 
 def model_of(data: bytes) -> dict[str, str]:
-    """What a certificate says of the released model, whose file holds ``data``."""
+    """The entry of a certificate for the released model, whose file holds ``data``."""
     return {"file": MODEL, "sha256": hashlib.sha256(data).hexdigest()}
 
 
@@ -136,13 +136,13 @@ def _origin(transcript: Transcript) -> str:
     for _, event in transcript.events():
         noisy = isinstance(event, ev.GaussianNoise) and event.std > 0.0
         if noisy or (isinstance(event, ev.GradientSteps) and event.noise > 0.0):
-            said = transcript.header.get("noise")
-            return said if said in NOISE else "simulation"
+            announced = transcript.header.get("noise")
+            return announced if announced in NOISE else "simulation"
     return "none"
 
 
 def _redraws(transcript: Transcript, origin: str) -> dict[str, Any]:
-    """What is known of earlier draws of the noise, and what that covers.
+    """What is known about earlier draws of the noise, and what that covers.
 
     Number and chain value are those of the last entry, which all before it are chained to.
     """
@@ -164,8 +164,8 @@ def _redraws(transcript: Transcript, origin: str) -> dict[str, Any]:
 
 def _stds(hops: list[Hop]) -> list[float]:
     """The different stds of noise on the parameters in the phase that forgets, in order."""
-    found = [e.std for hop in hops for e in hop.events if isinstance(e, ev.GaussianNoise)]
-    return list(dict.fromkeys(found))
+    stds = [e.std for hop in hops for e in hop.events if isinstance(e, ev.GaussianNoise)]
+    return list(dict.fromkeys(stds))
 
 
 def body_of(document: dict[str, Any]) -> bytes:
@@ -205,14 +205,14 @@ def parse_certificate(raw: bytes) -> dict[str, Any]:
 
 
 def _draws_of(transcript: Transcript) -> list[ev.Draw | None]:
-    """The register's entry of every noise that was added, None where there is none."""
-    found: list[ev.Draw | None] = []
+    """The register's entry for every noise that was added; None if there is none."""
+    draws: list[ev.Draw | None] = []
     for _, event in transcript.events():
         if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
-            found.append(event.draw)
+            draws.append(event.draw)
         elif isinstance(event, ev.GradientSteps) and event.noise > 0.0:
-            found.append(None)
-    return found
+            draws.append(None)
+    return draws
 
 
 def deeds_of(transcript: Transcript, hops: list[Hop]) -> dict[str, Any]:
@@ -221,20 +221,20 @@ def deeds_of(transcript: Transcript, hops: list[Hop]) -> dict[str, Any]:
     ``hops`` are those of the phase that forgets.  ``used`` counts the visits in which the
     forgetting peer used the records again, ``uphill`` those of them whose steps on the records
     all went uphill, ``balls`` the hops with a projection on a ball by its centre, ``sums`` the
-    visits in which the forgetting peer put sums without the records in the place of its own.
+    visits in which the forgetting peer replaced its sums by sums without the records.
     """
     u = transcript.header.get("unlearner")
     before = [hop for hop in transcript.hops if not hops or hop.hop < hops[0].hop]
     start = next((e for hop in hops[:1] for e in hop.events if isinstance(e, ev.Start)), None)
     at_u = [hop for hop in hops if hop.receiver == u]
-    used = [found for hop in at_u if (found := [e for e in hop.events if _uses(e)])]
+    used = [events for hop in at_u if (events := [e for e in hop.events if _uses(e)])]
     return {
         "start": None if start is None else start.start,
         "start_hop": None if start is None else start.hop,
         "hops": len(hops),
         "visits": len(at_u),
         "used": len(used),
-        "uphill": sum(all(_uphill(event) for event in found) for found in used),
+        "uphill": sum(all(_uphill(event) for event in events) for events in used),
         "sums": sum(any(_replaces(event) for event in hop.events) for hop in at_u),
         "balls": _balls(hops),
         "noise": {"before": _noise(before, u), "after": _noise(hops, u)},
@@ -258,12 +258,12 @@ def _replaces(event: ev.Event) -> bool:
 
 
 def _balls(hops: list[Hop]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    balls: dict[str, int] = {}
     for hop in hops:
         events = [event for event in hop.events if isinstance(event, ev.Projection)]
         for centre in sorted({centre for event in events for centre, _ in event.balls}):
-            found[centre] = found.get(centre, 0) + 1
-    return found
+            balls[centre] = balls.get(centre, 0) + 1
+    return balls
 
 
 def _noise(hops: list[Hop], u: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ed25519 over a certificate's canonical text.  The cryptography package is needed here only.
+"""Signs a certificate with Ed25519; the only module here that needs the cryptography package.
 
 A key is a PEM file (PKCS 8) that its owner alone may read.  A fingerprint is the SHA-256 of the
 32 raw bytes of the public key, in hexadecimal.
@@ -28,7 +28,7 @@ MISSING = "signatures need the cryptography package: install unwalk[certificates
 
 
 def can_sign() -> bool:
-    """Whether the cryptography package is there."""
+    """Whether the cryptography package is installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError:
@@ -144,10 +144,10 @@ def check_signature(document: dict[str, Any]) -> str | None:
 def trusted(document: dict[str, Any], trust: str, now: datetime) -> bool:
     """Whether the signer is ``trust``: a fingerprint, or the file of a CA's X.509 certificate."""
     signer = document["signer"]
-    found = str(signer["fingerprint"])
+    signed_by = str(signer["fingerprint"])
     wanted = trust.strip().lower().removeprefix("sha256:").replace(":", "")
     if len(wanted) == 64 and all(c in "0123456789abcdef" for c in wanted):
-        return found == wanted
+        return signed_by == wanted
     path = Path(trust)
     if not path.is_file():
         raise InvalidInput(

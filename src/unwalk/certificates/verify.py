@@ -1,4 +1,4 @@
-"""Checks a certificate against its transcript and the released model; what differs is named."""
+"""Checks a certificate against its transcript and the released model; names what differs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from unwalk.core.transcript import Transcript
 
 DIGEST = re.compile("[0-9a-f]{64}")
 SIGNED_FIELDS = ("signer", "signature", "peers")
-"""Not made from the transcript; what stands under ``peers`` is checked by those who know them."""
+"""Parts that do not come from the transcript; ``peers`` is checked elsewhere."""
 LOUD = {
     "checked": "",
     "differs": "",
     "not checked": ", MODEL NOT CHECKED",
     "not bound": ", NO MODEL BOUND",
 }
-"""What became of the released model, as the headline says it."""
+"""The outcome for the released model, as shown in the headline."""
 NOTES = {
     "checked": f"the model's file is the one that was certified: {MODEL} of this run",
     "not checked": f"MODEL NOT CHECKED: the certificate is for one file, and {MODEL} is not beside "
@@ -34,10 +34,10 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found: ``problems`` name what was changed, ``notes`` what was checked.
+    """The result of a check: ``problems`` name what was changed, ``notes`` what was checked.
 
     ``signer`` is the fingerprint of a signature that fits, ``known`` whether it is trusted.
-    ``model`` is what became of the released model: a key of :data:`LOUD`.
+    ``model`` is the outcome for the released model: a key of :data:`LOUD`.
     """
 
     problems: tuple[str, ...]
@@ -105,23 +105,23 @@ def verify(
     released, wrong = _check_model(document.get("model"), model)
     problems += wrong
     notes += [NOTES[released]] if released in NOTES else []
-    found = transcript is not None
-    return Verdict(tuple(problems), tuple(notes), signer, known, found, released)
+    has_transcript = transcript is not None
+    return Verdict(tuple(problems), tuple(notes), signer, known, has_transcript, released)
 
 
-def _check_model(said: Any, model: bytes | None) -> tuple[str, list[str]]:
-    """What became of the released model, and what is wrong with it or with what is said of it."""
-    if said is None:
+def _check_model(entry: Any, model: bytes | None) -> tuple[str, list[str]]:
+    """The outcome for the released model, and what is wrong with it or with its entry."""
+    if entry is None:
         return "not bound", []
-    shaped = isinstance(said, dict) and set(said) == {"file", "sha256"} and said["file"] == MODEL
-    digest = said["sha256"] if shaped else None
+    shaped = isinstance(entry, dict) and set(entry) == {"file", "sha256"} and entry["file"] == MODEL
+    digest = entry["sha256"] if shaped else None
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        return "differs", [f"model is {_short(said)}; allowed: the SHA-256 of {MODEL}, or null"]
+        return "differs", [f"model is {_short(entry)}; allowed: the SHA-256 of {MODEL}, or null"]
     if model is None:
         return "not checked", []
-    found = model_of(model)["sha256"]
-    if found != digest:
-        why = f"model.sha256 is {digest}; the model that is here has {found}: it is another model"
+    actual = model_of(model)["sha256"]
+    if actual != digest:
+        why = f"model.sha256 is {digest}; the model that is here has {actual}: it is another model"
         return "differs", [why]
     return "checked", []
 
@@ -142,21 +142,25 @@ def _differences(document: dict[str, Any], transcript: Transcript) -> list[str]:
     return [text for name in names for text in _compare(name, expected, document, name)]
 
 
-def _compare(place: str, expected: Any, found: Any, key: Any) -> list[str]:
+def _compare(place: str, expected: Any, stated: Any, key: Any) -> list[str]:
     """Every place where two trees differ, by its path."""
-    if isinstance(expected, dict) and isinstance(found, dict):
+    if isinstance(expected, dict) and isinstance(stated, dict):
         if key not in expected:
             return [f"{place} does not belong there"]
-        if key not in found:
+        if key not in stated:
             return [f"{place} is missing"]
-    mine, theirs = expected[key], found[key]
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        keys = sorted(set(mine) | set(theirs))
-        return [t for k in keys for t in _compare(f"{place}.{k}", mine, theirs, k)]
-    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        return [t for k in range(len(mine)) for t in _compare(f"{place}[{k}]", mine, theirs, k)]
-    if type(mine) is not type(theirs) or json.dumps(mine) != json.dumps(theirs):
-        return [f"{place} is {_short(theirs)}; the transcript gives {_short(mine)}"]
+    recomputed, theirs = expected[key], stated[key]
+    if isinstance(recomputed, dict) and isinstance(theirs, dict):
+        keys = sorted(set(recomputed) | set(theirs))
+        return [t for k in keys for t in _compare(f"{place}.{k}", recomputed, theirs, k)]
+    if isinstance(recomputed, list) and isinstance(theirs, list) and len(recomputed) == len(theirs):
+        return [
+            t
+            for k in range(len(recomputed))
+            for t in _compare(f"{place}[{k}]", recomputed, theirs, k)
+        ]
+    if type(recomputed) is not type(theirs) or json.dumps(recomputed) != json.dumps(theirs):
+        return [f"{place} is {_short(theirs)}; the transcript gives {_short(recomputed)}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""A certificate for people who know no Renyi divergence: asked, done, promised, not promised.
+"""Puts a certificate into sentences: what was asked, done, promised and not promised.
 
 Every sentence is made from what the document says of the run; what was done from its counted
 events (:mod:`unwalk.certificates.document`), never from the name of a method.
@@ -19,8 +19,8 @@ SECRETLY = (
 )
 ONCE = {
     "kept": "That the noise was drawn only once is what the peer's own list of such draws shows: "
-    "it has no earlier one for these records. A peer that tampers with its list, or has a second "
-    "one, is not found out by that.",
+    "it has no earlier draw for these records. A peer that tampers with its list, or has a second "
+    "one, is not detected by that.",
     "none": "That the noise was drawn only once is what the peer says: no list of draws was kept.",
 }
 CENTRES = {
@@ -65,8 +65,8 @@ def verdict_of(document: dict[str, Any]) -> list[str]:
         return [f"Guaranteed to {who}: {_odds(_proved(document)[0])}."]
     if badge == "rehearsal":
         return [
-            "Nothing is guaranteed to anybody: this is a rehearsal, whose noise anyone can take "
-            "off again.",
+            "Nothing is guaranteed to anybody: this is a rehearsal, whose noise anyone can "
+            "subtract.",
             f"Done with secret noise, it would be guaranteed to {who}: "
             f"{_odds(_proved(document)[0])}.",
             SECRETLY,
@@ -115,18 +115,18 @@ def _counted(number: int, noun: str) -> str:
 def _done(document: dict[str, Any]) -> list[str]:
     """What happened after the request, a sentence for each thing that happened or did not."""
     done, u = document["done"], document["public"]["unlearner"]
-    found = [_began(document), _walked(done, u)]
+    sentences = [_began(document), _walked(done, u)]
     if done["sums"]:
-        found.append(
-            f"Peer {u} put sums without the records in the place of its former ones, and the model "
-            "was computed from them anew."
+        sentences.append(
+            f"Peer {u} replaced its former sums by sums without the records, and the model was "
+            "computed from them again."
         )
     for centre, hops in done["balls"].items():
         where = CENTRES.get(centre, f"a point named {centre!r}")
-        found.append(
-            f"In {_counted(hops, 'hop')} the model was pulled back into a ball round {where}."
+        sentences.append(
+            f"In {_counted(hops, 'hop')} the model was pulled back into a ball around {where}."
         )
-    return [text for text in [*found, *_noise(document)] if text]
+    return [text for text in [*sentences, *_noise(document)] if text]
 
 
 def _began(document: dict[str, Any]) -> str:
@@ -174,18 +174,18 @@ def _noise(document: dict[str, Any]) -> list[str]:
     before, after = (document["done"]["noise"][when] for when in ("before", "after"))
     if not before["times"] and not after["times"]:
         return ["No noise was added."]
-    found = []
+    sentences = []
     if before["times"]:
         who = _who(before, document)
-        found.append(f"In training {who} had added random noise {_often(before)}.")
+        sentences.append(f"In training {who} had added random noise {_often(before)}.")
     if after["times"]:
-        found.append(
+        sentences.append(
             f"{_sentence(_who(after, document), end='')} added random noise {_often(after)}"
             f"{_when(after, document['done']['hops'])}."
         )
     elif document["done"]["hops"]:
-        found.append("After the request no noise was added.")
-    return [*found, ORIGINS[document["noise"]["origin"]]]
+        sentences.append("After the request no noise was added.")
+    return [*sentences, ORIGINS[document["noise"]["origin"]]]
 
 
 def _who(noise: dict[str, Any], document: dict[str, Any]) -> str:
@@ -234,32 +234,32 @@ def _odds(claim: dict[str, Any]) -> str:
 
 
 def _promised(document: dict[str, Any]) -> list[str]:
-    found = []
+    sentences = []
     for claim in _proved(document):
         who = document["threat_model"]["observers"]
         if claim["grade"] == "exact":
-            found.append(
+            sentences.append(
                 f"To {who}: {_as_if_never()}. Nothing about them can be learned from it beyond "
                 "what the others would have shown anyway."
             )
             continue
-        found.append(f"To {who}: {_odds(claim)}.")
-        found.append(
+        sentences.append(f"To {who}: {_odds(claim)}.")
+        sentences.append(
             "For example: who held it for even odds beforehand, 50 %, can be "
             f"{sureness(claim['epsilon'])} sure afterwards at most, with the same exception."
         )
-    if found and str(document["threat_model"]["coalition"]).startswith("any"):
-        found.append(
+    if sentences and str(document["threat_model"]["coalition"]).startswith("any"):
+        sentences.append(
             "It holds even if all of them join forces, as long as the forgetting peer is not with "
             "them."
         )
-    if found and _rehearsed(document):
+    if sentences and _rehearsed(document):
         rehearsal = (
             "Nothing yet: this is a rehearsal, in which the noise came from a known seed, so that "
-            "anyone could take it off again. Done with secret noise, the same would promise this:"
+            "anyone could subtract it. Done with secret noise, the same would promise this:"
         )
-        return [rehearsal, *found]
-    return found or ["Nothing. No guarantee is given for this run."]
+        return [rehearsal, *sentences]
+    return sentences or ["Nothing. No guarantee is given for this run."]
 
 
 def factor(epsilon: float) -> str:
@@ -293,9 +293,9 @@ def sureness(epsilon: float) -> str:
 
 
 def _not_promised(document: dict[str, Any]) -> list[str]:
-    found = [_because(c) for c in document["claims"] if c["grade"] in ("nominal", "refused")]
+    sentences = [_because(c) for c in document["claims"] if c["grade"] in ("nominal", "refused")]
     if _rehearsed(document):
-        found.append(
+        sentences.append(
             "This is a rehearsal: it shows what a guarantee would look like and protects nobody."
         )
     if _proved(document):
@@ -303,20 +303,20 @@ def _not_promised(document: dict[str, Any]) -> list[str]:
         if not threats["training_time_view"]:
             noisy = document["noise"]["origin"] != "none"
             until = "up to the moment when it came to the forgetting peer"
-            found.append(
+            sentences.append(
                 f"What peers saw while the model was trained, {until if noisy else BEFORE}, is not "
                 "covered."
             )
         if not threats["adaptive_requests"]:
-            found.append(
+            sentences.append(
                 "The promise is for requests that were not chosen by looking at the model."
             )
         if not str(threats["coalition"]).startswith("any"):
-            found.append(f"Observers who join forces: covered are {threats['coalition']}.")
-        found.append("It is no secret who asked, when, and for how many records.")
+            sentences.append(f"Observers who join forces: covered are {threats['coalition']}.")
+        sentences.append("It is no secret who asked, when, and for how many records.")
         if document["noise"]["origin"] != "none":
-            found += _of_noise(document)
-    return found + [f"It is not shown {text.rstrip('.')}." for text in document["not_shown"]]
+            sentences += _of_noise(document)
+    return sentences + [f"It is not shown {text.rstrip('.')}." for text in document["not_shown"]]
 
 
 def _of_noise(document: dict[str, Any]) -> list[str]:

@@ -1,4 +1,18 @@
-"""The command line: one module a group of commands."""
+"""The command line: one module per group of commands.
+
+Arguments and options enter; the functions of :mod:`unwalk.api`, :mod:`unwalk.runs`,
+:mod:`unwalk.experiments` and :mod:`unwalk.peers` do the work; text leaves, or JSON with ``--json``.
+
+========================= =================================================================
+running, reproduce        ``run``, ``compare``, ``reproduce``
+calibrate, certificates   ``calibrate``, ``verify``, ``sign``
+data, listing             ``data``, ``methods``, ``tasks``, ``settings``
+peers, forgetting         ``peer``, ``net``, ``peer data``, ``forget``, ``peer leave``
+terminal                  options, consoles and progress bars that the commands share
+========================= =================================================================
+
+Start reading at ``main`` below, which turns every error into one sentence and exit code 2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``unwalk calibrate``: from a wanted guarantee to noise, and back."""
+"""``unwalk calibrate``: computes the noise for a guarantee, or the guarantee for a noise."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -77,13 +77,13 @@ def calibrate(
 
 
 def _pairs(texts: list[str]) -> dict[str, float]:
-    found = {}
+    pairs = {}
     for text in texts:
         name, equals, value = text.partition("=")
         try:
-            found[name.strip()] = float(value)
+            pairs[name.strip()] = float(value)
         except ValueError:
             equals = ""
         if not equals:
             raise InvalidInput(f"--set got {text!r}; allowed: NAME=NUMBER.")
-    return found
+    return pairs

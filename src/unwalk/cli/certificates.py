@@ -1,4 +1,4 @@
-"""``unwalk verify`` and ``unwalk sign``: check a certificate, and put a name under one."""
+"""``unwalk verify`` and ``unwalk sign``: check a certificate, and sign one."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -50,7 +50,7 @@ def verify(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Check a certificate: signature, chain, every number made anew from the events, the model.
+    """Check a certificate: signature, hash chain, every number recomputed from events, model.
 
     Exit codes: 0 intact and signed by --trust; 3 intact, but signer unknown or model (or
     transcript) not there; 1 something was changed.
@@ -69,7 +69,7 @@ def verify(
 
 
 def _laid_out(place: Path, folder: Path) -> Path:
-    """Where the certificate's file is; that of an archive is laid into ``folder``."""
+    """The path of the certificate; an archive is unpacked into ``folder``."""
     if place.is_dir():
         return place / "certificate.json"
     if place.suffix.lower() != ".zip":
@@ -112,7 +112,7 @@ def _with_peers(
     trust: str | None,
     network: Path | None,
 ) -> Verdict:
-    """Check what the certificate says of peers as well: that needs the network's CA."""
+    """Also check what the certificate says about peers, which needs the network's CA."""
     if recorded is None or trust is None or not Path(trust).is_file():
         why = "that needs --trust with the network's CA"
         if recorded is None:

@@ -1,4 +1,4 @@
-"""``unwalk data``: what official data files are there, getting them, and where they belong."""
+"""``unwalk data``: shows, downloads and locates the official data files."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -34,20 +34,20 @@ TaskName = Annotated[str | None, typer.Argument(help="mnist, cifar10, heart or a
 
 @app.command()
 def status(json_: JsonOption = False) -> None:
-    """Say of every task whether its files are there and are the official ones."""
+    """Show for every task whether its files are present and are the official ones."""
     from unwalk.tasks import official
 
-    found = official.status()
+    entries = official.status()
     if json_:
-        print(json.dumps([_plain(entry) for entry in found]))
+        print(json.dumps([_plain(entry) for entry in entries]))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("task", "state", "place"):
         table.add_column(column, overflow="fold")
-    for entry in found:
+    for entry in entries:
         table.add_row(entry.task, entry.state, str(entry.place))
     out_console.print(table)
-    for entry in found:
+    for entry in entries:
         for file in entry.files:
             if file.problem is not None:
                 out_console.print(f"{file.name} {file.problem}", highlight=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def fetch(
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Download what is missing, check it, and put it in its place."""
+    """Download missing files, check them, and put them in the data folder."""
     from unwalk.tasks import official
 
     if all_ == bool(tasks):

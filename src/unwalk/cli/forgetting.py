@@ -1,4 +1,7 @@
-"""A peer's records: ``unwalk peer data``, ``unwalk forget`` and ``unwalk peer leave``."""
+"""``unwalk peer data``, ``forget`` and ``peer leave``: a peer's records, and forgetting them.
+
+A request names records by their ids.
+"""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -39,7 +42,9 @@ def forget(
     peer: Annotated[
         str, typer.Option(help="The peer's folder, or HOST:PORT or http(s)://... of its endpoint.")
     ],
-    ids: Annotated[Path | None, typer.Option(help="File with the record ids, one a line.")] = None,
+    ids: Annotated[
+        Path | None, typer.Option(help="File with the record ids, one per line.")
+    ] = None,
     vanished: Annotated[
         str | None,
         typer.Option(help="Instead of ids: a peer that is gone for good, with all its records."),
@@ -76,16 +81,16 @@ def forget(
     form = RequestForm(request_id or new_request_id(), read_ids(ids), grade, epsilon, delta, method)
     if address is not None:
         asker = _asker(address, token, authority, name)
-        found = asker.submit(form)
+        request = asker.submit(form)
         if wait:
-            found = _followed(found, lambda: asker.request(form.id))
-        _tell(found, None, json_)
+            request = _followed(request, lambda: asker.request(form.id))
+        _tell(request, None, json_)
         return
     bundle = Path(peer)
-    found = _hand_in(bundle, form)
+    request = _hand_in(bundle, form)
     if wait:
-        found = _until_done(bundle, form.id)
-    _tell(found, bundle, json_)
+        request = _until_done(bundle, form.id)
+    _tell(request, bundle, json_)
 
 
 def _address(peer: str) -> str | None:
@@ -99,14 +104,14 @@ def _address(peer: str) -> str | None:
 
     if "://" in peer:
         return peer
-    found = None if Path(peer).exists() else ADDRESS.fullmatch(peer)
-    if found is None:
+    match = None if Path(peer).exists() else ADDRESS.fullmatch(peer)
+    if match is None:
         if not Path(peer).is_dir():
             raise InvalidInput(
                 f"--peer is {peer!r}; allowed: a peer's folder, or the address of its endpoint."
             )
         return None
-    return f"{'http' if is_loopback(found[1]) else 'https'}://{peer}/"
+    return f"{'http' if is_loopback(match[1]) else 'https'}://{peer}/"
 
 
 def _asker(address: str, token: Path | None, authority: Path | None, name: str | None) -> Asker:
@@ -125,22 +130,22 @@ def _asker(address: str, token: Path | None, authority: Path | None, name: str |
             raise InvalidInput(f"{authority} is no file; allowed: the network's ca.pem.")
         peer, _, network = name.partition(".")
         who = host_name(peer, network)
-    said = read_private(token).decode("ascii", "replace").strip()
-    return Asker(address, said, authority=authority, name=who)
+    access_token = read_private(token).decode("ascii", "replace").strip()
+    return Asker(address, access_token, authority=authority, name=who)
 
 
 def _followed(
-    found: RequestView, look: Callable[[], RequestView], over: Callable[[], bool] = lambda: False
+    request: RequestView, look: Callable[[], RequestView], over: Callable[[], bool] = lambda: False
 ) -> RequestView:
-    """Look again until a request has ended or ``over``; each stage that it comes to is said."""
+    """Poll a request until it has ended or ``over``; print each stage that it reaches."""
     before = ""
-    while found.stage not in ("done", "refused") and not over():
-        if found.stage != before:
-            say(f"request {found.id}: {found.stage}")
-            before = found.stage
+    while request.stage not in ("done", "refused") and not over():
+        if request.stage != before:
+            say(f"request {request.id}: {request.stage}")
+            before = request.stage
         time.sleep(PAUSE)
-        found = look()
-    return found
+        request = look()
+    return request
 
 
 @contextmanager
@@ -179,7 +184,7 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
 
 
 def _give_up(bundle: Path, vanished: str, name: str) -> None:
-    """Note at one peer that another has vanished; that peer sees to the rest."""
+    """Record at one peer that another has vanished; that peer does the rest."""
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.progress import VANISHED
 
@@ -205,28 +210,28 @@ def _until_done(bundle: Path, id: str) -> RequestView:
         requests = Requests(records)
 
         def look() -> RequestView:
-            found = requests.get(id)
-            assert found is not None
-            return found.view()
+            request = requests.get(id)
+            assert request is not None
+            return request.view()
 
         return _followed(look(), look, lambda: records.fact(GONE) != "")
 
 
-def _tell(found: RequestView, bundle: Path | None, json_: bool) -> None:
+def _tell(request: RequestView, bundle: Path | None, json_: bool) -> None:
     place = None
-    if bundle is not None and found.certificate is not None:
-        place = bundle / "store" / "certificates" / found.certificate / "certificate.json"
+    if bundle is not None and request.certificate is not None:
+        place = bundle / "store" / "certificates" / request.certificate / "certificate.json"
     if json_:
-        print(json.dumps({**asdict(found), "path": None if place is None else str(place)}))
+        print(json.dumps({**asdict(request), "path": None if place is None else str(place)}))
         return
-    count = f"{found.records} record{'' if found.records == 1 else 's'}"
-    show(f"request {found.id}: {found.stage}, {count}, {found.grade}")
-    if found.reason:
-        show(f"reason: {found.reason}", soft_wrap=True)
+    count = f"{request.records} record{'' if request.records == 1 else 's'}"
+    show(f"request {request.id}: {request.stage}, {count}, {request.grade}")
+    if request.reason:
+        show(f"reason: {request.reason}", soft_wrap=True)
     if place is not None:
         show(f"certificate: {place}", soft_wrap=True)
-    elif found.certificate is not None:
-        show(f"certificate: {found.certificate}")
+    elif request.certificate is not None:
+        show(f"certificate: {request.certificate}")
 
 
 def leave(
@@ -256,12 +261,12 @@ def leave(
         with suppress(SourceRefused):
             records.refresh()
         check_reachable(book, checked.index, grade, records=max(1, records.counts().train))
-        found = Requests(records).submit_all(name, grade=grade).view()
+        request = Requests(records).submit_all(name, grade=grade).view()
         with records.transaction(touches=False):
             records.put_fact(LEAVING, name)
     if wait:
-        found = _until_done(bundle, name)
-    _tell(found, bundle, False)
+        request = _until_done(bundle, name)
+    _tell(request, bundle, False)
 
 
 def data(
@@ -282,11 +287,11 @@ def data(
     ] = None,
     allow_again: Annotated[
         Path | None,
-        typer.Option(help="File of ids, one a line, that may come back after being forgotten."),
+        typer.Option(help="File of ids, one per line, that may come back after being forgotten."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Say where a peer's records lie and take them in; without options, look again and count."""
+    """Set where a peer's records are and read them in; without options, read again and count."""
     need_peers()
     from unwalk.peers.forgetting.requests import read_ids
     from unwalk.peers.identity.trust import Bundle
@@ -303,7 +308,7 @@ def data(
         "hold_out": hold_out,
         "erase_source": erase_source,
     }
-    said = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value is not None}
     before = DataSettings.read(bundle) if (bundle / SETTINGS).exists() else None
     if from_ is None and before is None:
         raise InvalidInput(f"{bundle} has no records yet; say where they lie with --from PATH.")
@@ -315,7 +320,7 @@ def data(
             "peers bring theirs is made with task 'records'."
         )
     try:
-        changes = records.take_over(DataSettings.over(before, from_, said), ids)
+        changes = records.take_over(DataSettings.over(before, from_, chosen), ids)
         counts = records.counts()
     finally:
         records.close()

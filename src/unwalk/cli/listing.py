@@ -1,4 +1,4 @@
-"""``unwalk methods``, ``tasks`` and ``settings``: what there is to choose from."""
+"""``unwalk methods``, ``tasks`` and ``settings``: list what can be chosen."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -30,7 +30,7 @@ def tasks(json_: JsonOption = False) -> None:
 def settings(
     task: TaskOption = None, preset: PresetOption = None, json_: JsonOption = False
 ) -> None:
-    """List every setting, with its value where nothing else is said."""
+    """List every setting, with its default."""
     from unwalk.runs.assemble import resolve
     from unwalk.settings.config import table
 

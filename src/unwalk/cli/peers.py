@@ -1,4 +1,4 @@
-"""``unwalk peer`` and ``unwalk net``: run a peer, and run a network of them."""
+"""``unwalk peer`` and ``unwalk net``: run one peer; make and maintain a network of peers."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -264,19 +264,19 @@ def status(bundle: Bundle, json_: JsonOption = False) -> None:
     need_peers()
     from unwalk.peers.daemon import status as status_of
 
-    found = status_of(bundle)
+    state = status_of(bundle)
     if json_:
-        print(json.dumps(found))
+        print(json.dumps(state))
         return
-    for key, value in found.items():
+    for key, value in state.items():
         show(f"{key}: {_in_words(value)}", soft_wrap=True)
     page = bundle / "store" / "http.address"
-    if found["running"] and page.is_file():
+    if state["running"] and page.is_file():
         show(f"page: {page.read_text(encoding='utf-8').strip()}", soft_wrap=True)
 
 
 def _in_words(value: object) -> str:
-    """Yes and no, lists and tables without brackets, nothing as a dash."""
+    """A value for people: yes or no, lists without brackets, a dash for nothing."""
     if value is None or value in ({}, []):
         return "\N{EN DASH}"
     if isinstance(value, bool):
@@ -296,7 +296,7 @@ def log(
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on showing new lines.")] = False,
 ) -> None:
-    """Show what a peer wrote down."""
+    """Show a peer's log."""
     need_peers()
     from unwalk.peers.daemon import LOG, committed_log
 

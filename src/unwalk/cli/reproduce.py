@@ -1,4 +1,4 @@
-"""``unwalk reproduce``: the paper's figure and tables beside its own numbers."""
+"""``unwalk reproduce``: reruns the paper's figure and tables and compares the numbers."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -36,7 +36,7 @@ def reproduce(
     ] = None,
     preset: Annotated[str, typer.Option(help="The reading of the paper.")] = "paper-matched",
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds a cell; the paper's number where nothing is said.")
+        int | None, typer.Option(help="Seeds per cell; the paper's number where nothing is said.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="digits, one seed, short walks: shows that it runs.")

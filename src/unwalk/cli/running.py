@@ -1,4 +1,4 @@
-"""``unwalk run`` and ``unwalk compare``."""
+"""``unwalk run`` and ``unwalk compare``: one run, or the same run over several seeds."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 

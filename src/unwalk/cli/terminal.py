@@ -1,4 +1,4 @@
-"""What commands share: options, consoles, progress bars, listings."""
+"""What the commands share: options, consoles, progress bars, listings."""
 
 # Imports in functions: a command loads what it needs, and none waits for torch in vain.
 
@@ -116,7 +116,7 @@ class Bars:
 
 @contextmanager
 def loading() -> Generator[None]:
-    """Put an interrupt off to the end: an import that is cut short leaves broken modules."""
+    """Delay an interrupt until the end: an interrupted import leaves broken modules."""
     came: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
@@ -159,7 +159,7 @@ def say_refused(refusal: Refused) -> None:
 
 
 def print_whole(table: Table) -> None:
-    """Print a table of numbers; where the terminal is too narrow, lines wrap: none is cut."""
+    """Print a table of numbers; in a narrow terminal lines wrap and none is cut."""
     room = out_console.options.update(max_width=1000)
     needed = out_console.measure(table, options=room).maximum
     Console(width=max(needed, out_console.width)).print(table)

@@ -1,4 +1,4 @@
-"""One peer's records as tensors, and the batches a step asks for."""
+"""One peer's records as tensors, and the batches taken from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shard:
     poisoned: torch.Tensor | None = None
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Shard:
-        """The same shard on another device, with inputs of another type; itself where it is."""
+        """The shard on a device and with inputs of a type; itself if nothing has to change."""
         kind = dtype if dtype is not None and self.x.is_floating_point() else self.x.dtype
         if self.x.device == device and self.x.dtype == kind:
             return self
@@ -38,12 +38,12 @@ class Shard:
         return replace(self, x=self.x.to(device, kind), y=self.y.to(device), poisoned=poisoned)
 
     def inside(self, norm: float) -> Shard:
-        """The same shard with inputs at most ``norm`` long; itself where they all are."""
+        """The shard with inputs of length at most ``norm``; itself if all are."""
         x = within(self.x, norm)
         return self if x is self.x else replace(self, x=x)
 
     def renewed(self) -> Shard:
-        """The same shard with its augmentation as it was given; itself where that keeps nothing."""
+        """The shard with a fresh copy of its augmentation; itself if that has no state."""
         augment = renewed(self.augment)
         return self if augment is self.augment else replace(self, augment=augment)
 
@@ -64,8 +64,9 @@ class Shard:
 def within(x: torch.Tensor, norm: float) -> torch.Tensor:
     """Inputs in 64 bits, each shortened by itself until its exact length is at most ``norm``.
 
-    Squares are added feature by feature, so that what becomes of a record does not depend on who
-    stands beside it.  What is not finite becomes zero.  The same tensor where nothing is longer.
+    Squares are added feature by feature, so that the result for a record does not depend on the
+    records beside it.  Values that are not finite become zero.  The same tensor if no input is
+    longer.
     """
     flat = x.flatten(1)
     # By the power of two of the largest feature, so that no square overflows or vanishes.
@@ -89,7 +90,7 @@ def within(x: torch.Tensor, norm: float) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A labelled set that is only looked at: test, triggered, forgotten, retained."""
+    """A labelled set used only for measurements: test, triggered, forgotten, retained."""
 
     x: torch.Tensor
     y: torch.Tensor

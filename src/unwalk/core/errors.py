@@ -1,11 +1,11 @@
-"""Every error that unwalk raises on purpose.
+"""The errors that unwalk raises on purpose.
 
 ::
 
     UnwalkError
       InvalidInput      a value, a file or a key that cannot be used; the command line exits with 2
       Diverged          a step produced NaN or infinity
-      Refused           an accountant or a certificate will not claim what it cannot prove
+      Refused           an accountant or a certificate refuses to claim what it cannot prove
       Corrupt           a file, transcript or token that is not what it says it is
 """
 

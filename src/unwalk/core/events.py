@@ -1,4 +1,4 @@
-"""What a visit did that matters for privacy, as frozen records.
+"""Events: frozen records of what a visit did that matters for privacy.
 
 Accountants read events and nothing else: neither configuration nor code.  An event says what was
 done, in public quantities only: no loss, no norm, no count that depends on data.
@@ -93,7 +93,7 @@ class Start:
     ``arrival`` (the copy that the forgetting peer kept as the token arrived for hop ``hop``).
 
     ``carries_forgotten`` says whether the starting token was trained on the forgotten records and
-    left un-noised since.  ``travels`` names what the token carries besides parameters.
+    received no noise since.  ``travels`` names what the token carries besides parameters.
     """
 
     kind: ClassVar[str] = "start"
@@ -106,7 +106,7 @@ class Start:
 
 @dataclass(frozen=True)
 class OwnSums:
-    r"""A peer put its own sums of :math:`x x^T` and :math:`x y^T` in the place of its former ones.
+    r"""A peer replaced its former sums of :math:`x x^T` and :math:`x y^T` by new ones.
 
     ``data`` says over which of its records; ``bits`` is the precision of the fixed point, and
     ``strength`` the ridge parameter with which the model is solved for.
@@ -186,9 +186,9 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
 
 def problem(event: Event) -> str | None:
     """What is wrong with an event, in words: a field out of its range, or two that disagree."""
-    found = may.problem(vars(event), RANGES[type(event)])
-    if found is not None:
-        return found
+    out_of_range = may.problem(vars(event), RANGES[type(event)])
+    if out_of_range is not None:
+        return out_of_range
     match event:
         case GradientSteps() | OwnSums():
             if event.touched == (event.data == "retained"):
@@ -225,7 +225,7 @@ def from_json(record: dict[str, Any]) -> Event:
     if set(given) != names:
         raise Corrupt(f"event {kind!r} has fields {sorted(given)}; expected {sorted(names)}.")
     event = cls(**given)
-    found = problem(event)
-    if found is not None:
-        raise Corrupt(f"event {kind!r}: {found}.")
+    fault = problem(event)
+    if fault is not None:
+        raise Corrupt(f"event {kind!r}: {fault}.")
     return event

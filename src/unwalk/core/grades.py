@@ -1,11 +1,11 @@
-"""The grades of claims, what people are shown of them, and why one is refused.
+"""The grades of claims, how each is shown to people, and the codes of refusals.
 
-A claim's grade is for programs: it says what the accountants proved of the events.  Whether that
-protects anybody depends on where the noise came from as well, so every page, table and command
-shows :func:`shown_grade`, never the bare grade.
+A claim's grade is for programs: it says what the accountants proved from the events.  Whether that
+protects anybody also depends on where the noise came from, so every page, table and command shows
+:func:`shown_grade`, never the grade itself.
 
-A refusal's sentence names hop and event, for specialists.  Whoever explains it, hints at a way out
-or tests it goes by its code.
+A refusal's sentence names hop and event, for specialists.  Explanations, advice and tests go by its
+code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROVED = ("exact", "certified")
 
 @dataclass(frozen=True)
 class Shown:
-    """What stands on a badge: a ``sign`` and a ``name``, and the ``meaning`` beside it."""
+    """The content of a badge: a ``sign``, a ``name``, and the ``meaning`` beside it."""
 
     sign: str
     name: str
@@ -36,8 +36,8 @@ SHOWN: dict[str, Shown] = {
     "rehearsal": Shown(
         "▷",
         "rehearsal: would be certified",
-        "Not a guarantee: the proof holds, but whoever knows where the noise came from can take "
-        "it off again.",
+        "Not a guarantee: the proof holds, but whoever knows where the noise came from can "
+        "subtract it.",
     ),
     "exact": Shown(
         "=",
@@ -50,7 +50,7 @@ SHOWN: dict[str, Shown] = {
 
 
 def shown_grade(grade: str, origin: str | None) -> str:
-    """What people are shown of a claim whose noise is of this origin.
+    """The grade that people are shown for a claim whose noise has this origin.
 
     Certified is shown where the noise came from a secret, or where none was needed.
 
@@ -71,7 +71,7 @@ def origin_of(document: Mapping[str, Any]) -> str | None:
 
 
 def badge_of(document: Mapping[str, Any]) -> str:
-    """What people are shown of a whole certificate: its guarantee, or that there is none.
+    """The grade that people are shown for a whole certificate: its guarantee, or none.
 
     >>> badge_of({"claims": [{"grade": "nominal"}, {"grade": "refused"}]})
     'refused'
@@ -90,14 +90,14 @@ PRESET = (
     "run --preset certified with --task digits-flat, heart, a9a or mnist-gabor, whose training the "
     "proof covers, or --method restart, which is exact for any model and optimizer"
 )
-AGAIN = "make the run anew with this version of unwalk, and leave its log as it is"
+AGAIN = "repeat the run with this version of unwalk, and do not change its log"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """``plain``: what stands in the way, without mathematics; ``instead``: what to do.
+    """``plain``: what prevents the claim, without mathematics; ``instead``: what to do.
 
-    Both are parts of sentences: they begin small and end without a stop.
+    Both are parts of sentences: they begin in lower case and end without a full stop.
     """
 
     plain: str
@@ -109,19 +109,19 @@ UNKNOWN = Refusal("a condition of the proof does not hold", RESTART)
 
 REFUSALS: dict[str, Refusal] = {
     # What the model carried, and what hid it.
-    "un-noised": Refusal(
+    "no-noise": Refusal(
         "the model still carried traces of the records when the request came, and nothing hid "
         "them before it was passed on",
         PRESET,
     ),
-    "leaves-un-noised": Refusal(
+    "leaves-without-noise": Refusal(
         "the peer used the records again, and nothing hid that before the model was passed on",
         "use --method seal (with seal.visits for visits that use the records again) or "
         "--method noisy-start, which add noise in every such visit",
     ),
     "float-noise": Refusal(
-        "the noise was not rounded to a public grid, so that the last digits of the model can give "
-        "the records away",
+        "the noise was not rounded to a public grid, so that the last digits of the model can "
+        "reveal the records",
         "use a method whose noise is rounded: seal, release, ball-seal or noisy-start",
     ),
     "redrawn": Refusal(
@@ -130,7 +130,7 @@ REFUSALS: dict[str, Refusal] = {
         "run --method restart, which needs no noise and is exact at any time",
     ),
     "noise-known": Refusal(
-        "the log gives away how the noise was made, so anybody can take it off",
+        "the log reveals how the noise was made, so anybody can subtract it",
         "keep seed, secret and salt of the noise out of the log; noise.secret_file names a file, "
         "and what is in it stays there",
     ),
@@ -151,7 +151,8 @@ REFUSALS: dict[str, Refusal] = {
         "bound them with unlearn.clip",
     ),
     "noisy-with-state": Refusal(
-        "the optimizer keeps notes of the records from visit to visit besides the noisy model",
+        "besides the noisy model, the optimizer keeps state from visit to visit that depends on "
+        "the records",
         "use unlearn.optimizer=sgd for the visits that use the records",
     ),
     "noisy-after-move": Refusal(
@@ -182,7 +183,7 @@ REFUSALS: dict[str, Refusal] = {
         "use --method ball-seal as it is, or --method restart, which carries no less and is exact",
     ),
     "seal-state": Refusal(
-        "notes of training were carried from one step of the seal to the next",
+        "optimizer state was carried from one step of the seal to the next",
         "use unlearn.optimizer=sgd, or --method restart",
     ),
     "out-of-reach": Refusal(
@@ -195,27 +196,27 @@ REFUSALS: dict[str, Refusal] = {
     ),
     # What else may carry the records on.
     "scaling": Refusal(
-        "the numbers that went into the model may have been prepared with the help of the very "
-        "records that are to be forgotten",
-        "make inputs with published constants, or with statistics without the records: data.scale "
-        "for the columns of a file; of arrays of your own say so with data.normalisation",
+        "the inputs of the model may have been scaled with statistics of the very records that are "
+        "to be forgotten",
+        "scale inputs with published constants, or with statistics without the records: data.scale "
+        "for the columns of a file; for arrays of your own declare it with data.normalisation",
     ),
     "labels": Refusal(
-        "which classes there are was read off the data, the records to be forgotten included",
+        "the list of classes was read from the data, including the records to be forgotten",
         "name the classes: data.labels for a file, classes= for arrays",
     ),
     "local-state": Refusal(
-        "peers kept notes from training, which may carry traces of the records",
+        "peers kept local state from training, which may carry traces of the records",
         "use train.optimizer=sgd, which keeps none, or --method restart",
     ),
     "travelling-state": Refusal(
-        "the model travels with notes of its training besides its parameters, which carry traces "
-        "of the records too and which the proof does not cover",
+        "besides its parameters the model travels with buffers or optimizer state, which carry "
+        "traces of the records too and which the proof does not cover",
         PRESET,
     ),
     "outside-state": Refusal(
         "the user's own code (model, loss or augmentation) keeps something from visit to visit "
-        "besides parameters and buffers, and nobody knows what",
+        "besides parameters and buffers, and the proof cannot know what it holds",
         "register it as a buffer of the model, or take it out",
     ),
     "digest": Refusal(
@@ -226,7 +227,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "centre": Refusal(
         "the model was kept close to one that carries traces of the records",
-        "use a ball round the initial model: unlearn.trust_centre=initial",
+        "use a ball around the initial model: unlearn.trust_centre=initial",
     ),
     "touched": Refusal(
         "the records to be forgotten were used again where they must not be", RESTART
@@ -238,7 +239,7 @@ REFUSALS: dict[str, Refusal] = {
     ),
     # What the proofs can follow.
     "optimizer": Refusal(
-        "the optimizer keeps notes or takes steps that the proof cannot follow", PRESET
+        "the optimizer keeps state or takes steps that the proof cannot follow", PRESET
     ),
     "clipping": Refusal(
         "gradients were clipped, which bends them in a way that the proof cannot follow",
@@ -281,8 +282,8 @@ REFUSALS: dict[str, Refusal] = {
         "data.norm for peers with records of their own), or run --method restart",
     ),
     "relays": Refusal(
-        "peers on the way saw the model besides those that were visited",
-        "use graph.kind=complete, where nobody passes on for others",
+        "relays saw the model as well, besides the peers that were visited",
+        "use graph.kind=complete, which needs no relays",
     ),
     "no-observer": Refusal(
         "nobody but the forgetting peer ever held the model, so there is nobody to promise "
@@ -335,7 +336,7 @@ REFUSALS: dict[str, Refusal] = {
     "start-contradicted": Refusal(
         "the log contradicts itself on whether the model carried traces of the records", AGAIN
     ),
-    "bad-event": Refusal("the log holds a number that cannot be", AGAIN),
+    "bad-event": Refusal("the log holds an impossible number", AGAIN),
     "formula": Refusal(
         "the number that was announced is not what its formula gives for what happened",
         "leave noise and hops as the formula set them (no unlearn.sigma, no early end)",

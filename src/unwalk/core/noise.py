@@ -1,24 +1,24 @@
 """Secret randomness: the Gaussian noise that a guarantee rests on.
 
-Whoever knows the noise can subtract it, so its seed must never travel, be logged or stand in a
-configuration.  Two sources exist:
+Whoever knows the noise can subtract it, so its seed must never travel, be logged or appear in a
+configuration.  There are two sources:
 
 * :class:`SimulatedNoise` draws from a known seed.  A simulated run can be repeated to the bit,
   and everything made from it says ``simulation``: it shows what a guarantee would look like and
   protects nobody.
 * :class:`SecretNoise` draws from a peer's own secret: HMAC-SHA256 of the secret and of what the
-  noise is drawn for gives the key.  Never one noise on two inputs.
+  noise is drawn for gives the key.  The same noise is never added to two inputs.
 
 Either gives noise of two kinds.  What a guarantee rests on is *released*: ``release`` returns the
 correctly rounded value of the real sum of parameters and Gaussian (``core/rounding.py``).  That is
-a function of what the textbook's Gaussian mechanism puts out, so the number format gives nothing
-away.  Its random bits come from SHAKE-256 keyed with the 256 bits of the HMAC, or, in a simulation,
+a function of the output of the textbook Gaussian mechanism, so the number format reveals nothing
+more.  Its random bits come from SHAKE-256 keyed with the 256 bits of the HMAC, or, in a simulation,
 from the counter-based Philox; the rest of the code is the same.  ``draw`` returns floating-point
-normals for methods whose guarantee is nominal: the low bits of such a sum tell what the noise was
-added to, and nothing is certified of it.
+normals for methods whose guarantee is nominal: the low bits of such a sum reveal what the noise was
+added to, so nothing is certified from it.
 
-That SHAKE-256 cannot be told from random bits is an assumption of cryptography.  How long a release
-takes is not hidden.
+That SHAKE-256 is indistinguishable from random bits is a cryptographic assumption.  The time that a
+release takes is not hidden.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NoiseSource(Protocol):
 
     @property
     def origin(self) -> str:
-        """``simulation`` or ``secret``: what events and certificates say."""
+        """``simulation`` or ``secret``, as events and certificates state it."""
 
     @property
     def needs_digest(self) -> bool:
@@ -58,10 +58,10 @@ class NoiseSource(Protocol):
 
 
 class Register(Protocol):
-    """Where a peer notes what noise is drawn for, before it is drawn (see ``runs.releases``)."""
+    """Where a peer enters each draw of noise before it is made (see ``runs.releases``)."""
 
     def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
-        """The entry for this draw, written now unless the very same stands there already.
+        """The entry for this draw, written now unless it is already in the register.
 
         ``inputs`` commits to what the noise is added to; the noise is keyed by the chain value.
         """
@@ -69,9 +69,9 @@ class Register(Protocol):
 
 @dataclass(frozen=True)
 class ShakeBits:
-    """Bits of SHAKE-256: nobody without the 256-bit ``key`` can tell them from random ones.
+    """Bits of SHAKE-256: without the 256-bit ``key`` nobody can tell them from random bits.
 
-    The key always has 32 bytes, so that no key and label together are another key and label.
+    The key always has 32 bytes, so that two pairs of key and label never give the same input.
     """
 
     key: bytes = field(repr=False)
@@ -89,7 +89,7 @@ class ShakeBits:
 
 @dataclass(frozen=True)
 class PhiloxBits:
-    """Bits of the counter-based generator Philox: fast, repeatable, and no secret."""
+    """Bits of the counter-based generator Philox: fast and repeatable, but not secret."""
 
     key: bytes
 
@@ -110,7 +110,7 @@ def _check_key(key: bytes) -> None:
 
 
 def _more(key: bytes, place: int, count: int) -> int:
-    """The first ``count`` bits of a stream of its own for every place."""
+    """The first ``count`` bits of the stream of this place."""
     size = (count + 7) // 8
     stream = hashlib.shake_256(key + f"/more/{place}".encode()).digest(size)
     return int.from_bytes(stream, "big") >> (8 * size - count)

@@ -1,13 +1,13 @@
-"""What a model keeps outside the token, and how it is kept from surviving a visit.
+"""Finds state that a model keeps outside the token, and restores it after every visit.
 
 A token carries trainable parameters and buffers.  A module may keep more: plain attributes (a
-counter, a running mean, a list), parameters that are not trained, a tensor put in the place of a
-buffer, hooks.  :class:`Surroundings` remembers all of it as it was when the model was built and
-puts it back before and after each visit.  Global variables, attributes of classes and what closures
-hold are out of its reach; :func:`leftovers` looks for them by computing one gradient twice.
+counter, a running mean, a list), parameters that are not trained, a tensor that replaces a buffer,
+hooks.  :class:`Surroundings` remembers all of it as it was when the model was built and puts it
+back before and after each visit.  Global variables, attributes of classes and what closures hold
+are out of its reach; :func:`leftovers` detects such state by computing one gradient twice.
 
-A user's loss and augmentation keep things in attributes, or in variables of a function round them.
-Nobody calls what the user gave: :func:`renewed` makes a copy for every visit.
+A user's loss and augmentation may keep state in attributes or in closure variables.  The user's
+object itself is never called: :func:`renewed` makes a copy of it for every visit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Backward = Callable[[nn.Module, Batch], torch.Tensor]
 
 _TABLES = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, dict))
-"""Where every module has its parameters, buffers, submodules and hooks."""
+"""The attributes in which a module keeps its parameters, buffers, submodules and hooks."""
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _UNCHANGING = (
     *(type(None), bool, int, float, complex, str, bytes, type),
@@ -63,16 +63,16 @@ class _Module:
         self.hooks = [getattr(hook, "__self__", hook) for hook in hooks]
 
     def put_back(self) -> None:
-        there = vars(self.module)
-        for name in [name for name in there if name not in self.names]:
-            del there[name]
-        there.update(self.fixed)
+        attributes = vars(self.module)
+        for name in [name for name in attributes if name not in self.names]:
+            del attributes[name]
+        attributes.update(self.fixed)
         for table, entries in self.tables:
             table.clear()
             table.update(entries)
 
     def refill(self) -> None:
-        """What stands in lists, dictionaries, sets and tensors."""
+        """Restore the content of lists, dictionaries, sets and tensors."""
         for now, before in self.flat:
             if not _unchanged(now, before):
                 now.clear()
@@ -91,10 +91,10 @@ class _Tensor:
         self.hooks = [(name, hooks, dict(hooks or {})) for name, hooks in held]
 
     def put_back(self) -> None:
-        there = vars(self.tensor)
-        if not _unchanged(there, self.attributes):
-            there.clear()
-            there.update(self.attributes)
+        attributes = vars(self.tensor)
+        if not _unchanged(attributes, self.attributes):
+            attributes.clear()
+            attributes.update(self.attributes)
         for name, hooks, entries in self.hooks:
             now = getattr(self.tensor, name, None)
             if now is hooks and _unchanged(dict(now or {}), entries):
@@ -108,20 +108,20 @@ class _Tensor:
 
 
 class _Glance:
-    """Whether dictionaries still hold the very things they held; made to be quick."""
+    """A fast check whether dictionaries still hold the same objects."""
 
     def __init__(self, modules: Sequence[_Module]) -> None:
         held = [(vars(m.module), len(m.names), m.fixed) for m in modules]
         held += [(table, len(items), items) for m in modules for table, items in m.tables]
-        self.empty = [there for there, size, _ in held if not size]
-        self.full = [(there, size, *_getter(items)) for there, size, items in held if items]
+        self.empty = [container for container, size, _ in held if not size]
+        self.full = [(container, size, *_getter(items)) for container, size, items in held if items]
 
     def same(self) -> bool:
         if any(self.empty):
             return False
         try:
-            for there, size, get, known in self.full:
-                if len(there) != size or not all(map(operator.is_, get(there), known)):
+            for container, size, get, known in self.full:
+                if len(container) != size or not all(map(operator.is_, get(container), known)):
                     return False
         except KeyError:
             return False
@@ -129,7 +129,7 @@ class _Glance:
 
 
 def _getter(items: Sequence[tuple[str, Any]]) -> tuple[Callable[[Any], Any], tuple[Any, ...]]:
-    """What asks a dictionary for these names at once, and what it ought to answer."""
+    """A getter for these names of a dictionary, and the values that it should return."""
     asked = [*items, items[0]]  # two names at least, so that the answer is a tuple
     return operator.itemgetter(*(name for name, _ in asked)), tuple(value for _, value in asked)
 
@@ -153,14 +153,14 @@ def _is_object(value: Any) -> bool:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether a value cannot change, so that it is enough to look whether it is still the one."""
+    """Whether a value is immutable, so that comparing its identity is enough."""
     if type(value) in (tuple, frozenset):
         return all(map(is_fixed, value))
     return type(value) in _UNCHANGING
 
 
 class Surroundings:
-    """All that a model is made of besides the tensors that travel, as it was built.
+    """Everything in a model besides the tensors that travel, as it was when built.
 
     ``trained`` shows the parameters that a workspace keeps in a flat vector of its own.  Modules
     of a class in a package that begins with ``ours`` are left alone.
@@ -173,8 +173,8 @@ class Surroundings:
         ours: str = "unwalk.engines.",
     ) -> None:
         # What stands in the model itself is never copied, so that it stays the same thing.
-        there = [*model.modules(), *model.parameters(), *model.buffers()]
-        self.same = {id(thing): thing for thing in there}
+        parts = [*model.modules(), *model.parameters(), *model.buffers()]
+        self.same = {id(thing): thing for thing in parts}
         self.modules = [
             _Module(module, self.same)
             for module in model.modules()
@@ -201,12 +201,12 @@ class Surroundings:
         self.copies = self._copied([*held, *(dict(vars(hook)) for hook in self.hooks)])
 
     def _copied(self, dictionaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Copies of attributes, in which what was one thing is one thing again.
+        """Copies of attributes; objects that were shared are shared in the copies.
 
         What cannot be copied is left as it is: the probe finds out whether it matters.
         """
         memo: dict[int, Any] = dict(self.same)
-        found: list[dict[str, Any]] = []
+        copies: list[dict[str, Any]] = []
         for attributes in dictionaries:
             copied = {}
             for name, value in attributes.items():
@@ -214,18 +214,18 @@ class Surroundings:
                     copied[name] = copy.deepcopy(value, memo)
                 except Exception:  # a user's object may raise anything
                     copied[name] = value
-            found.append(copied)
-        return found
+            copies.append(copied)
+        return copies
 
     def keep_buffers(self) -> None:
-        """Let buffers travel that a forward pass has put another tensor in the place of."""
+        """Keep buffers travelling that a forward pass replaced by another tensor."""
         for table, name, buffer in self.buffers:
             put = table.get(name)
             if put is not buffer and put is not None and put.shape == buffer.shape:
                 buffer.copy_(put.detach())
 
     def put_back(self) -> None:
-        """Everything as it was built; the tensors that travel keep their values."""
+        """Restore everything as it was built; the tensors that travel keep their values."""
         for module in self.holders if self.glance.same() else self.modules:
             module.put_back()
         for module in self.filled:
@@ -255,14 +255,14 @@ class Surroundings:
 def leftovers(
     model: nn.Module, gradients: Callable[[], Backward], first: Batch, second: Batch
 ) -> str | None:
-    """What outlives a gradient besides what can be put back, in words; None if nothing is found.
+    """Say what state survives a gradient although everything was put back; None if nothing does.
 
-    ``gradients`` gives what a visit computes them by: a function that adds those of a batch to the
-    parameters' and answers with the model's output.
+    ``gradients`` gives the function by which a visit computes them: it adds the gradient of a batch
+    to the parameters' and returns the model's output.
 
-    The gradient of the first batch, then of the second, which is looked at in evaluation too, then
-    everything put back, then of the first again: to the last bit the same, or something
-    remembers.  Generators are put back too.
+    The test: the gradient of the first batch, then of the second (also run in evaluation mode),
+    then everything is put back, then the first batch again.  If the result differs in any bit,
+    something kept state.  Generators are put back too.
     """
     trained = [(p, p.data) for p in model.parameters() if p.requires_grad]
     around = Surroundings(model, trained)
@@ -280,11 +280,11 @@ def leftovers(
         as_built()
         model.train()
         output = gradients()(model, batch)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for made in (output, *(p.grad for p, _ in trained), *(buffer for buffer, _ in buffers)):
-            found.update(b"none" if made is None else _bytes(made))
+            digest.update(b"none" if made is None else _bytes(made))
         model.zero_grad(set_to_none=True)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     with torch.random.fork_rng(devices=[]):
         before = gradient(first)
@@ -312,7 +312,7 @@ Call = TypeVar("Call", bound="Callable[..., Any] | None")
 
 
 def renewed(call: Call) -> Call:
-    """``call`` as it was given; itself where it keeps nothing, or where it cannot be copied."""
+    """A fresh copy of ``call``; ``call`` itself if it has no state or cannot be copied."""
     if _keeps_nothing(call):
         return call
     try:
@@ -339,16 +339,16 @@ def visits(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None,
 ) -> Callable[[], Backward]:
-    """What a visit computes gradients by, made anew at every call."""
+    """The functions by which a visit computes gradients, made again for every visit."""
 
     def visit() -> Backward:
-        mine, changed = renewed(loss), renewed(augment)
+        own_loss, changed = renewed(loss), renewed(augment)
         generator = torch.Generator().manual_seed(0)
 
         def backward(model: nn.Module, batch: Batch) -> torch.Tensor:
             x, y = batch
             output: torch.Tensor = model(x if changed is None else changed(x.clone(), generator))
-            by = functional.cross_entropy if mine is None else mine
+            by = functional.cross_entropy if own_loss is None else own_loss
             by(output, y).mean().backward()
             return output
 
@@ -362,7 +362,7 @@ def _name(call: Any) -> str:
 
 
 def _keeps_nothing(call: Any) -> bool:
-    """Whether a call is nothing, or a plain function without variables of its own."""
+    """Whether a call is None or a plain function without state."""
     if isinstance(call, FunctionType):
         given = (*(call.__defaults__ or ()), *(call.__kwdefaults__ or {}).values())
         return not call.__closure__ and not vars(call) and all(map(is_fixed, given))
@@ -372,7 +372,7 @@ def _keeps_nothing(call: Any) -> bool:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy; of a function too, with the variables of the functions round it."""
+    """A deep copy, also of a function, together with its closure variables."""
     if not isinstance(value, FunctionType):
         return copy.deepcopy(value, memo)
     if _keeps_nothing(value):
@@ -404,7 +404,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _inner(call: Any) -> FunctionType | None:
-    """A function with state that stands in an object, where no copy reaches it; or None."""
+    """A function with state inside an object, which a copy does not reach; or None."""
     seen: set[int] = set()
     waiting: list[tuple[Any, bool]] = [(call, True)]
     while waiting:

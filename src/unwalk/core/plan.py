@@ -1,9 +1,9 @@
-"""A plan says everything about a walk before it starts; an engine carries it out.
+"""Plans: everything about a walk that is settled before it starts, for an engine to carry out.
 
-``Task``, ``Graph``, ``Route`` and ``Method`` are protocols: rooms further right implement them
-(``Graph``, ``Move`` and ``Route`` live in :mod:`unwalk.core.walking`).  Settings that change *what*
-is computed stand in the plan and its methods; settings that may only change how fast it is computed
-stand in :class:`Performance`.
+``Task``, ``Graph``, ``Route`` and ``Method`` are protocols, which other packages implement
+(``Graph``, ``Move`` and ``Route`` are in :mod:`unwalk.core.walking`).  Settings that change *what*
+is computed are in the plan and its methods; settings that only change how fast it is computed are
+in :class:`Performance`.
 
 Torch is imported for type checking only, so that methods can make plans without it.
 """
@@ -71,7 +71,7 @@ class Task(Protocol):
 class Phase:
     """``hops`` visits of one method along one route.
 
-    ``start`` is ``token`` (go on with what is there), ``initial`` (the public initial model) or
+    ``start`` is ``token`` (continue from the token), ``initial`` (the public initial model) or
     ``arrival`` (what the forgetting peer kept when the token arrived for hop ``start_hop``, with
     every peer's local state as it was then).  ``keep`` chooses the iterate that is the phase's
     result: ``last``, ``average`` or ``random``.  ``carries_forgotten`` says whether the starting
@@ -168,7 +168,7 @@ class Local:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def copy(self) -> Local:
-        """A copy that stays as it is."""
+        """A copy that later visits do not change."""
         return replace(
             self,
             moments={k: v.clone() for k, v in self.moments.items()},
@@ -186,7 +186,7 @@ class Kept:
 
 @dataclass(eq=False)
 class Progress:
-    """All that is needed to go on with a walk after any hop; ``arrivals`` is keyed by hop."""
+    """Everything needed to continue a walk after any hop; ``arrivals`` is keyed by hop."""
 
     token: Token
     locals: dict[int, Local]
@@ -195,10 +195,10 @@ class Progress:
     arrivals: dict[int, Kept] = field(default_factory=dict)
 
     def fork(self, header: dict[str, Any], *, end_digest: bool = True) -> Progress:
-        """A copy under another header: several walks may go on from the same hop.
+        """A copy under another header, so that several walks can continue from the same hop.
 
         Without ``end_digest`` the last hop's digest is left out: it was written because a walk
-        ended there, and the one that goes on does not end.
+        ended there, and the walk that continues does not.
         """
         transcript = Transcript(header)
         for hop in self.transcript.hops:
@@ -211,7 +211,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What an engine hands back for a plan."""
+    """The result of an engine for one plan."""
 
     plan: Plan
     progress: Progress
@@ -237,7 +237,7 @@ class Sink(Protocol):
     def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         """Called after every hop of plan ``index`` with live (borrowed) state.
 
-        ``look()`` gives a workspace that shows the token, for whoever wants to run the model.
+        ``look()`` returns a workspace that shows the token, for running the model.
         """
 
 
@@ -246,11 +246,11 @@ Resume = Mapping[int, Progress]
 
 
 class Engine(Protocol):
-    """Who carries the token.  Every engine passes ``tests/engines/test_contract.py``."""
+    """Carries plans out.  Every engine passes ``tests/engines/test_contract.py``."""
 
     @property
     def together(self) -> bool:
-        """Whether walks move side by side, hop by hop, and not one after the other."""
+        """Whether walks advance together, hop by hop, instead of one after the other."""
 
     def run(
         self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None

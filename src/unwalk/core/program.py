@@ -1,7 +1,7 @@
-"""What one visit does to the token, as data: a short list of operations.
+"""Programs: what one visit does to the token, as a short list of operations.
 
-A method does not touch tensors.  It looks at a :class:`Visit` and answers with a *program*: a
-tuple of the operations below, with every batch spelled out as row numbers.  Executors run
+A method does not touch tensors.  It reads a :class:`Visit` and returns a *program*: a tuple of the
+operations below, in which every batch is a list of row numbers.  Executors run
 programs: one walk at a time (:mod:`unwalk.engines.execute`), or many walks in one batch.  The
 same method object therefore runs on every engine, and what a visit did can be read, logged and
 replayed.
@@ -32,9 +32,8 @@ class StepRule:
 
     ``sgd``: :math:`\theta \leftarrow \theta - \eta g`; ``momentum``: heavy ball with factor
     ``momentum``; ``adam``: Kingma and Ba's rule with ``betas`` and ``damping``.  ``weight_decay``
-    adds :math:`\lambda\theta` to the gradient.  ``state`` says where moments live: they travel
-    in the token (``carried``), stay at each peer (``local``) or start anew at each visit
-    (``fresh``).
+    adds :math:`\lambda\theta` to the gradient.  ``state`` says where moments live: they travel in
+    the token (``carried``), stay at each peer (``local``) or start empty at each visit (``fresh``).
     """
 
     optimizer: str = "sgd"
@@ -61,8 +60,8 @@ class Steps:
     by ``scale``, clipped to norm ``clip``, given Gaussian noise of std ``noise`` per coordinate,
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
     example's gradient before averaging.  With ``rounded`` the noisy gradient is correctly rounded
-    to a public grid (:mod:`unwalk.core.rounding`).  ``counted`` is what the log says of the number
-    of gradients, where the true one is nobody's business.  ``batching`` says how records came into
+    to a public grid (:mod:`unwalk.core.rounding`).  ``counted`` replaces the number of gradients in
+    the log where the true number is secret.  ``batching`` says how records came into
     batches (:data:`unwalk.core.events.BATCHING`), for the log.
     """
 
@@ -93,7 +92,7 @@ class Steps:
         return int((self.batches >= 0).sum()) if self.weights is not None else self.batches.size
 
     def event(self, origin: str, grid: float | None = None) -> GradientSteps:
-        """What these steps will have done, with noise of this origin, rounded to ``grid``."""
+        """The event for these steps, with noise of this origin, rounded to ``grid``."""
         steps, minibatches, batch = self.batches.shape
         return GradientSteps(
             steps=steps,
@@ -122,7 +121,7 @@ class AddNoise:
     """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`.
 
     With ``rounded`` the sum is correctly rounded to a public grid, which every guarantee needs
-    (:mod:`unwalk.core.rounding`); without it noise is a floating-point number that is added.
+    (:mod:`unwalk.core.rounding`); without it the noise is added in floating point.
     """
 
     std: float
@@ -132,10 +131,10 @@ class AddNoise:
 
 @dataclass(frozen=True)
 class Ball:
-    """A Euclidean ball round a named anchor: ``origin``, ``initial``, ``start`` or ``arrival``.
+    """A Euclidean ball around a named anchor: ``origin``, ``initial``, ``start`` or ``arrival``.
 
     ``initial`` is the public initial model, ``start`` the model with which the phase began,
-    ``arrival`` the model that came to this visit.
+    ``arrival`` the model as it arrived at this visit.
     """
 
     centre: str
@@ -150,7 +149,7 @@ class Project:
 
     @property
     def round_arrival(self) -> bool:
-        """Whether the model that came to this visit is one of the centres."""
+        """Whether the model as it arrived at this visit is one of the centres."""
         return any(ball.centre == "arrival" for ball in self.balls)
 
 
@@ -167,8 +166,8 @@ class Forget:
 
 @dataclass(frozen=True)
 class ReplaceSums:
-    r"""Put this peer's sums of :math:`x x^T` and :math:`x y^T` over ``data`` in the place of its
-    former ones, and the ridge solution in the place of the parameters (a linear head, no bias).
+    r"""Replace this peer's former sums of :math:`x x^T` and :math:`x y^T` by those over ``data``,
+    and the parameters by the ridge solution (a linear head, no bias).
 
     Sums travel in fixed point with ``bits`` binary places, so that adding and taking away is exact
     in any order.  ``strength`` is the ridge parameter.
@@ -192,8 +191,8 @@ Program = tuple[Op, ...]
 class Records:
     """Which rows a peer holds: how many, and which of them are to be forgotten.
 
-    A row keeps its number for as long as it is there.  Numbers below ``size`` that nothing stands
-    under (any more) are ``absent``: no method ever gets to see them.
+    A row keeps its number as long as it exists.  Unused numbers below ``size`` are ``absent``: no
+    method ever sees them.
 
     >>> records = Records(5, forgotten=np.array([3]), absent=np.array([1]))
     >>> records.all.tolist(), records.retained.tolist()
@@ -227,7 +226,7 @@ class Records:
 
 @dataclass(frozen=True, eq=False)
 class Visit:
-    """All that a method may look at: no tensors, no clock, no global randomness."""
+    """Everything that a method may use: no tensors, no clock, no global randomness."""
 
     hop: int
     phase_hop: int

@@ -1,4 +1,4 @@
-r"""Arithmetic that a guarantee can rest on: rounded noise, and projections that stay inside.
+r"""Exactly rounded noise, and projections that stay inside their ball in floating point.
 
 *Noise.*  A release is the correctly rounded value of the real sum,
 

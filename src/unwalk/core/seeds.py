@@ -1,4 +1,4 @@
-"""Public randomness: everything a stranger may recompute.
+"""Public randomness: generators keyed by seed, purpose and hop, which anyone can draw again.
 
 The initial model, the route, the batches, the augmentation and dropout of a run are all drawn
 from generators keyed by (root seed, purpose, hop).  A keyed draw needs no state to be carried,
@@ -20,7 +20,7 @@ _NOTHING = np.zeros(4, np.uint64)
 
 @lru_cache(maxsize=1024, typed=True)
 def _path(*labels: str | int) -> str:
-    """Labels as one text; length-prefixed, so that none can collide."""
+    """The labels as one text, length-prefixed so that no two lists collide."""
     return "/".join(f"{len(str(x))}:{x}" for x in labels)
 
 
@@ -51,7 +51,7 @@ class PublicSeeds:
         return np.random.Generator(np.random.Philox(key=key))
 
     def restart(self, generator: np.random.Generator, *labels: str | int) -> np.random.Generator:
-        """Put a generator that :meth:`numpy` made at the start of another stream.
+        """Reset a generator that :meth:`numpy` made to the start of another stream.
 
         >>> used = PublicSeeds(7).numpy("route", 3)
         >>> anew = PublicSeeds(8).restart(used, "batches", 1)

@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """Parameters, buffers, moments, kept iterates, sums of data, and where the walk stands."""
+    """Parameters, buffers, moments, kept iterates, sums of data, and the position in the walk."""
 
     parameters: torch.Tensor
     buffers: Mapping[str, torch.Tensor]
@@ -89,7 +89,7 @@ class Token:
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     def clone(self) -> Token:
-        """A copy that stays as it is."""
+        """A copy that later visits do not change."""
 
         def copy(members: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             return {k: v.detach().clone() for k, v in members.items()}
@@ -132,7 +132,7 @@ class Token:
 
     @staticmethod
     def of(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Token:
-        """A token from what :meth:`header` and :meth:`tensors` said."""
+        """A token from what :meth:`header` and :meth:`tensors` returned."""
         groups: dict[str, dict[str, torch.Tensor]] = {
             group: {} for group in ("buffer", "moment", "kept", "sum")
         }

@@ -2,7 +2,7 @@
 
 The first line is a header with what was public from the start; each further line is one hop and
 carries ``chain``, the SHA-256 of the previous chain value and this line without it.  Wall-clock
-times are never part of it.  ``view(v)`` answers the paper's :math:`O_v`: the messages that peer v
+times are never part of it.  ``view(v)`` is the paper's :math:`O_v`: the messages that peer v
 sent or received.
 """
 
@@ -20,7 +20,7 @@ from unwalk.core import validation as may
 from unwalk.core.errors import Corrupt
 
 FORMAT = 2
-"""1 had noise that was not rounded; its certificates are not to be relied on."""
+"""Format 1 had noise that was not rounded; do not rely on its certificates."""
 
 _PEER = may.whole(0, 2**40)
 _COUNT = may.whole()
@@ -35,7 +35,7 @@ HOP_RANGES = {
     "gradients": _COUNT,
     "digest": may.optional(may.digest()),
 }
-"""What the fields of a hop may hold, its events apart."""
+"""The ranges of a hop's fields, except its events."""
 HEADER_RANGES = {
     "peers": may.whole(1, 2**40),
     "unlearner": may.whole(-1, 2**40),
@@ -58,12 +58,12 @@ HEADER_RANGES = {
     "emptied": may.truth(),
     "withdrawals": may.truth(),
 }
-"""What the facts of a header may hold from which something is computed, where they are there."""
+"""The ranges of those header facts, where present, that something is computed from."""
 
 
-def is_format(said: Any, number: int) -> bool:
-    """Whether a document says that it has this format: the whole number, nothing that equals it."""
-    return type(said) is int and said == number
+def is_format(value: Any, number: int) -> bool:
+    """Whether a document states exactly this format: an integer, not a value equal to it."""
+    return type(value) is int and value == number
 
 
 def canonical(record: dict[str, Any]) -> str:
@@ -107,13 +107,13 @@ class Hop:
 
     def problem(self) -> str | None:
         """What is wrong with its numbers or with one of its events; None if nothing is."""
-        found = may.problem(vars(self), HOP_RANGES)
-        if found is not None:
-            return found
+        fault = may.problem(vars(self), HOP_RANGES)
+        if fault is not None:
+            return fault
         for event in self.events:
-            found = ev.problem(event)
-            if found is not None:
-                return f"{event.kind}: {found}"
+            fault = ev.problem(event)
+            if fault is not None:
+                return f"{event.kind}: {fault}"
         return None
 
     @staticmethod
@@ -133,15 +133,15 @@ class Hop:
             )
         except (KeyError, TypeError) as error:
             raise Corrupt(f"a transcript line lacks or mistypes {error}.") from error
-        found = may.problem(vars(hop), HOP_RANGES)
-        if found is not None:
-            raise Corrupt(f"a line of the transcript: {found}.")
+        fault = may.problem(vars(hop), HOP_RANGES)
+        if fault is not None:
+            raise Corrupt(f"a line of the transcript: {fault}.")
         return hop
 
 
 @dataclass
 class Transcript:
-    """Header, hops and the chained lines, which are written when somebody reads them."""
+    """Header, hops and the chained lines, which are made when they are first read."""
 
     header: dict[str, Any]
     hops: list[Hop] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Transcript:
 
     @property
     def lines(self) -> list[str]:
-        """The header's line and one a hop."""
+        """The header's line, then one line per hop."""
         self._write_up()
         return self._lines
 
@@ -183,15 +183,15 @@ class Transcript:
                 yield hop, event
 
     def problem(self) -> str | None:
-        """The first number, in the header or a hop, that cannot be; None if there is none."""
-        said = {name: range_ for name, range_ in HEADER_RANGES.items() if name in self.header}
-        found = may.problem(self.header, said)
-        if found is not None:
-            return f"the header: {found}"
+        """The first impossible number in the header or a hop; None if there is none."""
+        ranges = {name: range_ for name, range_ in HEADER_RANGES.items() if name in self.header}
+        fault = may.problem(self.header, ranges)
+        if fault is not None:
+            return f"the header: {fault}"
         for hop in self.hops:
-            found = hop.problem()
-            if found is not None:
-                return f"hop {hop.hop!r} at peer {hop.receiver!r}: {found}"
+            fault = hop.problem()
+            if fault is not None:
+                return f"hop {hop.hop!r} at peer {hop.receiver!r}: {fault}"
         return None
 
     def view(self, peer: int) -> list[Hop]:

@@ -1,9 +1,9 @@
-"""One form of message for every bad value: what it was, where it stood, what is allowed.
+"""One form of message for every bad value: what it is, where it is, and what is allowed.
 
 Functions that begin with ``check`` refuse a user's value.  A :class:`Range` says what a field of a
-record may hold.  Whoever reads a record checks it before anything is computed from it: a radius
-below zero, a word that nobody knows or a truth value in the place of a number would otherwise pass
-through a proof that was never made for it.
+record may hold.  A record that is read is checked before anything is computed from it.  Otherwise a
+negative radius, an unknown word or a boolean in place of a number could reach a proof that does not
+cover it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def near(word: str, words: Iterable[str]) -> str:
     >>> near("x", ["epsilon"])
     ''
     """
-    found = difflib.get_close_matches(word, list(words), n=1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    matches = difflib.get_close_matches(word, list(words), n=1)
+    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
@@ -72,7 +72,7 @@ def check_number(
 
 
 def _shown(value: object) -> str:
-    """A value in a message: not longer than a line, however many digits it has."""
+    """A value for a message, at most one line long however many digits it has."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
     text = repr(value)
@@ -103,9 +103,9 @@ def check_private_file(path: Path) -> None:
 
 
 MOST = 2**53
-"""Whole numbers up to here are the same in every reader of JSON."""
+"""Integers up to this one are exact in every JSON reader."""
 LARGEST = 1e100
-"""Larger numbers are none that a run could have: their squares would not be finite."""
+"""No run has larger numbers: their squares might overflow."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Range:
 
 
 def whole(low: int = 0, high: int = MOST) -> Range:
-    """A whole number; truth values are none.
+    """A whole number, not a boolean.
 
     >>> whole(1).holds(3), whole(1).holds(True), whole(1).holds(3.0)
     (True, False, False)
@@ -142,7 +142,7 @@ def real(low: float = -LARGEST, high: float = LARGEST, *, above: float | None = 
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number and neither a truth value nor NaN."""
+    """Whether a value is a number and neither a boolean nor NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
@@ -165,7 +165,7 @@ def word(*words: str) -> Range:
 
 
 def name() -> Range:
-    """A text of 1 to 200 signs."""
+    """A text of 1 to 200 characters."""
     return Range("a name", lambda v: isinstance(v, str) and 0 < len(v) <= 200)
 
 
@@ -207,7 +207,7 @@ def every(inner: Range, low: int = 0, high: int = MOST) -> Range:
 
 
 def group(*parts: Range) -> Range:
-    """A tuple of as many entries, each of which its own range allows."""
+    """A tuple with one entry per range, each within its range."""
 
     def holds(value: Any) -> bool:
         return (

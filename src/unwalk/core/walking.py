@@ -1,4 +1,4 @@
-"""Who may hand the token to whom, and who is next: the torch-free half of a plan."""
+"""The interfaces of graphs and routes: who may hand the token to whom, and who is next."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class Move:
-    """Where the token goes: every peer it is sent to, in order, and what the route remembers.
+    """Where the token goes: every peer it is sent to, in order, and the route's memory.
 
     An empty path means that the token stays at ``receiver``.
     """

@@ -1,4 +1,4 @@
-"""The one place where tensors are changed: a model whose parameters are views of a flat vector.
+"""The workspace of a visit: a model whose parameters are views of one flat vector.
 
 A workspace is borrowed by one visit after the other.  Its gradient is a flat vector too, so that
 clipping, noise, projection and every optimizer are a handful of vector operations whatever the
@@ -119,7 +119,7 @@ class Workspace(State):
     def put_back(self, *, visited: bool = False) -> None:
         """The model as it was built, but for the tensors that travel.
 
-        After a visit buffers that the model has put other tensors in the place of travel on.
+        After a visit, buffers that the model has replaced by other tensors still travel.
         """
         if visited:
             self.around.keep_buffers()

@@ -1,4 +1,4 @@
-"""Which engine carries which plans: a fleet where it can and is faster, else one by one."""
+"""Chooses the engine for each plan: a fleet where that is possible and faster, else one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 
 LARGEST = 500_000
-"""Parameters up to which ``auto`` takes a fleet: a bound by judgement, not by measurement."""
+"""The number of parameters up to which ``auto`` takes a fleet; chosen, not measured."""
 
 Carriers = list[tuple[InProcess | Fleet, Sequence[int]]]
 """Engines with the numbers of the plans that they carry."""
@@ -25,7 +25,7 @@ def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
     """Engines for plans by a name of :data:`unwalk.core.plan.ENGINES`.
 
     A fleet has plans of one architecture.  ``auto`` takes fleets on a CUDA device, for small models
-    of which there are several.  On a CPU every walk keeps its core busy by itself, and batched
+    of which there are several.  On a CPU a single walk already uses its core fully, and batched
     convolutions are slower.
     """
     if choice == "inprocess" or (choice == "auto" and len(plans) < 2):
@@ -82,7 +82,7 @@ def carries(plan: Plan, model: nn.Module) -> bool:
 
 
 def _visit(plan: Plan, peer: int) -> Visit:
-    """A first visit, with random numbers that are used for nothing else."""
+    """A first visit, with its own random numbers."""
     return Visit(
         hop=1,
         phase_hop=1,

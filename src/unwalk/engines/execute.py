@@ -1,4 +1,4 @@
-"""Runs the program of one visit on one workspace: the reference meaning of every operation."""
+"""Runs the program of one visit on one workspace; defines the meaning of every operation."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from unwalk.engines.sums import replace_sums
 
 
 class StepExecutor(Protocol):
-    """A device's own way of taking steps, in the place of the reference's."""
+    """A device's own implementation of steps, used instead of the reference."""
 
     def can_run(self, op: Steps) -> bool:
-        """Whether it knows such steps."""
+        """Whether it can take such steps."""
 
     def run(
         self,
@@ -52,7 +52,7 @@ class StepExecutor(Protocol):
 
 @dataclass(eq=False)
 class Bench:
-    """What a visit works with besides its program."""
+    """The state that a visit works on, besides its program."""
 
     work: State
     shard: Shard
@@ -75,7 +75,7 @@ class Bench:
         return drawn
 
     def release(self, values: torch.Tensor, std: float, grid: float) -> ev.Draw | None:
-        """Put the rounded sum of ``values`` and secret noise in their place."""
+        """Replace ``values`` by their rounded sum with secret noise."""
         rounded, draw = self.noise.release(
             values.detach().cpu().numpy(),
             std=std,
@@ -114,7 +114,7 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
 
 
 def _add_noise(op: AddNoise, bench: Bench) -> ev.GaussianNoise:
-    """Noise on the parameters, rounded to its grid unless a method has no use for guarantees."""
+    """Add noise to the parameters, rounded to its grid unless the method gives no guarantee."""
     theta, grid, draw = bench.work.parameters, None, None
     if not op.rounded:
         theta.add_(bench.normals(), alpha=op.std)
@@ -134,7 +134,7 @@ def check_finite(bench: Bench) -> None:
 
 
 def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:
-    """What these steps will have done to parameters of a type, whose grid noise is rounded to."""
+    """The event of these steps for parameters of a type, which determines the noise's grid."""
     return op.event(origin, grid_for(op.noise, dtype) if op.rounded and op.noise else None)
 
 
@@ -166,7 +166,7 @@ def _steps(op: Steps, bench: Bench) -> None:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """There, without waiting for the work before it."""
+    """Copy to the device, without waiting for earlier work."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -211,15 +211,15 @@ def _mean_gradient(bench: Bench, work: Workspace, x: torch.Tensor, y: torch.Tens
 def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> None:
     assert op.weights is not None
     for rows, weight in zip(op.batches[step], op.weights[step], strict=True):
-        there = rows >= 0
-        index = torch.from_numpy(rows[there]).to(work.device)
+        present = rows >= 0
+        index = torch.from_numpy(rows[present]).to(work.device)
         x, y = bench.shard.take(index, bench.generator)
         if op.clip_per_example is not None:
-            share = torch.from_numpy(weight[there]).to(x.device)
+            share = torch.from_numpy(weight[present]).to(x.device)
             add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
             continue
         if bench.head is not None:
-            share = torch.from_numpy(weight[there]).to(work.gradient)
+            share = torch.from_numpy(weight[present]).to(work.gradient)
             work.gradient.add_(bench.head.gradient(work.parameters, x, y, share))
             continue
         output = work.model(x)
@@ -227,7 +227,7 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
             losses = functional.cross_entropy(output, y, reduction="none")
         else:
             losses = bench.loss(output, y)
-        scale = torch.from_numpy(weight[there]).to(losses)
+        scale = torch.from_numpy(weight[present]).to(losses)
         (losses * scale).sum().backward()
 
 
@@ -291,9 +291,9 @@ def project(work: State, balls: tuple[Ball, ...]) -> None:
     c1, c2 = (zero if c is None else c for c in (c1, c2))
     slack = 1.0 + 1e-6
     for near, far, radius, other in ((c1, c2, r1, r2), (c2, c1, r2, r1)):
-        there = onto_ball(theta, near, radius)
-        if (there - far).norm() <= other * slack:
-            theta.copy_(there)
+        projected = onto_ball(theta, near, radius)
+        if (projected - far).norm() <= other * slack:
+            theta.copy_(projected)
             return
     axis = c2 - c1
     distance = float(axis.norm())

@@ -57,7 +57,7 @@ class Fleet:
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Leave all that is there out of garbage collections, each of which would look at it anew."""
+    """Exclude existing objects from garbage collection, which would scan them each time."""
     gc.freeze()
     try:
         yield
@@ -66,7 +66,7 @@ def _frozen() -> Iterator[None]:
 
 
 class _Convoy:
-    """Walks that move together."""
+    """A group of walks that advance together."""
 
     def __init__(self, plans: list[Plan], resume: list[Progress | None]) -> None:
         self.plans = plans
@@ -124,7 +124,7 @@ class _Convoy:
         return State(self.show.layout, self.parameters[row], buffers)
 
     def walk(self, sink: Sink | None, first: int) -> None:
-        """Hop after hop until every walk is at its end."""
+        """Carry the walks hop by hop until all have ended."""
         cuda = [self.parameters.device] if self.parameters.is_cuda else []
         with torch.random.fork_rng(devices=cuda), _frozen():
             while rows := [r for r, w in enumerate(self.walks) if self._under_way(w)]:
@@ -148,7 +148,7 @@ class _Convoy:
         return walk.progress.token.hop < walk.end
 
     def _check_finite(self, arrivals: dict[int, Arrival]) -> None:
-        """One question for all walks; only where the answer is no they are asked one by one."""
+        """Check all walks at once, and one by one only if that fails."""
         due = any(self.walks[row].to_check(arrival.hop) for row, arrival in arrivals.items())
         if due and not bool(torch.isfinite(self.parameters.sum(1)).all()):
             for arrival in arrivals.values():
@@ -189,6 +189,6 @@ class _Convoy:
         return self.show
 
     def outcomes(self) -> Iterator[Outcome]:
-        """One outcome a plan; they share one workspace, which shows the walk last looked at."""
+        """One outcome per plan; they share one workspace, which shows the walk last looked at."""
         for row, walk in enumerate(self.walks):
             yield Outcome(walk.plan, walk.progress, partial(self._look, row))

@@ -1,9 +1,9 @@
-"""Gradients of a fleet: many models of one architecture at once, row k of a matrix is model k.
+"""Gradients of many models of one architecture at once; row k of a matrix is model k.
 
-``torch.func`` maps the gradient of one model over the rows.  Convolutions are rewritten as a
-gather of patches and a batched matrix product, because a convolution with one kernel a model
-falls back to slow grouped convolutions; batch normalisation is written out, so that each model's
-running statistics come back as values.
+``torch.func`` maps the gradient of one model over the rows.  Convolutions are rewritten as a gather
+of patches and a batched matrix product, because a convolution with one kernel per model falls back
+to slow grouped convolutions; batch normalisation is written out, so that each model's running
+statistics come back as values.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class PatchConv2d(nn.Module):
 class StatedBatchNorm(nn.Module):
     """Batch normalisation in training mode that leaves its new running statistics in ``fresh``.
 
-    ``normalise`` is a device's own way, which may take a ReLU and a pool along.
+    ``normalise`` is a device's own implementation, which may include a ReLU and a pool.
     """
 
     def __init__(
@@ -190,10 +190,10 @@ class StatedBatchNorm(nn.Module):
 
 
 def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
-    """The same network out of modules that map well over many models.
+    """The same network, made of modules that map well over many models.
 
-    The ``executor`` of a device may have layers of its own, which take along what follows them in
-    a Sequential.
+    The ``executor`` of a device may have layers of its own, which include what follows them in a
+    Sequential.
     """
     children = list(module.named_children())
     in_order = executor is not None and type(module) is nn.Sequential
@@ -225,7 +225,7 @@ def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
 
 
 def _followers(after: list[tuple[str, nn.Module]]) -> tuple[bool, nn.MaxPool2d | None]:
-    """Whether a ReLU comes next, and the 2x2 pool after it, if that is what there is."""
+    """Whether a ReLU comes next, and the 2x2 pool after it, if there is one."""
     kinds = [child for _, child in after]
     if not kinds or type(kinds[0]) is not nn.ReLU:
         return False, None

@@ -1,10 +1,10 @@
-"""Optimizer steps of many walks together: padded to the longest visit, masked where one is over.
+"""Optimizer steps of many walks at once, padded to the longest visit and masked.
 
-Walks with the same kind of optimizer form a *team*: matrices with one row a walk, on which a step
-works in place.  A team of all walks works on the fleet's own matrices, any other on copies.  A
-device that has an executor prepares a step that comes a second time; teams are then rounded up to
-a few sizes, with rows that take no part.  Records of all visited peers stand in one table
-(:class:`RecordTable`), from which the batches of a step are gathered.
+Walks with the same kind of optimizer form a *team*: matrices with one row per walk, on which a step
+works in place.  A team of all walks works on the fleet's own matrices, any other on copies.  On a
+device with an executor, a step is prepared at its second use; teams are then padded to a few sizes
+with inactive rows.  Records of all visited peers are in one table (:class:`RecordTable`), from
+which the batches of a step are gathered.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Party = dict[int, tuple[Steps, Bench]]
 """Row of the fleet: its operation and what it works with."""
 
 SIZES = 8
-"""Teams whose steps are prepared by an executor have one of so many sizes."""
+"""How many different sizes the teams have whose steps an executor prepares."""
 
 
 @dataclass(eq=False)
 class Order:
-    """Walks whose steps differ in nothing but the rows they take: one of them, and what is told."""
+    """Walks whose steps differ only in their rows: one of them, and what is recorded for all."""
 
     op: Steps
     event: ev.GradientSteps
@@ -44,7 +44,7 @@ class Order:
 
 
 def settings(op: Steps, origin: str) -> tuple[object, ...]:
-    """Equal for operations of one :class:`Order`, for as long as both are there."""
+    """A key that is equal for operations of one :class:`Order`, while both exist."""
     return (
         *(op.batches.shape, op.weights is None, op.data, op.direction, op.step_size, op.scale),
         *(op.noise, id(op.rule), id(op.clip), id(op.clip_per_example), origin),
@@ -108,7 +108,7 @@ class LockStep:
         self._store(team, kind.rule, rows, party)
 
     def _step(self, kind: Kind, count: int, feed: _Feed) -> Step:
-        """What takes a step of so many walks; it is kept, and prepared when it comes again."""
+        """The step of a team of ``count`` walks; it is cached, and prepared at its second use."""
         everyone = count == len(self.parameters)
         size = count
         if self.executor is not None:
@@ -145,7 +145,7 @@ class LockStep:
         )
 
     def _load(self, team: Team, rule: StepRule, rows: torch.Tensor | None, party: Party) -> None:
-        """Put the party's rows into its team; no ``rows`` where they are the fleet's own."""
+        """Copy the party's rows into its team; no ``rows`` if the team is the whole fleet."""
         count = len(party)
         if rows is not None:
             team.parameters[:count] = self.parameters[rows]
@@ -171,20 +171,20 @@ class LockStep:
             team.counters[:count, 0] = to_device(counters, self.parameters.device)
 
     def _carry(self, slot: str, party: Party) -> None:
-        """Moments that travel stand in one matrix; every walk's state shows its own row."""
+        """Keep travelling moments in one matrix, of which every walk's state shows its row."""
         if slot not in self.moments:
             self.moments[slot] = torch.zeros_like(self.parameters)
             self.shown[slot] = self.moments[slot].unbind()
         shown, blank = self.shown[slot], []
         for row, (_, bench) in party.items():
-            held, mine = bench.work.moments.get(slot), shown[row]
-            if held is mine:
+            held, own = bench.work.moments.get(slot), shown[row]
+            if held is own:
                 continue
             if held is None:
                 blank.append(row)
             else:
-                mine.copy_(held)
-            bench.work.moments[slot] = mine
+                own.copy_(held)
+            bench.work.moments[slot] = own
         if blank:
             where = to_device(torch.tensor(blank), self.parameters.device)
             self.moments[slot].index_fill_(0, where, 0.0)
@@ -205,9 +205,9 @@ class LockStep:
                 bench.work.optimizer_steps = before + op.batches.shape[0]
         elif rule.state == "local":
             for slot in rule.slots:
-                mine = [torch.empty_like(self.parameters[0]) for _ in party]
-                torch._foreach_copy_(mine, list(team.moments[slot][:count].unbind()))
-                for (_, bench), moment in zip(party.values(), mine, strict=True):
+                copies = [torch.empty_like(self.parameters[0]) for _ in party]
+                torch._foreach_copy_(copies, list(team.moments[slot][:count].unbind()))
+                for (_, bench), moment in zip(party.values(), copies, strict=True):
                     bench.local.moments[slot] = moment
             for op, bench in party.values():
                 before = bench.local.optimizer_steps if rule.slots else 0
@@ -240,14 +240,14 @@ class _Feed:
             size *= parts
             ops = [op for op, _ in order.party.values()]
             places = [place_of[row] for row in order.party]
-            mine = _by_step([op.batches for op in ops], count, size)
+            group_rows = _by_step([op.batches for op in ops], count, size)
             if order.op.weights is None:
                 weights[:count, places, :size] = 1.0 / size
             else:
                 shares = _by_step([op.weights for op in ops if op.weights is not None], count, size)
-                weights[:count, places, :size] = np.where(mine < 0, 0.0, shares)
-                mine = np.maximum(mine, 0)
-            rows[:count, places, :size] = mine
+                weights[:count, places, :size] = np.where(group_rows < 0, 0.0, shares)
+                group_rows = np.maximum(group_rows, 0)
+            rows[:count, places, :size] = group_rows
             active[:count, places] = True
             knobs[places] = knobs_of(order.op)
         self.weights = to_device(torch.from_numpy(weights).to(like.dtype), like.device)
@@ -256,7 +256,7 @@ class _Feed:
         self.taken = records.take(rows, [bench for _, bench in party.values()])
 
     def room(self, size: int, noise: int) -> Batch:
-        """A batch for ``size`` walks, to be filled; walks that never come are not active."""
+        """An empty batch for ``size`` walks; rows without a walk are not active."""
         x, y = self.taken.room(size, self.width)
         return Batch(
             x=x,
@@ -302,7 +302,7 @@ class Kind:
 
 @dataclass(eq=False)
 class Team:
-    """Matrices of the walks that step together: one row a walk."""
+    """Matrices of the walks that step together: one row per walk."""
 
     parameters: torch.Tensor
     buffers: Buffers
@@ -313,7 +313,7 @@ class Team:
 
 @dataclass(eq=False)
 class Batch:
-    """What a step reads: one batch a walk, its weights, and whether the walk takes part."""
+    """What a step reads: one batch per walk, its weights, and whether the walk takes part."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -335,7 +335,7 @@ def knobs_of(op: Steps) -> tuple[float, ...]:
 
 
 def _corrections(rule: StepRule, counters: torch.Tensor) -> torch.Tensor:
-    """What Adam divides its two moments by, as columns."""
+    """Adam's bias corrections of its two moments, as columns."""
     if rule.optimizer != "adam":
         return counters
     seen = counters.clamp(min=1.0)
@@ -343,7 +343,7 @@ def _corrections(rule: StepRule, counters: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(team: Team, kind: Kind, slopes: torch.Tensor, batch: Batch) -> None:
-    """The update in torch's own words."""
+    """The update in plain torch."""
     rule, active, parameters = kind.rule, batch.active, team.parameters
     rate, scale, clip, sign, momentum, decay = team.knobs.split(1, dim=1)
     slopes = slopes * scale
@@ -452,7 +452,7 @@ class Taken(ABC):
         return tuple(self.x.shape[self.lead :])
 
     def room(self, size: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for inputs and labels of ``size`` walks with ``width`` rows each."""
+        """Empty tensors for inputs and labels of ``size`` walks with ``width`` rows each."""
         return (
             self.x.new_zeros(size, width, *self.shape),
             self.y.new_zeros(size, width, *self.y.shape[self.lead :]),
@@ -465,7 +465,7 @@ class Taken(ABC):
 
 @dataclass(frozen=True, eq=False)
 class _Drawn(Taken):
-    """Batches that were taken before the first step, each walk's in its own order."""
+    """Batches that were taken before the first step, in each walk's own order."""
 
     lead: ClassVar[int] = 3
 
@@ -476,7 +476,7 @@ class _Drawn(Taken):
 
 @dataclass(frozen=True, eq=False)
 class _Listed(Taken):
-    """Batches that are gathered from the tables when their step comes."""
+    """Batches that are gathered from the tables at their step."""
 
     rows: torch.Tensor
 
@@ -487,7 +487,7 @@ class _Listed(Taken):
 
 
 class RecordTable:
-    """Every visited shard in one table, but those whose records are changed as they are taken."""
+    """Every visited shard in one table, except those with augmented records."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -512,11 +512,11 @@ class RecordTable:
 
     def _start(self, shard: Shard) -> int:
         """Where a shard begins in the table; it is added when it is first asked for."""
-        found = self.shards.get(id(shard))
-        if found is None:
-            found = self.shards[id(shard)] = (self.used, shard)
+        entry = self.shards.get(id(shard))
+        if entry is None:
+            entry = self.shards[id(shard)] = (self.used, shard)
             self._add(shard)
-        return found[0]
+        return entry[0]
 
     def _add(self, shard: Shard) -> None:
         need = self.used + len(shard.y)

@@ -1,4 +1,4 @@
-"""The reference engine: one process, one walk after the other, bit for bit repeatable."""
+"""The reference engine: one process, one walk after the other, repeatable bit for bit."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Softmax regression by our own hands: what a bare linear layer is, and the gradient of its slots.
+"""Recognises a bare linear layer, and computes its softmax gradient without autograd.
 
-Guarantees of the stability ledger rest on what is computed, to the last rounding.  A module of
-PyTorch may carry hooks, parametrizations or a replaced ``forward``, so steps on slots of a bare
-linear layer do not call it: logits, softmax and weighted outer products are written out here, and
-the module is only asked which parameters it has.
+Guarantees of the stability ledger depend on the exact computation, including its rounding.  A
+module of PyTorch may carry hooks, parametrizations or a replaced ``forward``, so steps on slots of
+a bare linear layer do not call it: logits, softmax and weighted outer products are written out
+here, and the module is only asked which parameters it has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Plan
 
 PLAIN = {nn.Sequential: nn.Sequential(), nn.Flatten: nn.Flatten(), nn.Linear: nn.Linear(1, 1)}
-"""The classes that a bare head is made of, with an object of each that nobody has touched."""
+"""The classes of a bare head's modules, each with an unmodified instance."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BareLinear:
     def gradient(
         self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """The weighted sum of the records' gradients: of one model, or of many, one a row."""
+        """The weighted sum of the records' gradients: of one model, or of many, one per row."""
         many = flat.dim() - 1
         x = x.flatten(1 + many)
         count = self.inputs * self.outputs
@@ -56,8 +56,7 @@ class BareLinear:
         return torch.cat(parts, -1)
 
     def input_norm(self, feature_norm: float) -> float:
-        """How long inputs may be where features, the bias's constant one included, are at most so
-        long."""
+        """The bound on inputs, given the bound on features that include the bias's constant 1."""
         if not self.bias:
             return feature_norm
         left = max(Fraction(feature_norm) ** 2 - 1, Fraction(0))
@@ -65,7 +64,7 @@ class BareLinear:
 
 
 def bare_linear(model: nn.Module) -> BareLinear | str:
-    """The linear layer that ``model`` is, behind flattening at most; or what else it is."""
+    """The linear layer that ``model`` is (flattening allowed); otherwise what it is, in words."""
     layers = list(model.children()) if type(model) is nn.Sequential else [model]
     for layer in (model, *layers):
         if type(layer) not in PLAIN:
@@ -117,28 +116,28 @@ def _words(name: str) -> str:
 def head_of(plan: Plan, model: nn.Module) -> BareLinear | None:
     """The bare linear layer of a plan's model, whose steps on slots are computed here.
 
-    Refused where the plan announced one and the model that was made for it is none.
+    Refused if the plan announced one and its model is not one.
     """
-    found = bare_linear(model)
+    head = bare_linear(model)
     if plan.public.get("loss") == "softmax":
-        if isinstance(found, str):
+        if isinstance(head, str):
             raise InvalidInput(
-                f"the plan announced a bare linear layer, but its model has {found}; allowed: a "
+                f"the plan announced a bare linear layer, but its model has {head}; allowed: a "
                 "model factory that makes the same kind of model at every call."
             )
-        made = (found.inputs + found.bias, found.outputs)
-        said = (plan.public.get("inputs", made[0]), plan.public.get("outputs", made[1]))
-        if made != said:
+        made = (head.inputs + head.bias, head.outputs)
+        announced = (plan.public.get("inputs", made[0]), plan.public.get("outputs", made[1]))
+        if made != announced:
             raise InvalidInput(
-                f"the plan announced {said[0]} inputs and {said[1]} outputs, but its model has "
-                f"{made[0]} and {made[1]}."
+                f"the plan announced {announced[0]} inputs and {announced[1]} outputs, but its "
+                f"model has {made[0]} and {made[1]}."
             )
-    return None if isinstance(found, str) or plan.task.loss is not None else found
+    return None if isinstance(head, str) or plan.task.loss is not None else head
 
 
 def prepared(shard: Shard, head: BareLinear | None, plan: Plan, like: torch.Tensor) -> Shard:
-    """A shard as steps want it: in the parameters' type and, where the plan announced how long
-    inputs are, with every record inside that bound."""
+    """A shard prepared for steps: in the parameters' type and, if the plan announced a bound on
+    inputs, with every record inside it."""
     shard = shard.to(like.device, like.dtype)
     norm = plan.public.get("feature_norm")
     if head is None or norm is None or like.dtype != torch.float64:

@@ -10,8 +10,8 @@ Two ways, equal up to rounding:
   linear layers; Rochette, Manoel and Tramel 2019, arXiv:1912.06015, for convolutions).  With one
   forward pass there is one dropout mask, and no second backward pass is needed.
 
-Rule of choice, by measurement (``benchmarks/per_example.py``): the ghost way wherever it knows
-every layer that has parameters (``Linear`` on (records, features), ``Conv2d`` in one group,
+The choice follows measurements (``benchmarks/per_example.py``): ghost gradients if every layer that
+has parameters is supported (``Linear`` on (records, features), ``Conv2d`` in one group,
 ``GroupNorm``), ``vmap`` for all other models, and :func:`loop_gradients` for those that ``vmap``
 cannot take.  An example's gradient has no meaning where examples mix in the forward pass, so a
 model with BatchNorm is refused.
@@ -60,7 +60,7 @@ def check_per_example(model: nn.Module) -> None:
 
 
 def choose_way(model: nn.Module) -> str:
-    """``ghost`` where every layer with trainable parameters is known to it, else ``vmap``.
+    """``ghost`` if it supports every layer with trainable parameters, else ``vmap``.
 
     >>> choose_way(nn.Conv2d(1, 4, 3)), choose_way(nn.LayerNorm(4))
     ('ghost', 'vmap')
@@ -79,10 +79,10 @@ def add_clipped(
     weights: torch.Tensor | None = None,
 ) -> None:
     """Add the clipped, weighted gradient of a batch to ``work.gradient``."""
-    found = clipped_gradients(work.model, x, y, bound=bound, loss=loss, weights=weights)
+    gradients = clipped_gradients(work.model, x, y, bound=bound, loss=loss, weights=weights)
     for name, view in work.layout.views(work.gradient).items():
-        if name in found:
-            view.add_(found[name])
+        if name in gradients:
+            view.add_(gradients[name])
 
 
 def clipped_gradients(
@@ -101,9 +101,9 @@ def clipped_gradients(
     """
     check_per_example(model)
     if choose_way(model) == "ghost":
-        found = ghost_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
-        if found is not None:
-            return found
+        gradients = ghost_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+        if gradients is not None:
+            return gradients
     try:
         return vmap_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
     except RuntimeError as error:
@@ -155,17 +155,17 @@ def loop_gradients(
     loss: Loss | None = None,
     weights: torch.Tensor | None = None,
 ) -> Gradients:
-    """One example after the other: the definition, for what neither other way can take."""
+    """One example after the other: the definition, for models that neither other way supports."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     share = _weights(weights, x, next(iter(named.values())))
     total = {name: torch.zeros_like(p) for name, p in named.items()}
     for record, label, part in zip(x.split(1), y.split(1), share, strict=True):
         value = _losses(model(record), label, loss).sum()
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
-        there = {n: g for n, g in zip(named, gradients, strict=True) if g is not None}
-        squares = torch.stack([g.square().sum() for g in there.values()]).sum()
+        by_name = {n: g for n, g in zip(named, gradients, strict=True) if g is not None}
+        squares = torch.stack([g.square().sum() for g in by_name.values()]).sum()
         factor = part * _factors(squares, bound)
-        for name, gradient in there.items():
+        for name, gradient in by_name.items():
             total[name].add_(factor * gradient)
     return total
 
@@ -179,7 +179,7 @@ def ghost_gradients(
     loss: Loss | None = None,
     weights: torch.Tensor | None = None,
 ) -> Gradients | None:
-    """From layer inputs and output gradients; None where that does not suffice.
+    """Clipped gradients from layer inputs and output gradients; None if these do not suffice.
 
     It does not suffice when a layer is used twice or shares its parameters, when a parameter is
     used outside its layer, or when a layer sees another shape than (records, ...).
@@ -232,7 +232,7 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _known(layer: nn.Module) -> bool:
-    """Exactly these types: a subclass may compute something else."""
+    """Whether a layer has exactly a supported type; a subclass may compute something else."""
     if type(layer) is nn.Conv2d:
         plain = layer.groups == 1 and layer.padding_mode == "zeros"
         return plain and not isinstance(layer.padding, str)
@@ -293,12 +293,12 @@ class _Part:
 
 
 def _wide(gradients: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: the norms decide what is clipped."""
+    """At least float32, because the norms decide what is clipped."""
     return gradients.float() if gradients.dtype.itemsize < 4 else gradients
 
 
 def _listed(parameter: torch.Tensor, gradients: torch.Tensor) -> _Part:
-    """A parameter whose examples' gradients are at hand, one a row."""
+    """A parameter whose examples' gradients are available, one per row."""
     squares = _wide(gradients).square().sum(1)
     return _Part(parameter, squares, lambda f: (f.to(gradients) @ gradients).view_as(parameter))
 
@@ -328,10 +328,10 @@ def _linear(layer: nn.Linear, a: torch.Tensor, b: torch.Tensor) -> _Part:
 def _convolution(layer: nn.Conv2d, a: torch.Tensor, b: torch.Tensor) -> _Part:
     r""":math:`g_i = B_i A_i^\top` with patches :math:`A_i` (K, L) and :math:`B_i` (O, L).
 
-    The gradients are listed, or only their norms are found, by :math:`\|g_i\|^2 = \langle
-    A_i^\top A_i, B_i^\top B_i\rangle`, and the sum by a second product.  Listing moves OK numbers
-    about; norms alone cost :math:`L^2(K+O)` more operations.  They are about
-    even at ``LISTING`` operations a number.
+    The gradients are listed, or only their norms are found, by :math:`\|g_i\|^2 = \langle A_i^\top
+    A_i, B_i^\top B_i\rangle`, and the sum by a second product.  Listing moves O times K numbers;
+    norms alone cost :math:`L^2(K+O)` more operations.  They cost about the same at ``LISTING``
+    operations per number.
     """
     patches, places = _patches(layer, a), b.flatten(2)
     room = layer.weight.numel()

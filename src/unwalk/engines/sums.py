@@ -7,8 +7,8 @@ exact in any order.  The model is the ridge head
 
 .. math:: W = (A + \lambda I)^{-1} B,
 
-a function of the totals alone: once a peer has put its new sums in the place of its old ones,
-nothing is left of the records that are gone.
+a function of the totals alone: once a peer has replaced its old sums by new ones, nothing is left
+of the removed records.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ CHUNK = 8192
 
 
 def replace_sums(op: ReplaceSums, work: State, shard: Shard, local: Local) -> None:
-    """This peer's sums over ``op.data`` in the place of its former ones; then the model anew."""
+    """Replace this peer's sums by those over ``op.data``, then solve for the model again."""
     classes, width = head_shape(work)
     rows = torch.from_numpy(shard.records.rows(op.data)).to(work.device)
-    mine = contribution(shard, rows, classes, width, op.bits)
-    for name, new in mine.items():
+    own_sums = contribution(shard, rows, classes, width, op.bits)
+    for name, new in own_sums.items():
         change = new - local.sums[name] if name in local.sums else new
         total = work.sums[name] + change if name in work.sums else change.clone()
         _check_room(total, op.bits)
         work.sums[name] = total
-    local.sums = mine
+    local.sums = own_sums
     work.parameters.copy_(ridge_head(work.sums, op.strength, op.bits).reshape(-1))
 
 
@@ -63,16 +63,16 @@ def contribution(
         x = x.reshape(len(part), width).to(torch.float64)
         square.addmm_(x.T, x)
         product.addmm_(x.T, functional.one_hot(y, classes).to(torch.float64))
-    found = {}
+    fixed_point = {}
     for name, value in (("product", product), ("square", square)):
         scaled = (value * 2.0**bits).round()
         _check_room(scaled, bits)
-        found[name] = scaled.to(torch.int64)
-    return found
+        fixed_point[name] = scaled.to(torch.int64)
+    return fixed_point
 
 
 def _check_room(total: torch.Tensor, bits: int) -> None:
-    """Refuse sums that come near the largest whole number: they must never wrap round."""
+    """Refuse sums near the largest integer: they must never wrap around."""
     largest = float(total.abs().max())
     if not largest < 2.0**61:
         raise InvalidInput(

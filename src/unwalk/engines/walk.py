@@ -1,4 +1,4 @@
-"""One plan under way: what happens before and after each visit, the same on every engine."""
+"""One walk under way: what happens before and after each visit, the same on every engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from unwalk.engines.execute import Bench, StepExecutor, check_finite
 from unwalk.engines.linear import BareLinear, head_of, prepared
 
 CHECKED_EVERY = 10
-"""On a CUDA device asking for a value waits for all work before it, so it is asked less often."""
+"""Reading a value from a CUDA device waits for all earlier work, so it is done less often."""
 
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """The token has come to a peer, and the peer's program is known."""
+    """The token has arrived at a peer, and the peer's program is known."""
 
     hop: int
     phase: Phase
@@ -131,7 +131,7 @@ class Walk:
         *,
         checked: bool = False,
     ) -> None:
-        """Check the parameters (unless that was done), write the visit down, hand the token on."""
+        """Check the parameters (unless that was done), record the visit, hand the token on."""
         hop, peer, state = arrival.hop, arrival.bench.peer, self.state
         end = hop == self.end
         state.put_back(visited=True)
@@ -178,7 +178,7 @@ class Walk:
         return (ev.Start(phase.name, start, phase.carries_forgotten, travels, hop), *begun)
 
     def _start_from(self, phase: Phase) -> None:
-        """Put the initial model, or what the forgetting peer kept, in the place of the token."""
+        """Replace the token by the initial model, or by what the forgetting peer kept."""
         progress, state = self.progress, self.state
         token = progress.token
         if phase.start == "initial":
@@ -191,7 +191,7 @@ class Walk:
         progress.token = state.token(hop=token.hop, at=self.plan.unlearner, memory={})
 
     def _keep_arrival(self, hop: int, peer: int) -> None:
-        """The forgetting peer's copy of the token as it came."""
+        """Keep the forgetting peer's copy of the token as it arrived."""
         progress, keeps = self.progress, self.plan.keeps
         if keeps == "none" or peer != self.plan.unlearner:
             return
@@ -220,7 +220,7 @@ class Walk:
             state.kept.clear()
 
     def _shard(self, peer: int) -> Shard:
-        """A peer's records, as steps want them; the same object for as long as they stay so."""
+        """A peer's records prepared for steps; the same object as long as they do not change."""
         if peer not in self.shards:
             self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)
         given, (known, ready) = self.shards[peer], self.ready.get(peer, (None, None))
@@ -231,5 +231,5 @@ class Walk:
 
 
 def _buffer_name(name: str) -> str:
-    """A buffer's name in the log, told apart from that of a moment or of sums."""
+    """A buffer's name in the log, distinct from names of moments and sums."""
     return f"buffer.{name}" if name in ("momentum", "mean", "square", "sums") else name

@@ -1,4 +1,4 @@
-"""The paper's figure and tables: what is run for each, and the numbers that the paper reports.
+"""The paper's figure and tables: which runs each needs, and the numbers that the paper reports.
 
 Numbers are (clean, backdoor) accuracy in percent, MNIST before CIFAR-10; None where the paper says
 nothing.  A task that the paper does not have takes the same rows without numbers to compare with.

@@ -1,4 +1,4 @@
-"""Whether the fast path changes what comes out: plain float32 beside bfloat16, fused and compiled.
+"""Compares bfloat16 with fused, compiled kernels against plain float32.
 
 ``float32`` is PyTorch's own kernels; ``bfloat16`` is what ``results/`` was made with on a CUDA
 device: forward and backward passes in bfloat16, fused kernels that keep pictures channels-last.

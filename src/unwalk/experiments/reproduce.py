@@ -1,4 +1,4 @@
-"""``unwalk reproduce``: rebuild the paper's figure and tables beside its own numbers."""
+"""Runs the experiments of ``unwalk reproduce`` and writes their documents and page."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ FURTHER: dict[str, Callable[..., list[Cell]]] = {
     "tuning": tuning.cells,
     "precision": precision.cells,
 }
-"""Ours, run when named: how methods were tuned, and whether the fast path changes results."""
+"""Our own, run only by name: how methods were tuned, and whether the fast path changes results."""
 
 TIMING = "timing.json"
-"""How long every call took that ran something."""
+"""The file with the time of every call that ran something."""
 
 QUICK: dict[str, Value] = {"train.hops": 30, "unlearn.hops": 30, "evaluate.every": 10}
 """Settings of ``--quick``: digits, one seed, short walks."""
@@ -114,7 +114,7 @@ def _read(folder: Path, names: Iterable[str]) -> dict[str, Any]:
 
 
 def notes(out: Path) -> dict[str, str]:
-    """What a person says about each table: ``notes/NAME.txt`` in the folder."""
+    """The written notes on each table: ``notes/NAME.txt`` in the folder."""
     return {p.stem: p.read_text(encoding="utf-8") for p in sorted(out.glob("notes/*.txt"))}
 
 
@@ -124,7 +124,7 @@ def summary(out: Path) -> Table:
 
 
 def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, Any]]) -> list[Path]:
-    """One document; only the main reading goes without its name in the file's."""
+    """Write one document; only the main preset's name is left out of the file name."""
     rows = [row for part in parts for row in ROWS.get(name, _end)(part)]
     origin = {
         key: "; ".join(sorted({part[key] for part in parts}))
@@ -182,7 +182,7 @@ def _series(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _last(part: dict[str, Any]) -> dict[str, Any]:
-    """Whose run it was, and what it ended with."""
+    """The cell of a run, and its final measures."""
     final = {key: part["final"][key] for key in ("clean", "asr", "asr_paper")}
     return {"preset": part["preset"], "seed": part["seed"], **final}
 

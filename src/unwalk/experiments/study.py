@@ -1,8 +1,8 @@
-"""Carries cells out, in parts: what is done is on disk and is not done again.
+"""Carries cells out in parts; a part that is on disk is not computed again.
 
-Cells of one seed share the data and, where their training settings agree, the trained model.
-Every cell leaves one JSON file; a study that is stopped goes on with the next cell.  Cells whose
-whole configuration is the same are one run, which leaves a file for each of them.
+Cells of one seed share the data and, where their training settings agree, the trained model.  Every
+cell leaves one JSON file; a study that was stopped continues with the next cell.  Cells whose whole
+configuration is the same are one run, which leaves a file for each of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
 COSTS = {"dpsgd": 3, "retrain": 2}
-"""Walks of 100 hops that a cell costs, where it is not one."""
+"""The cost of a cell in walks of 100 hops, where it is not 1."""
 FLEET = 64
 """Cells whose walks are carried together, where a fleet carries them."""
 TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
@@ -137,7 +137,7 @@ def _write_parts(study: Study, parts: Path, part: dict[str, Any], cells: Iterabl
 
 
 class _Clock:
-    """How long one call has worked, written whenever a part is done: the call may be killed."""
+    """The time that one call has worked, written after every part, since the call may be killed."""
 
     def __init__(self, study: Study, todo: Work, jobs: int, origin: Mapping[str, str]) -> None:
         self.since, begun = time.perf_counter(), datetime.now(UTC)
@@ -160,7 +160,7 @@ class _Clock:
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
-    """Neighbouring cells stay together, for they share data and training; shares cost alike."""
+    """Deal cells to processes: neighbours, which share data and training, stay together."""
     costs = [COSTS.get(cell.method, 1) for cell, _ in todo]
     shares: list[Work] = [[] for _ in range(jobs)]
     done = 0
@@ -217,14 +217,14 @@ def _at_once(config: Config, memory: _Memory) -> int:
 
 
 class _Memory:
-    """What cells can share; only what the latest ones needed is kept."""
+    """A cache of what cells share; only what the latest cells needed is kept."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, ShardedTask] = {}
         self.trained: dict[str, Walked] = {}
 
     def task(self, config: Config) -> ShardedTask | None:
-        """The task of a cell like this, if it is there."""
+        """The cached task for such a cell, or None."""
         return self.tasks.get(_key(config, DATA))
 
 
@@ -275,7 +275,7 @@ def _named(tell: Tell, cell: Cell, cells: int) -> Tell:
 
 
 def _asked(cell: Cell) -> dict[str, Any]:
-    """What a part says of its cell; the rest it shares with every cell of the same run."""
+    """The part's entries about its cell; the rest is common to all cells of the same run."""
     return {
         "experiment": cell.experiment,
         "row": cell.row,

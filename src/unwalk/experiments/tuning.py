@@ -1,8 +1,8 @@
-"""How the methods were tuned: RR-DU and every baseline over as many settings of its own.
+"""Tunes RR-DU and every baseline over the same number of settings.
 
-Every method has the preset's own setting, half and double its step size, and two more values of
-what matters most to it; one setting is changed at a time and all go on from the same trained
-model.  The grid is laid round the preset ``paper-matched``.  Not an experiment of the paper, so
+Every method has the preset's own setting, half and double its step size, and two more values of its
+most important setting; one setting is changed at a time, and all continue from the same trained
+model.  The grid is laid around the preset ``paper-matched``.  Not an experiment of the paper, so
 not part of ``all``.
 """
 

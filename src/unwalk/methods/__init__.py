@@ -1,9 +1,9 @@
-"""Methods: one file per method, with all that is known of it in its ``RECORD``; no torch.
+"""Methods: one file per method, with everything about it in its ``RECORD``; no torch.
 
-In come settings, public facts and what training recorded; out come phases of a walk, whose visits
-are programs without tensors, and the proof that reads the transcript afterwards.
+In come settings, public facts and what training recorded; out come the phases of a walk, whose
+visits are programs without tensors, and the proof that reads the transcript afterwards.
 
-:data:`METHODS` lists the records; the order is that of listings and of sections in TOML, so that a
+:data:`METHODS` lists the records.  Listings and the sections of a TOML file follow its order, so a
 new method goes to the end.  To add one: a file with a ``RECORD`` here, its place in the list below,
 and its test.  Start reading at ``record.MethodRecord``, then ``restart.py``, the shortest method
 with settings of its own.

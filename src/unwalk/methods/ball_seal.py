@@ -1,8 +1,8 @@
 r"""Ball seal: the reference for seals, which holds for any network.
 
-At the forgetting peer, k times: projection on a ball round a D_f-free centre, and noise.  What
-survives of the old model is at most :math:`r^2/8` nats: restarting at the centre is exact and never
-carries materially less.
+At the forgetting peer, k times: projection on a ball around a D_f-free centre, and noise.  At most
+:math:`r^2/8` nats of the old model survive: restarting at the centre is exact and keeps about as
+much.
 """
 
 from __future__ import annotations

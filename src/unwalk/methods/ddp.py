@@ -6,10 +6,10 @@ Every hop draws its peer uniformly over all of V, the holder included
 .. math:: \theta \leftarrow \Pi_\Theta\big(\theta - \eta (g_t + Z_t)\big), \qquad
           \|g_t\| \le L, \quad Z_t \sim \mathcal N(0, \sigma^2 I),
 
-with :math:`g_t` a minibatch gradient clipped to L and :math:`\Theta` a ball round the origin.  The
+with :math:`g_t` a minibatch gradient clipped to L and :math:`\Theta` a ball around the origin.  The
 algorithm starts in :math:`\Theta`, so the first visit of a phase projects before its first step.
 
-Two readings.  *Continued* (App. B.1): the walk goes on from the trained model on the retained
+Two readings.  *Continued* (App. B.1): the walk continues from the trained model on the retained
 records.  *From the start* (Theorem 3.5): training itself is this walk, on all records, and
 forgetting does nothing, :math:`U = A(D)`.
 """
@@ -82,12 +82,12 @@ class DDPSettings:
         None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK
     )
     noise_on: str = setting(
-        "gradient", "noise on every gradient, or once a visit on the weights", choices=NOISE_ON
+        "gradient", "noise on every gradient, or once per visit on the weights", choices=NOISE_ON
     )
 
 
 def feasible_ball(size: float, means: str, centre: str = "origin") -> Ball:
-    """Theta: the ball round ``centre`` of which ``size`` is the diameter or the radius.
+    """Theta: the ball around ``centre`` of which ``size`` is the diameter or the radius.
 
     The paper's R = 10 is a diameter in section 6 and a radius in App. D.
 
@@ -106,8 +106,8 @@ class DDP(Descending):
 
     ``descent`` brings clip L, noise sigma and the feasible ball; ``data`` is ``retained``
     (continued) or ``all`` (from the start).  ``noise_on`` ``gradient`` is the algorithm as it is
-    written; ``weights`` adds eta sigma Z and projects once, after a visit's last step: the reading
-    under which a visit of many steps leaves anything of the model.
+    written; ``weights`` adds eta sigma Z and projects once, after a visit's last step.  Only with
+    this reading is the model still useful after a visit of many steps.
     """
 
     data: str = "retained"
@@ -135,7 +135,7 @@ class DDP(Descending):
         return program
 
     def _noisy_visit(self, visit: Visit) -> Program:
-        """Quiet steps, then noise on the weights and the projection, once."""
+        """Steps without noise, then noise on the weights and the projection, once."""
         quiet = replace(self.descent, noise=0.0, feasible=None).program(visit, self.data)
         step_size = self.descent.schedule.at(visit.phase_hop, self.descent.rule.learning_rate)
         noisy = (*quiet, AddNoise(step_size * self.descent.noise, rounded=False))
@@ -144,7 +144,7 @@ class DDP(Descending):
 
 
 def _step_by_step(program: Program) -> Iterator[Op]:
-    """The same steps, each followed by the projection that stood after the last."""
+    """The same steps, each followed by the projection that came after the last."""
     projections = [op for op in program if isinstance(op, Project)]
     for op in program:
         if isinstance(op, Steps):

@@ -8,7 +8,7 @@ The walk is Network-SGD's.  Every step at a peer is an optimizer step along
 each record's gradient clipped to C before they are summed.  That is undefined under BatchNorm,
 where records of a batch share statistics: models with GroupNorm are used instead.
 
-Two readings, as of DDP: *continued* from the trained model on the retained records, or *from the
+Two readings, as for DDP: *continued* from the trained model on the retained records, or *from the
 start* on all records with nothing to do for a deletion.
 """
 
@@ -85,7 +85,7 @@ class DPSGD(Descending):
         return tuple(self._noised(op) if isinstance(op, Steps) else op for op in program)
 
     def _noised(self, op: Steps) -> Steps:
-        """The noise on the sum, divided by the records of one step (all steps have as many)."""
+        """The noise on the sum, divided by the number of records of one step (the same for all)."""
         records = int((op.batches[0] >= 0).sum())
         return replace(op, noise=self.multiplier * (op.clip_per_example or 0.0) / records)
 
@@ -109,8 +109,8 @@ def sampling(work: LocalWork, records: int) -> tuple[float, int]:
 def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
     """DP-SGD's noise multiplier for one of ``records`` of a peer, or as given.
 
-    The peer is taken to be visited ceil(T/N) times, and every batch to hold each of its records
-    with probability q = B/n.
+    It assumes that the peer is visited ceil(T/N) times, and that every batch holds each of its
+    records with probability q = B/n.
     """
     dpsgd, target = config.of(DPSGDSettings), config.unlearn
     if dpsgd.noise_multiplier is not None:

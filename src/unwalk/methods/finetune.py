@@ -1,4 +1,4 @@
-"""Fine-tuning: go on training the old model, without the records to be forgotten."""
+"""Fine-tuning: continue to train the old model, without the records to be forgotten."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unwalk.settings.config import Config
 
 @dataclass(frozen=True)
 class Finetune(Descending):
-    """Every peer descends on its retained records; nothing is noised, nothing is proved."""
+    """Every peer descends on its retained records; no noise is added, nothing is proved."""
 
     name: str = field(default="finetune", init=False)
 

@@ -1,7 +1,7 @@
-"""Noise that hides what the stability ledger bounds: what seal, release and noisy_start share.
+"""Noise sized by the stability ledger: what seal, release and noisy_start share.
 
-Everything is computed from the public facts and events of training and from the request's size: the
-same in a world without the forgotten records.
+Everything is computed from the public facts and events of training and from the number of records
+in the request, so it is the same in the world without the forgotten records.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from unwalk.privacy.stability import Facts, ledger_before
 from unwalk.settings.config import Config
 
 ROUNDING = 1.0 + 1e-12
-"""Noise is made larger by this, so that no rounding of the accountant's takes it below."""
+"""Noise is increased by this factor, to cover the accountant's rounding."""
 LEAST_STD, FINEST = 2.0**-900, 2.0**-44
-"""Less noise than this, or than so small a part of the model's length, is not carried by a grid."""
+"""The least noise, and the least relative to the model's length, that a grid can represent."""
 
 
 def visit_to_u(request: Request) -> Visit:
@@ -35,7 +35,7 @@ def visit_to_u(request: Request) -> Visit:
 
 
 def probe(request: Request) -> None:
-    """Ask the ledger about a training visit before training, so that a refusal comes at once."""
+    """Ask the ledger about a training visit before training, so that a refusal comes early."""
     phase = train_phase(request.config)
     travels = (*request.buffers, *phase.method.travels)
     events: list[ev.Event] = [ev.Start(phase.name, "initial", False, travels)]
@@ -61,7 +61,7 @@ def check_slots(config: Config, steps: str) -> None:
 
 
 def ledger_after(request: Request, trained: Transcript) -> tuple[Ledger, Facts]:
-    """The ledger after training, as the accountant will find it."""
+    """The ledger after training, as the accountant will compute it."""
     walked = Transcript({**trained.header, **request.header}, list(trained.hops))
     return ledger_before(walked, len(trained.hops) + 1), Facts.of(walked)
 
@@ -79,12 +79,14 @@ def slot_steps(facts: Facts, descent: Descent, epochs: int, hop: int) -> SlotSte
 
 
 def std_for(ledger: Ledger, config: Config, share: float = 1.0) -> float:
-    """Noise for the ledger's distance; never less than a grid carries beside the model."""
+    """The noise for the ledger's distance, and at least what the grid can represent."""
     mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) * math.sqrt(share)
     return max(ledger.distance / mu * ROUNDING, ledger.norm * FINEST, LEAST_STD)
 
 
 def reach_of(norm: float, head: LinearHead, std: float, visits: int) -> float:
-    """The radius of a public ball round the origin that a model of this length does not leave
-    after so many noises, but for a chance below 1e-20."""
+    """The radius of a public ball around the origin that holds the model after ``visits`` noises.
+
+    ``norm`` bounds the model's length before them; the chance to leave the ball is below 1e-20.
+    """
     return norm + std * math.sqrt(visits) * (math.sqrt(head.parameters) + 10.0)

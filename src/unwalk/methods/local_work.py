@@ -1,4 +1,4 @@
-"""What a peer computes during a visit: which rows, in which batches, with which step size."""
+"""The local work of a visit: which rows, in which batches, with which step size."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unwalk.core.validation import check_choice, check_count, check_number
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How a visit walks over rows.
+    """How a visit goes over its rows.
 
-    * ``epochs``: shuffled passes in batches of ``batch``, one step a batch; the rows left over
+    * ``epochs``: shuffled passes in batches of ``batch``, one step per batch; the rows left over
       after the last full batch sit out (a peer with fewer rows than one batch takes them all).
     * ``averaged``: one step on the mean gradient of ``minibatches`` batches, each drawn without
       replacement and independently of the others (the paper's s).
@@ -26,9 +26,9 @@ class LocalWork:
     * ``iid``: ``minibatches`` steps, each on ``batch`` rows drawn one by one with replacement: how
       many steps there are does not depend on how many rows there are.
     * ``slots``: ``epochs`` passes of ``slots`` steps.  A keyed permutation of the row numbers 0 to
-      ``capacity`` - 1 sends each row to a slot, whoever else is there, and a slot's gradient sum
-      is divided by the nominal batch B, the most that a slot can hold.  With and without some of
-      the rows all others stay where they are, which is what the stability ledger rests on.
+      ``capacity`` - 1 sends each row to a slot, whichever other rows there are, and a slot's
+      gradient sum is divided by the nominal batch B, the most that a slot can hold.  If some rows
+      are removed, all others stay in their slots; the stability ledger relies on that.
     """
 
     kind: str = "epochs"
@@ -87,7 +87,7 @@ class LocalWork:
     def _slotted(
         self, rows: Rows, rng: np.random.Generator
     ) -> tuple[Rows, npt.NDArray[np.float64]]:
-        """Each row in its slot; the generator is used alike whatever ``rows`` are."""
+        """Each row in its slot; the generator draws the same whatever ``rows`` are."""
         if rows.size and int(rows.max()) >= self.capacity:
             raise InvalidInput(
                 f"capacity is {self.capacity}, but a peer holds row {int(rows.max())}; "
@@ -118,11 +118,12 @@ class LocalWork:
         """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
         rows may be used.
 
-        What comes before the first batch with a forgotten row is kept; all else is drawn from
-        ``fresh``: batches of their own (``iid``, ``averaged``), the order of the records that a
-        shuffled pass has not used, all of a visit of slots.  Each is distributed as the batches
-        over ``retained`` alone: ``docs/certificates.md`` gives the reasons.  No coin of a dirty
-        batch is used again: the difference of both models would show the forgotten gradients.
+        Batches before the first one with a forgotten row are kept; everything else is drawn from
+        ``fresh``: new batches (``iid``, ``averaged``), the order of the records that a shuffled
+        pass has not used yet, or a whole visit of slots.  The result is distributed as batches over
+        ``retained`` alone: ``docs/certificates.md`` gives the reasons.  The randomness of a dirty
+        batch is not used again: the difference of the two models would show the forgotten
+        gradients.
         """
         if self.kind in ("full", "slots"):
             return self.batches(retained, fresh)

@@ -1,6 +1,6 @@
 """Network-SGD (the paper's Algorithm 1): token training by random walk.
 
-The visits that settings describe are made here: training's, and those of the walk that forgets.
+It also makes the visits that settings describe, for training and for the walk that forgets.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def unlearn_descent(config: Config) -> Descent:
 
 
 def feasible(config: Config) -> Ball | None:
-    """Theta, if training has one."""
+    """The feasible ball Theta, if training has one."""
     radius = config.train.feasible_radius
     return None if radius is None else Ball("origin", radius)
 

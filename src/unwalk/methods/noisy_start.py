@@ -1,8 +1,8 @@
 """Noise from the start: every peer adds noise at its own training visits.
 
-A later deletion of up to the planned number of records of one peer costs nothing: the model at
-the request is already hard to tell from one that never met them, and so is all that peers saw
-during training.
+A later deletion of up to the planned number of records of one peer costs nothing: the model at the
+request is already hard to tell from one that was never trained on them, and so is everything that
+peers saw during training.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ class NoisyStartSettings:
     visits: int | None = setting(
         None, "visits to a peer that the noise is made for; empty: usual", low=1
     )
-    std: float | None = setting(None, "noise on the parameters a visit; empty: calibrated", low=0.0)
+    std: float | None = setting(
+        None, "noise on the parameters per visit; empty: calibrated", low=0.0
+    )
 
 
 @dataclass(frozen=True)
 class NoisyStart(Descending):
     """Descent on all records, then noise of std ``std`` on the parameters, at every visit.
 
-    After the noise the model is projected on a public ball of radius ``reach`` round the origin,
-    which it hardly ever leaves: it bounds the rounding of the next visit's steps.
+    After the noise the model is projected on a public ball of radius ``reach`` around the origin,
+    which it almost never leaves.  That bounds the rounding of the next visit's steps.
     """
 
     std: float
@@ -73,10 +75,10 @@ def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
 
 
 def _decide(request: Request) -> Decided:
-    """Noise of a visit for what a visit can push the worlds apart, its rounding included.
+    """The noise per visit, for the distance that one visit can add between the worlds.
 
-    Rounding depends on the ball that keeps the model short, which depends on the noise, weakly:
-    a few rounds settle both.
+    That distance includes rounding, which depends on the ball that bounds the model, which depends
+    weakly on the noise: a few iterations settle both.
     """
     config = request.config
     given, descent = config.of(NoisyStartSettings), train_descent(config)

@@ -1,4 +1,4 @@
-"""What the private baselines (ddp, dpsgd) share: their readings, walks, and what is said of them.
+"""What the private baselines (ddp, dpsgd) share: when noise is added, walks, and threat model.
 
 Noise is added after the request (``continued``), or from hop 1 of training (``from-start``), where
 forgetting does nothing: U = A(D).

@@ -1,8 +1,8 @@
-"""The record of a method: everything that other rooms ask about it, in one place.
+"""The record of a method: everything that other packages need to know about it.
 
-A method is a file of this room with a record in it, listed in :data:`unwalk.methods.METHODS`.  What
-a record leaves out has a default: no settings of its own, nothing to decide, no threat model, and
-whatever its events allow as its proof.
+A method is a file of this package with a record in it, listed in :data:`unwalk.methods.METHODS`.
+What a record leaves out has a default: no settings of its own, nothing to decide, no threat model,
+and a proof that depends only on the events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ThreatModel:
     adaptive_requests: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As a certificate holds it."""
+        """The form that a certificate holds."""
         return asdict(self)
 
 
@@ -53,10 +53,10 @@ ANY_WITHOUT_U = "any, without the forgetting peer"
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A noise scale; where a formula gave it, its words.
+    """A noise scale and, where a formula gave it, the name of the formula.
 
     ``reading`` says when noise was added: after the request (``continued``) or from hop 1.
-    ``numbers`` are what the formula was given, so that anybody can compute it anew.
+    ``numbers`` are what the formula was given, so that anybody can compute it again.
     """
 
     scale: float
@@ -68,11 +68,11 @@ class Calibrated:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """All that a method may look at when a deletion request arrives.
+    """Everything that a method may use when a deletion request arrives.
 
     ``header`` holds the public facts of the run, ``buffers`` the names of the model's buffers,
-    ``trained`` what training recorded: None before training, when what depends on it is left open
-    and what can be refused already is.
+    ``trained`` what training recorded: None before training; then only what can already be refused
+    is decided.
     """
 
     config: Config
@@ -94,8 +94,8 @@ class Decided:
     ``p`` is the routing probability to u and ``sigma`` the calibrated noise scale, in a network of
     ``peers``.  The rest is settled once a request arrives, from public facts of the training that
     happened: ``std`` and ``later_std`` are noise on the parameters, ``steps`` those of a ball seal,
-    ``reach`` is the radius of a public ball round the origin for the model with its noise.  The
-    walk goes on from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
+    ``reach`` is the radius of a public ball around the origin for the model with its noise.  The
+    walk continues from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
     ``start_hop`` counts from the beginning of a walk that had ``earlier`` hops of others before it.
     """
 
@@ -128,7 +128,7 @@ def no_facts(config: Config, records: Records, p: float) -> dict[str, Any]:
 
 
 def no_reason(calibrated: Calibrated, origin: str) -> str:
-    """For methods of which no formula gives a number."""
+    """For methods without a nominal number."""
     return ""
 
 
@@ -139,15 +139,15 @@ class MethodRecord:
     **Listing.**  ``name``, ``label``, ``description``, and the ``grade`` that it can reach.
 
     **Walk.**  ``phase`` makes the phase that forgets.  ``from_scratch`` methods have no training
-    before it; the others go on from the model of the common training walk, or, where ``training``
-    gives phases, from what these train.  ``settings`` is its own section.  ``calibrate`` gives its
-    noise scale, from settings, peers, p and u's records; ``decide`` what it settles when a request
-    arrives.  ``per_example`` says that it clips each record's gradient, which not every model
-    allows.
+    before it; the others continue from the model of the common training walk, or, where
+    ``training`` gives phases, from what these train.  ``settings`` is its own section.
+    ``calibrate`` gives its noise scale, from settings, peers, p and u's records; ``decide`` what it
+    settles when a request arrives.  ``per_example`` says that it clips each record's gradient,
+    which not every model allows.
 
     **Going back.**  ``way_back`` names the arrival that it goes back to, ``first-contact`` or
-    ``first-use``.  ``shard`` is the number of the model that it puts another in the place of, where
-    several answer together.
+    ``first-use``.  ``shard`` is the number of the model that it replaces, where several answer
+    together.
 
     **Claims.**  ``proof`` reads the transcript; ``threat`` says against whom a proof holds and
     ``certifier`` what the run is then hard to tell from.  ``facts`` are public facts that its proof

@@ -1,8 +1,8 @@
-r"""Release level: walk on without the forgotten records, and add noise once, at the very end.
+r"""Release level: walk on without the forgotten records, and add noise once, at the end.
 
 Every step of the walk shrinks what the forgotten records left behind, so that little noise is
-needed for the released model, :math:`s = \Delta_0 \prod_t (1 - \eta_t\lambda) / r`.  Outsiders
-alone are covered: the peers saw the model on its way.
+needed for the released model, :math:`s = \Delta_0 \prod_t (1 - \eta_t\lambda) / r`.  Only outsiders
+are covered: the peers saw the model during the walk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 
 def _decide(request: Request) -> Decided:
-    """Noise for what the ledger bounds after the whole walk."""
+    """The noise for the distance that the ledger bounds after the whole walk."""
     config = request.config
     if request.trained is None:
         check_slots(config, "the walk of a release")

@@ -1,4 +1,4 @@
-"""Restart: begin again from a model that never met the forgotten records.
+"""Restart: begin again from a model that was never trained on the forgotten records.
 
 The start is the public initial model, or what the forgetting peer u makes of it alone on the
 records it retains (``local_steps`` visits' worth of descent before the token leaves u).  Both
@@ -36,7 +36,7 @@ class RestartSettings:
 
 
 def wiping(visit: Visit, program: Program) -> Program:
-    """``program`` behind a wipe of the peer's local state, at its first visit of a phase."""
+    """``program``, preceded by a wipe of the peer's local state at its first visit of a phase."""
     return program if visit.earlier_in_phase else (Forget("local"), *program)
 
 

@@ -1,4 +1,4 @@
-"""Retraining from scratch: the oracle every other method is measured against.
+"""Retraining from scratch: the reference that every other method is compared with.
 
 The walk starts from a new model and never meets the records to be forgotten, so its result is a
 sample of A(D minus D_f): exact by construction, at the price of a whole training run.

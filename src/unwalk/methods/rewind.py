@@ -1,19 +1,19 @@
-"""Rewind: go back to a moment before the forgotten records were used, and walk on from there.
+"""Rewind: go back to a token from before the forgotten records were used, and walk on from it.
 
 *First contact.*  The forgetting peer u keeps the whole state as the token first arrived: it cannot
 depend on u's records.  Walking again from there on the retained records, with fresh coins and with
 every peer's local state as it was then, gives a sample of training without the forgotten records.
 
 *First use.*  u keeps the state at each arrival and knows which records its batches drew.  The walk
-goes on from the visit with the first batch that drew a forgotten record; that visit is repeated
-up to this batch, and the rest is drawn anew (:meth:`unwalk.methods.local_work.LocalWork.without`).
+continues from the visit with the first batch that drew a forgotten record; that visit is repeated
+up to this batch, and the rest is drawn again (:meth:`unwalk.methods.local_work.LocalWork.without`).
 Where no batch ever drew one there is nothing to do.
 
 Both are exact for requests that do not depend on the model.
 
-Engines put every peer's local state back to what it was at the arrival.  Where nothing of it can
-matter (no optimizer state lives at peers) each peer erases it at its first visit as well, which the
-transcript records; with local optimizer state no such event exists, and no claim is made.
+Engines restore every peer's local state as it was at the arrival.  If peers hold no optimizer
+state, each of them also erases its local state at its first visit, which the transcript records;
+with local optimizer state there is no such event, and no claim is made.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ direction  :math:`g_u`                                       paper's name
 ========== ================================================= ====================================
 retain     :math:`-\nabla\ell_{u\setminus f}`                EXACT
 forget     :math:`+\frac{m}{n_u}\nabla\ell_f`                LIGHTWEIGHT
-corrected  :math:`-\nabla\ell_u + \frac{m}{n_u}\nabla\ell_f` (parallel to the right direction;
-                                                             times n_u/(n_u - m) it is EXACT)
+corrected  :math:`-\nabla\ell_u + \frac{m}{n_u}\nabla\ell_f` (parallel to the right direction; times
+                                                             n_u/(n_u - m) it is EXACT)
 ========== ================================================= ====================================
 
-Nothing here is a guarantee: the starting model carries the forgotten records un-noised.
+Nothing here is a guarantee: the starting model was trained on the forgotten records, and no noise
+was added to it.
 """
 
 from __future__ import annotations
@@ -101,9 +102,9 @@ class Correction:
         """How far this visit's steps can carry parameters because of the forgotten records.
 
         Descent on retained rows moves nothing that depends on them.  Plain clipped steps on
-        forgotten rows move at most eta L each, and none in the world without those rows; mixed
-        ones move in both worlds, so they part by at most twice that.  With moments or without a
-        clip nothing bounds it.
+        forgotten rows move at most eta L each, and none in the world without those rows; mixed ones
+        move in both worlds, so the worlds move apart by at most twice that.  With moments, or
+        without a clip, there is no bound.
         """
         if steps is None or steps.data == "retained":
             return 0.0

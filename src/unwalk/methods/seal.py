@@ -3,13 +3,13 @@ r"""Seal: noise at the forgetting peer u before anything leaves it, then walk on
 The token goes to u first.  u adds Gaussian noise that hides how far the forgotten records can have
 moved the model; whatever comes later and does not touch them is post-processing.
 
-The distance :math:`\Delta` between training with and without the forgotten records
-is bounded by the stability ledger (:mod:`unwalk.privacy.ledger`), and :math:`s = \Delta/r`.
-Before the noise u may take descent steps on its retained records, unobserved: each brings
-:math:`\Delta` down by its contraction, at the price of drift, which the walk repairs.  Later
-visits to u descend on retained records (EXACT) or ascend on forgotten ones (LIGHTWEIGHT), back
-into a ball round the model that came, whose radius is what the steps could move in exact
-arithmetic, and with noise of their own for that radius.
+The distance :math:`\Delta` between training with and without the forgotten records is bounded by
+the stability ledger (:mod:`unwalk.privacy.ledger`), and :math:`s = \Delta/r`.  Before the noise u
+may take descent steps on its retained records, unobserved: each brings :math:`\Delta` down by its
+contraction, at the price of drift, which the walk repairs.  Later visits to u descend on retained
+records (EXACT) or ascend on forgotten ones (LIGHTWEIGHT), projected back into a ball around the
+model that arrived.  The ball's radius is what the steps could move in exact arithmetic, and the
+visit adds its own noise for that radius.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class SealSettings:
     share: float = setting(
         0.5, "share of the budget for the seal, where visits come after it", above=0.0, below=1.0
     )
-    radius: float = setting(1.0, "ball-seal: radius of the ball round the initial model", above=0.0)
+    radius: float = setting(
+        1.0, "ball-seal: radius of the ball around the initial model", above=0.0
+    )
     ratio: float = setting(2.0, "ball-seal: its diameter in units of the noise", above=0.0)
 
 
@@ -81,9 +83,9 @@ class LedgerSeal(Descending):
     """Local descent, noise of std ``std``, then ``descent`` on retained records.
 
     ``local_epochs`` passes over u's slots come before the noise.  After it the model is projected
-    on a public ball of radius ``reach`` round the origin, which it hardly ever leaves: whoever
-    accounts for a later request knows from it how long the model is.  ``later`` are LIGHTWEIGHT
-    visits with noise of std ``later_std`` on the parameters.
+    on a public ball of radius ``reach`` around the origin, which it almost never leaves: it bounds
+    the model's length for the accounting of later requests.  ``later`` are LIGHTWEIGHT visits with
+    noise of std ``later_std`` on the parameters.
     """
 
     std: float
@@ -156,9 +158,9 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 
 def _decide(request: Request) -> Decided:
-    """Noise for what the ledger bounds.
+    """The noise for the distance that the ledger bounds.
 
-    With a noise std that was given nothing is refused here: the certificate will say it.
+    If a noise std was given, nothing is refused here; the certificate refuses if it is too small.
     """
     config, seal = request.config, request.config.of(SealSettings)
     if request.trained is None:

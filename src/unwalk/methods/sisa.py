@@ -3,7 +3,7 @@
 *Shards.*  Peers are split into S disjoint groups by their numbers.  Each group trains a model of
 its own, a *constituent*, by a walk of its own from the initial model; the constituents answer
 together, by the mean of their probabilities.  A record was met by one constituent only, and only
-that one has to be walked again; the others never came near it.
+that one has to be trained again; the others never used it.
 
 *Slices.*  Each record belongs to one of R slices, by its row number and a public constant, and
 takes part only once a share of the walk is done: slice r after r/R of the hops.  A record of a late

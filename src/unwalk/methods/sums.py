@@ -1,12 +1,12 @@
-r"""Sums: a ridge head on fixed features, forgotten exactly in one hop.
+r"""Sums: a ridge head on fixed features, from which records are removed exactly in one hop.
 
 The token carries the totals of :math:`x x^T` and :math:`x y^T` over all peers' records, in fixed
-point.  A visit puts the peer's own sums in the place of its former ones.  To forget, the
-forgetting peer does so over the records it retains: the totals, and with them the model, are to
-the last bit those of training without the forgotten records.
+point.  A visit replaces the peer's former sums by new ones.  To forget, the forgetting peer does so
+over the records it retains: the totals, and with them the model, are bit for bit those of training
+without the forgotten records.
 
-A caveat: whoever kept the token from before sees, as the difference of two totals, the moments of
-the forgotten records.
+A caveat: whoever kept an earlier token can compute the moments of the forgotten records as the
+difference of two totals.
 """
 
 from __future__ import annotations

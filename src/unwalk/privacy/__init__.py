@@ -1,28 +1,30 @@
-"""What is proved about a run, in numbers: accountants, calibration, the paper's formulas.
+"""Privacy: what is proved about a run, in numbers; numpy and scipy only.
 
-numpy and scipy only.  One topic a file; ``docs/math.md`` lists every bound with its statement,
-assumptions, source and tests.
+In come parameters of a bound, or the events of a transcript; out come epsilon, delta, a noise
+scale, or a claim with its grade.  One topic per file; ``docs/math.md`` lists every bound with its
+statement, assumptions, source and tests.
 
 =================== =========================================================================
-gaussian            the Gaussian mechanism, exactly, both ways
+gaussian            the Gaussian mechanism, exactly, in both directions
 renyi               Renyi curves, composition, the tight conversion
-visits              a random number of visits, public coin; capped visits
-seal                the ball seal, its profile, and visits after it
-shift, iteration    the constrained minimum behind amplification by iteration; PNSGD
+visits              a random number of visits with a public coin; capped visits
+seal                the ball seal, its privacy profile, and visits after it
+shift, iteration    amplification by iteration: the constrained minimum behind it; PNSGD
 ledger, release     stability of convex training; noise once at the end
 noisy_start         noise from the first hop on
 network, gossip     views of a walk with noise at every hop, on any graph; gossip averaging
 group               m records instead of one
 subsampled          the sampled Gaussian mechanism of DP-SGD
-nominal, utility,   the paper's formulas with explicit constants, the corrected form beside
-capacity, published each; network DP as its papers state it
-worth               whether a seal is worth its noise beside a restart
-calibrate           one door: accountant and target in, sigma, epsilon or steps out
-accountants,        accountants over recorded events: they check what they need and refuse the
-stability, claims   rest by name
+nominal, utility,   the paper's formulas with explicit constants, each beside its corrected
+capacity, published form; the loss that noise costs; network DP as its papers state it
+calibrate           one function for all accountants: target in; sigma, epsilon or steps out
+accountants,        accountants over recorded events: they check their conditions and refuse
+stability, claims   what they cannot bound, by name
 exact               proofs of exactness, read from events
-formulas            formulas' numbers in a header, computed anew and compared with the events
+formulas            nominal numbers of a header, recomputed and compared with the events
 =================== =========================================================================
+
+Start reading at ``calibrate.calibrate`` for formulas, ``accountants.sealed_claim`` for events.
 """
 
 from unwalk.privacy.accountants import ball_seal_claim, public_coin_claim, sealed_claim

@@ -1,9 +1,9 @@
-r"""Accountants over events: what the visits to u add up to.
+r"""Accountants over events: the total privacy cost of the visits to u.
 
-:func:`sealed_claim` composes what happened, :func:`public_coin_claim` averages over the route's
-coin, :func:`ball_seal_claim` reads a k-step ball seal, :func:`events_claim` speaks for methods
-without an accountant of their own.  The stability side (ledger, release level,
-noise from the start, network DP) is in :mod:`unwalk.privacy.stability`.
+:func:`sealed_claim` composes the visits that happened, :func:`public_coin_claim` averages over the
+route's coin, :func:`ball_seal_claim` reads a k-step ball seal, :func:`events_claim` is for methods
+without an accountant of their own.  The stability side (ledger, release level, noise from the
+start, network DP) is in :mod:`unwalk.privacy.stability`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from unwalk.privacy.visits import visits_epsilon
 
 _SLACK = 1e-9
 
-UN_NOISED = "the starting model carries D_f un-noised"
+START_WITHOUT_NOISE = "the starting model was trained on D_f, and no noise was added since"
 BEFORE_NOISE = "steps before the noise, from the model that carries D_f,"
 PUBLIC = (
     "u, the time of the request and the number of forgotten records are public",
@@ -58,7 +58,7 @@ class _Visit:
 
 
 def _sides(event: ev.GradientSteps) -> float:
-    """In how many worlds steps are taken: u without the forgotten records takes none on them."""
+    """In how many worlds steps are taken: without the forgotten records u takes none on them."""
     return 1.0 if event.data == "forgotten" else 2.0
 
 
@@ -86,9 +86,9 @@ def _noisy_steps(hop: Hop, event: ev.GradientSteps) -> float:
 class _Reading:
     """One visit to u, event by event.
 
-    ``brought`` is what the token brought along un-noised, ``moved`` how far the visit's own steps
-    on D_f can have parted the worlds: without bound until a projection on a ball round the model
-    that came to the visit, and then by that ball alone.
+    ``brought`` bounds the distance between the two worlds when the token arrives, before any
+    noise.  ``moved`` bounds how far the visit's own steps on D_f can move them apart: infinite
+    until a projection on a ball around the model that arrived, then bounded by that ball.
     """
 
     def __init__(self, hop: Hop, start: ev.Start, brought: float, *, shrinking: bool) -> None:
@@ -132,7 +132,7 @@ class _Reading:
                     "noisy-after-move",
                     self.hop,
                     event,
-                    "noisy gradients at a point that D_f moved un-noised",
+                    "noisy gradients at a point that D_f moved without noise",
                 )
             self.squared = plus(self.squared, _noisy_steps(self.hop, event))
             self.as_it_came = False
@@ -150,7 +150,7 @@ class _Reading:
                 self.hop,
                 event,
                 "steps on forgotten records from another model than the one that came to the "
-                "visit: no ball round that one bounds them",
+                "visit: no ball around that one bounds them",
             )
         self.moved, self.sides = math.inf, max(self.sides, _sides(event))
 
@@ -168,7 +168,7 @@ class _Reading:
             return
         _, radius = check_ball(self.hop, event)
         if self.moved == 0.0 and not self.as_it_came:
-            refuse("centre", self.hop, event, "the ball round 'arrival' may depend on D_f")
+            refuse("centre", self.hop, event, "the ball around 'arrival' may depend on D_f")
         if self.moved > 0.0:
             self.moved = min(self.moved, times(self.sides, radius))
 
@@ -178,7 +178,7 @@ class _Reading:
                 "unbounded-step",
                 self.hop,
                 event,
-                "steps on forgotten records without a projection round the model that came: "
+                "steps on forgotten records without a projection around the model that arrived: "
                 "nothing bounds them",
             )
         if event.sensitivity is not None and self.moved > event.sensitivity + _SLACK:
@@ -199,18 +199,18 @@ class _Reading:
 
 
 def _visit(hop: Hop, start: ev.Start, distance: float, *, shrinking: bool = False) -> _Visit:
-    """Walk through one visit to u; ``distance`` is what the token brought along un-noised.
+    """Walk through one visit to u; ``distance`` bounds how far apart the worlds arrive.
 
-    ``shrinking``: somebody has checked that steps on retained data do not expand.
+    ``shrinking``: the caller has checked that steps on retained data do not expand.
     """
     reading = _Reading(hop, start, distance, shrinking=shrinking)
     for event in hop.events:
         reading.read(event)
     if reading.brought > 0.0:
-        refuse("un-noised", hop, start, UN_NOISED)
+        refuse("no-noise", hop, start, START_WITHOUT_NOISE)
     if reading.moved > 0.0:
         last = next(e for e in reversed(hop.events) if isinstance(e, ev.GradientSteps))
-        refuse("leaves-un-noised", hop, last, "what it did with D_f leaves u un-noised")
+        refuse("leaves-without-noise", hop, last, "what it did with D_f leaves u without noise")
     return _Visit(hop, root(reading.squared))
 
 
@@ -227,7 +227,7 @@ def _visits(
     brought = 0.0
     if start.carries_forgotten:
         if hops[0].receiver != u or distance is None:
-            refuse("un-noised", hops[0], start, UN_NOISED)
+            refuse("no-noise", hops[0], start, START_WITHOUT_NOISE)
         check_travels(hops[0], start)
         brought = check_number("distance", distance, low=0.0)
     check_local_state(hops)
@@ -250,8 +250,8 @@ def _composed(mus: Iterable[float]) -> float:
 def _check_all_centres(hops: Sequence[Hop], start: ev.Start) -> None:
     """No peer may project on a ball whose centre depends on D_f.
 
-    Round the model that came to a visit is fine wherever that model was released before: anywhere
-    but in the first hop of a phase whose start carries D_f.
+    A ball around the model as it arrived is allowed if that model was released before: everywhere
+    except in the first hop of a phase whose start depends on D_f.
     """
     for place, hop in enumerate(hops):
         for event in hop.events:
@@ -276,14 +276,13 @@ def sealed_claim(
     ``distance`` bounds how far the starting token can lie from its twin without D_f (from
     :func:`unwalk.privacy.stability.ledger_claim`, which also checks that steps before the seal
     shrink distances, hence ``shrinking``); it is needed, and the first hop must be a noisy one at
-    u, when the start carries D_f.  Statement:
-    :func:`unwalk.privacy.gaussian.compose_mu`, conditional on the route that was walked.  Checked
-    against the events: un-noised steps on D_f are followed by a projection on a ball round the
-    model that came to the visit, which bounds them in any arithmetic, noisy gradients are clipped,
-    noise is rounded to a grid and comes before anything leaves u, no buffers travel where D_f is
-    touched, no ball round :math:`\theta_0`, moments, buffers and local state wiped.  Neighbours:
-    with and without D_f, where u adds noise alone for steps on forgotten records (one
-    radius), and replacement (two) for mixed ones.
+    u, when the start depends on D_f.  Statement: :func:`unwalk.privacy.gaussian.compose_mu`,
+    conditional on the route that was walked.  Checked against the events: steps on D_f without
+    noise are followed by a projection on a ball around the model that arrived, which bounds them in
+    any arithmetic, noisy gradients are clipped, noise is rounded to a grid and comes before
+    anything leaves u, no buffers travel where D_f is touched, no ball around :math:`\theta_0`,
+    moments, buffers and local state wiped.  Neighbours: with and without D_f, where u adds noise
+    alone for steps on forgotten records (one radius), and replacement (two) for mixed ones.
     """
     hops = phase_of(transcript, phase)
     seal_mu, visits, start = _visits(transcript, hops, distance, shrinking=shrinking)
@@ -304,7 +303,7 @@ def sealed_claim(
 def public_coin_claim(
     transcript: Transcript, phase: str, delta: float, *, p: float, distance: float | None = None
 ) -> Claim:
-    r"""The exact public coin over a phase's hops: what held before the coins were thrown.
+    r"""The exact public coin over a phase's hops: the guarantee before the coins were drawn.
 
     ``p`` is the announced probability of a visit per hop.  All visits after the seal must cost
     the same, and at least one must have happened (its events are the only evidence of what a
@@ -342,7 +341,7 @@ def public_coin_claim(
 def _seal_ratio(hop: Hop, start: ev.Start) -> tuple[int, float]:
     """Steps and worst ratio of a ball seal recorded in one hop.
 
-    What comes after its last noise is post-processing, but must not touch D_f either.
+    What follows its last noise is post-processing, but must not touch D_f either.
     """
     steps, ratio, ball = 0, 0.0, None
     last = max((k for k, e in enumerate(hop.events) if isinstance(e, ev.GaussianNoise)), default=-1)
@@ -385,21 +384,21 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     """A k-step ball seal in the first hop, then whatever the later visits to u cost.
 
     Statement: :func:`unwalk.privacy.seal.seal_log_delta`, with later Gaussian visits by
-    :func:`unwalk.privacy.seal.seal_then_gaussian_log_delta`.  Checked: the first hop is at u;
-    each noise follows a projection on a ball round a D_f-free centre; the seal's steps do not
-    touch D_f and keep no state, and none comes before a noise where buffers travel; moments,
-    buffers and local state wiped.  Restarting at the ball's
-    centre is exact and carries never materially less.
+    :func:`unwalk.privacy.seal.seal_then_gaussian_log_delta`.  Checked: the first hop is at u; each
+    noise follows a projection on a ball around a D_f-free centre; the seal's steps do not touch D_f
+    and keep no state, and none comes before a noise where buffers travel; moments, buffers and
+    local state wiped.  Restarting at the ball's centre is exact and keeps about as much of the
+    model.
     """
     u = unlearner_of(transcript)
     hops = phase_of(transcript, phase)
     start = start_of(hops)
     if hops[0].receiver != u:
-        refuse("un-noised", hops[0], start, UN_NOISED)
+        refuse("no-noise", hops[0], start, START_WITHOUT_NOISE)
     check_travels(hops[0], start)
     steps, ratio = _seal_ratio(hops[0], start)
     if steps == 0:
-        refuse("un-noised", hops[0], start, UN_NOISED)
+        refuse("no-noise", hops[0], start, START_WITHOUT_NOISE)
     check_local_state(hops)
     _check_all_centres(hops, replace(start, carries_forgotten=True))
     later = [hop for hop in hops[1:] if hop.receiver == u]
@@ -421,7 +420,7 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
 
 
 def events_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
-    """The proof of a method without an accountant of its own: whatever its events allow."""
+    """The proof of a method without an accountant of its own: what its events allow."""
     if not hops:
         raise _unbounded(transcript)
     return sealed_claim(transcript, hops[0].phase, delta)
@@ -434,7 +433,7 @@ def _unbounded(transcript: Transcript) -> Refused:
         if isinstance(event, ev.GradientSteps):
             if hop.receiver == u and event.noise == 0.0:
                 place = f"hop {hop.hop}, {event.kind} at peer {u}"
-                return Refused(f"{place}: {UN_NOISED}.", "un-noised")
+                return Refused(f"{place}: {START_WITHOUT_NOISE}.", "no-noise")
             per_example = per_example or event.clip_per_example is not None
     if per_example:
         return Refused(

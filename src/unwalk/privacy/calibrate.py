@@ -1,7 +1,7 @@
-"""One door to all accountants: a name and what is given, out comes what was asked for.
+"""One function for all accountants: compute sigma, epsilon or steps from what is given.
 
-``calibrate("visits", epsilon=1, delta=1e-5, ...)`` answers ``{"sigma": ...}``; with ``sigma``
-instead of ``epsilon`` it answers ``{"epsilon": ...}``.  Answers of the paper's formulas carry
+``calibrate("visits", epsilon=1, delta=1e-5, ...)`` returns ``{"sigma": ...}``; with ``sigma``
+instead of ``epsilon`` it returns ``{"epsilon": ...}``.  Answers of the paper's formulas carry
 ``"grade": "nominal"``.  A returned sigma never exceeds the target epsilon under its accountant.
 """
 
@@ -23,7 +23,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Accountant:
-    """What an accountant is for, what it takes, and how it answers.
+    """An accountant's purpose, options and function.
 
     ``required`` must be given, ``optional`` have defaults; ``targets`` lists the alternatives of
     which exactly one is given (a name, or several names joined by ``+``).
@@ -78,7 +78,7 @@ def _visits(given: Given) -> Answer:
 
 
 def _by_search(given: Given, size: float, epsilon: Callable[[float], float]) -> Answer:
-    """Both ways from a function that gives epsilon for ratio = sensitivity / sigma."""
+    """Solves for sigma or epsilon, given epsilon as a function of sensitivity / sigma."""
 
     def sigma(target: float) -> float:
         def excess(ratio: float) -> float:
@@ -255,7 +255,7 @@ ACCOUNTANTS: dict[str, Accountant] = {
         ),
         Accountant(
             "capped",
-            "at most so many visits, whatever the route",
+            "a fixed largest number of visits, whatever the route",
             ("delta", "cap"),
             _EITHER,
             {"sensitivity": 1.0},

@@ -1,4 +1,4 @@
-"""What an accountant says of a run, and how it refuses.
+"""The claim of an accountant, its refusals, and checks that several accountants share.
 
 Accountants read recorded events and public facts of the transcript's header, never a
 configuration.  What they cannot bound they refuse, and the refusal names hop and event.
@@ -17,21 +17,21 @@ from unwalk.core.transcript import Hop, Transcript
 
 GRADES = ("nominal", "certified", "exact", "refused")
 MOMENTS = frozenset({"momentum", "mean", "square"})
-"""Names of optimizer moments among what a token carries; all else are buffers of the model."""
+"""Names of optimizer moments that a token may carry; all other names are model buffers."""
 SCALINGS = {
     "published": "inputs were made with published constants",
     "without-forgotten": "inputs were made with statistics without the forgotten records",
     "declared": "columns were scaled as declared, and the numbers in the data file were not made "
     "with statistics of other records",
 }
-"""How inputs may have been made, and what that takes for granted."""
+"""How inputs may have been scaled, and the assumption that comes with it."""
 FREE_CENTRES = ("origin", "initial")
 """Centres of balls that are the same with and without the forgotten records."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim on one run."""
+    """One claim about one run."""
 
     grade: str
     epsilon: float
@@ -50,7 +50,7 @@ class Claim:
 
 
 Proof = Callable[[Transcript, list[Hop], float], Claim]
-"""What is proved of a run, from its transcript, the hops of the phase that forgets, and delta."""
+"""A proof: from the transcript, the hops of the phase that forgets, and delta to a claim."""
 
 
 def of_phase(accountant: Callable[[Transcript, str, float], Claim]) -> Proof:
@@ -87,7 +87,7 @@ def unlearner_of(transcript: Transcript) -> int:
 
 
 FACT_CODES = {"loss": "loss", "feature_norm": "inputs"}
-"""Facts that are left out where they do not hold: it is not the log that is amiss then."""
+"""Facts that a header omits if they do not hold; the log is not at fault then."""
 
 
 def fact(transcript: Transcript, name: str, why: str) -> Any:
@@ -132,15 +132,15 @@ def check_start(transcript: Transcript, hops: Sequence[Hop], u: int) -> ev.Start
                     "start-contradicted",
                     hops[0],
                     start,
-                    f"it says that nothing carries D_f, but hop {hop.hop} did",
+                    f"it says that the token does not depend on D_f, but hop {hop.hop} used it",
                 )
     return start
 
 
 def check_travels(hop: Hop, start: ev.Start) -> None:
-    """Refuse a phase that goes on with moments or buffers that depend on the forgotten records.
+    """Refuse a phase that continues with moments or buffers that depend on forgotten records.
 
-    A wipe counts if it comes before the first step: later ones find the harm done.
+    A wipe counts only before the first step; later it is too late.
     """
     wiped: set[str] = set()
     for event in hop.events:
@@ -189,14 +189,16 @@ def check_centres(hop: Hop, event: ev.Projection, *, carries: bool) -> None:
         if centre == "start" and carries:
             refuse("centre", hop, event, "the ball is centred on theta_0, which depends on D_f")
         if centre not in (*FREE_CENTRES, "start"):
-            refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
+            refuse("centre", hop, event, f"the ball around {centre!r} may depend on D_f")
 
 
 def check_no_buffers(
     hop: Hop, start: ev.Start, event: ev.GradientSteps, what: str = "steps on forgotten records"
 ) -> None:
-    """Refuse steps that depend on D_f where buffers of the model travel: they leave u un-noised
-    (BatchNorm's statistics), whenever they were wiped before."""
+    """Refuse steps that depend on D_f where the model's buffers travel (BatchNorm statistics).
+
+    The steps fill the buffers again, even if they were wiped before, and no noise covers them.
+    """
     for name in start.travels:
         if name not in MOMENTS:
             refuse(
@@ -245,8 +247,8 @@ def noise_origins(hops: Iterable[Hop]) -> tuple[str, ...]:
                 origins.add(event.origin)
             if isinstance(event, ev.GradientSteps) and event.noise > 0.0:
                 origins.add(event.origin or "unrecorded")
-    said: Mapping[str, str] = {
+    texts: Mapping[str, str] = {
         "simulation": "simulation: the noise came from a known seed and protects nobody",
         "secret": "the noise came from a secret of the peer",
     }
-    return tuple(said.get(origin, f"noise of {origin} origin") for origin in sorted(origins))
+    return tuple(texts.get(origin, f"noise of {origin} origin") for origin in sorted(origins))

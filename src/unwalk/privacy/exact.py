@@ -30,9 +30,9 @@ UNUSED = (
     "own log says"
 )
 WAYS = ("first-contact", "first-use", "unused")
-"""To where a walk went back: ``unused`` where there was nothing to go back to."""
+"""The points that a walk can go back to; ``unused`` if no record was ever used."""
 SAMPLED = ("epochs", "averaged", "iid")
-"""Ways to make batches by which a visit may leave records out; others use every record."""
+"""Kinds of batches with which a visit may skip records; others use every record."""
 
 
 def fresh_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
@@ -60,8 +60,8 @@ def rewind_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim
     Checked: u was not visited before (first contact); the walk went on from that very hop, at u,
     for as many hops as training had left, with training's steps, and never touched the forgotten
     records.  Training's result is its last model: an average would hold older ones.  Where u has
-    ``vanished`` whoever handed it the token goes on without it; where the walk was ``recovered``
-    because u was away just then, that peer makes the first visit.
+    ``vanished`` the peer that handed it the token continues without it; where the walk was
+    ``recovered`` because u was away just then, that peer makes the first visit.
     """
     first = hops[0].hop if hops else len(transcript.hops) + 1
     return _went_back(transcript, [hop for hop in transcript.hops if hop.hop < first], hops)
@@ -107,7 +107,7 @@ def _refuse_visit(code: str, hop: Hop, why: str) -> NoReturn:
 
 
 def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Claim:
-    """``hops`` in the place of the end of ``before``, the walk in which u took part."""
+    """Check ``hops``, which replace the end of ``before``, the walk in which u took part."""
     u = unlearner_of(transcript)
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     if way not in WAYS:
@@ -142,15 +142,15 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     _check_untouched(hops, u)
     _check_one_walk(before[place + 1 :])
     fewer = _check_same_work(transcript, before, place, hops)
-    said = [] if way == "first-contact" else [_log(start.hop)]
-    said += [AWAY] if recovered else []
-    said += [f"{FEWER} {', '.join(map(str, sorted(fewer)))}"] if fewer else []
+    assumptions = [] if way == "first-contact" else [_log(start.hop)]
+    assumptions += [AWAY] if recovered else []
+    assumptions += [f"{FEWER} {', '.join(map(str, sorted(fewer)))}"] if fewer else []
     reason = f"the walk went back to hop {start.hop}, before the forgotten records were used"
-    return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
+    return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *assumptions), reason)
 
 
 def _check_earlier(transcript: Transcript, visits: list[Hop], hop: int, way: str) -> None:
-    """What u's visits before the one that was gone back to may have been."""
+    """Check u's visits before the one that the walk went back to."""
     if visits and way == "first-contact":
         _refuse_visit("not-a-rewind", visits[0], f"u was visited before hop {hop}")
     if way == "unused":
@@ -219,8 +219,8 @@ def _nothing_to_do(transcript: Transcript, before: list[Hop], u: int, way: str) 
     if way == "first-use":
         _check_may_be_unused(transcript, visited)
     reason = NOTHING if visited else "the walk never visited the forgetting peer"
-    said = [_log(before[-1].hop + 1) if way == "first-use" else UNUSED] if visited else []
-    return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *said), reason)
+    assumptions = [_log(before[-1].hop + 1) if way == "first-use" else UNUSED] if visited else []
+    return Claim("exact", 0.0, 0.0, "events", (*PUBLIC, NOT_ADAPTIVE, *assumptions), reason)
 
 
 def _log(hop: int) -> str:
@@ -239,7 +239,7 @@ def _check_untouched(hops: list[Hop], u: int) -> None:
 
 
 def _check_one_walk(hops: list[Hop]) -> None:
-    """What is walked again is one walk: none of its phases began anew, or from an older token."""
+    """Check that what is repeated is one walk: no phase began again, or from an older token."""
     for hop in hops:
         for event in hop.events:
             if isinstance(event, ev.Start) and event.start != "token":
@@ -254,13 +254,13 @@ def _check_one_walk(hops: list[Hop]) -> None:
 def _check_same_work(
     transcript: Transcript, before: list[Hop], place: int, after: list[Hop]
 ) -> set[int]:
-    """The hops that were walked again take the steps that training took in their place.
+    """Check that the repeated hops take the steps that training took in their place.
 
     A peer without records does nothing in its visit; where training had such a visit, what the
     other peer does instead has to be what training did at other hops, up to the step size.  The
-    same holds in the place of an earlier deletion's own work, such as a seal's noise, which the
-    repeated walk no longer needs.  The answer names the other peers that did less, which only
-    those who may withdraw records can.
+    same holds instead of an earlier deletion's own work, such as a seal's noise, which the repeated
+    walk no longer needs.  The answer names the other peers that did less, which only those who may
+    withdraw records can.
     """
     fewer: set[int] = set()
     usual = {_shape(hop) for hop in before if hop.phase == before[0].phase}
@@ -325,7 +325,7 @@ def _amount(hop: Hop) -> int:
 
 
 def _check_wipes_alike(old: Hop, new: Hop) -> None:
-    """What the token carries is wiped where training did so, and nowhere else."""
+    """Check that the token's state is wiped where training did so, and nowhere else."""
     for what in ("optimizer", "buffers"):
         if (ev.Wipe(what) in old.events) != (ev.Wipe(what) in new.events):
             _refuse_visit(
@@ -337,7 +337,7 @@ def _check_wipes_alike(old: Hop, new: Hop) -> None:
 
 
 def _check_repeatable(hop: Hop) -> None:
-    """Refuse work that is another one in a repeated walk, though its event looks the same."""
+    """Refuse work that differs in a repeated walk although its event looks the same."""
     wiped = ev.Wipe("local") in hop.events
     for event in hop.events:
         match event:
@@ -368,8 +368,8 @@ _OF_THE_PEER = {
 
 
 def _kind(event: ev.Event, *left_out: str) -> tuple[Any, ...]:
-    """An event without whose records it used, what depends on their number, the draw of its noise,
-    and what else is left out."""
+    """An event without the fields that depend on the peer's records, on the draw of its noise, or
+    that are left out on request."""
     of_the_peer = _OF_THE_PEER.get(getattr(event, "batching", ""), ())
     out = ("data", "touched", "draw", *of_the_peer, *left_out)
     kept = {k: v for k, v in vars(event).items() if k not in out}
@@ -377,7 +377,7 @@ def _kind(event: ev.Event, *left_out: str) -> tuple[Any, ...]:
 
 
 def sums_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
-    """Totals of sums in fixed point, of which u has replaced its own.
+    """The claim for totals of sums in fixed point, in which u has replaced its own.
 
     Checked: the model is a function of the totals alone (no steps, no noise), all contributions
     use one precision and ridge parameter, and u's last one is over its retained records.  The
@@ -423,5 +423,5 @@ def sums_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
             "u's last contribution is over all its records, the forgotten ones too.", "touched"
         )
     caveat = "peers who kept the token from before see, as a difference, moments of D_f"
-    reason = "u put its sums without the forgotten records in the place of its former ones"
+    reason = "u replaced its former sums by sums without the forgotten records"
     return Claim("exact", 0.0, 0.0, "events", (*PUBLIC[:2], caveat), reason)

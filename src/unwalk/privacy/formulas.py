@@ -1,4 +1,4 @@
-"""Numbers that a formula gives and nothing proves: computed anew, and compared with the events."""
+"""Recomputes nominal numbers from their formulas, and compares them with the events."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ from unwalk.privacy.claims import unlearner_of
 from unwalk.privacy.nominal import nominal_ddp_sigma, nominal_sigma
 from unwalk.privacy.subsampled import sampled_multiplier
 
-Said = dict[str, Any]
+Stated = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Formula:
     """A formula by the name under which headers announce its numbers.
 
-    ``problem`` says what contradicts such a number, or nothing; it is given the transcript, the
-    hops of the phase that forgets, and what was announced.
+    ``problem`` says what contradicts such a number, or nothing; its arguments are the transcript,
+    the hops of the phase that forgets, and the announced numbers.
     """
 
     name: str
-    problem: Callable[[Transcript, list[Hop], Said], str]
+    problem: Callable[[Transcript, list[Hop], Stated], str]
 
 
-def _corollary(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+def _corollary(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
     """The paper's Corollary 5.2: sigma, the number of hops, and the noise at every visit to u."""
-    target = said["epsilon"], said["delta"], said["clip"], said["hops"], said["p"]
+    target = stated["epsilon"], stated["delta"], stated["clip"], stated["hops"], stated["p"]
     sigma = nominal_sigma(*target, transcript.header["peers"])
-    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
-        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
-    if len(hops) != said["hops"]:
-        return f"it is for {said['hops']} hops, and {len(hops)} were walked"
+    if not math.isclose(sigma, stated["sigma"], rel_tol=1e-9):
+        return f"it gives sigma {sigma:g}, not {stated['sigma']:g}"
+    if len(hops) != stated["hops"]:
+        return f"it is for {stated['hops']} hops, and {len(hops)} were walked"
     u = unlearner_of(transcript)
     return _other_scale([hop for hop in hops if hop.receiver == u], sigma)
 
 
-def _ddp(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+def _ddp(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
     """One of the paper's three noise scales of DDP, and the noise of every noisy hop."""
     sigma = nominal_ddp_sigma(
-        said["rule"],
-        said["epsilon"],
-        said["delta"],
-        said["clip"],
-        hops=said["hops"],
+        stated["rule"],
+        stated["epsilon"],
+        stated["delta"],
+        stated["clip"],
+        hops=stated["hops"],
         peers=transcript.header["peers"],
         forgotten=max(1, transcript.header["forget"]),
-        constant=said["constant"],
+        constant=stated["constant"],
     )
-    if not math.isclose(sigma, said["sigma"], rel_tol=1e-9):
-        return f"it gives sigma {sigma:g}, not {said['sigma']:g}"
+    if not math.isclose(sigma, stated["sigma"], rel_tol=1e-9):
+        return f"it gives sigma {sigma:g}, not {stated['sigma']:g}"
     noisy = [hop for hop in transcript.hops if _scales(hop)]
-    if len(noisy) > said["hops"]:
-        return f"it is for {said['hops']} hops, and {len(noisy)} had noise"
+    if len(noisy) > stated["hops"]:
+        return f"it is for {stated['hops']} hops, and {len(noisy)} had noise"
     return _other_scale(noisy, sigma)
 
 
-def _dpsgd(transcript: Transcript, hops: list[Hop], said: Said) -> str:
+def _dpsgd(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
     """The sampled Gaussian mechanism's noise multiplier, and the noise of every step."""
-    multiplier = sampled_multiplier(said["epsilon"], said["delta"], said["rate"], said["steps"])
-    if not math.isclose(multiplier, said["sigma"], rel_tol=1e-9):
-        return f"it gives a noise multiplier of {multiplier:g}, not {said['sigma']:g}"
+    multiplier = sampled_multiplier(
+        stated["epsilon"], stated["delta"], stated["rate"], stated["steps"]
+    )
+    if not math.isclose(multiplier, stated["sigma"], rel_tol=1e-9):
+        return f"it gives a noise multiplier of {multiplier:g}, not {stated['sigma']:g}"
     for hop, event in transcript.events():
         if isinstance(event, ev.GradientSteps) and event.noise > 0.0:
             records, clip = event.batch * event.minibatches, event.clip_per_example or 0.0

@@ -1,4 +1,4 @@
-r"""Gossip averaging with noise at the start: what one peer's view tells of another's value.
+r"""Gossip averaging with noise at the start: what one peer's view reveals about another's value.
 
 Peers start from :math:`x + \eta`, :math:`\eta_w \sim \mathcal N(0, \sigma^2)` independent, and mix
 T rounds by a symmetric doubly stochastic W.  Peer v receives :math:`(W^t(x+\eta))_w` from each

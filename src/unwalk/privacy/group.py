@@ -1,4 +1,4 @@
-r"""Group privacy: from one record (or user) to m of them; correct, and as the paper has it."""
+r"""Group privacy: from one record (or user) to m; corrected, and as the paper states it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Amplification by iteration: what noisy steps after yours hide, and mixtures of such bounds.
+r"""Amplification by iteration: later noisy steps hide earlier ones; and mixtures of such bounds.
 
 Convex smooth losses make a gradient step non-expansive; that is the one property all of this rests
 on, and the one that clipping a multiclass gradient, momentum, Adam or BatchNorm destroy.

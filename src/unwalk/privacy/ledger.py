@@ -1,4 +1,4 @@
-r"""The stability ledger: how far apart training with and without the forgotten records can end.
+r"""The stability ledger: bounds how far training with and without D_f can move apart.
 
 The two worlds are coupled: records go to batch slots by a keyed hash of record id and epoch, the
 gradient *sum* of a slot is divided by a nominal B, and the number of slots S, B and the cap b on a
@@ -36,9 +36,9 @@ from unwalk.privacy.upward import above, over, plus, power, root, times
 UNIT = 2.0**-53
 """Relative error of one operation in 64 bits."""
 TINY = 2.0**-1000
-"""What all underflows of an operation together can add, with much to spare, per unit of size."""
+"""A generous bound on what all underflows of an operation add, per unit of size."""
 ROOM = 2.0**53
-"""Rounded noise is clamped to so many grid cells."""
+"""The number of grid cells to which rounded noise is clamped."""
 
 
 def gamma(operations: float) -> float:
@@ -284,9 +284,9 @@ class Ledger:
         return Ledger(distance, norm)
 
     def projected(self, radius: float, centre_norm: float, parameters: int) -> Ledger:
-        r"""After projection on a public ball of so many dimensions, computed in 64 bits.
+        r"""After a projection on a public ball, computed in 64 bits.
 
-        The exact one does not expand; the computed one stays inside the ball.
+        The exact projection does not expand; the computed one stays inside the ball.
         """
         reach = plus(radius, centre_norm)
         rounding = projection_rounding(reach, parameters)
@@ -294,8 +294,11 @@ class Ledger:
         return Ledger(distance, min(self.norm, reach))
 
     def noised(self, head: LinearHead, grid: float) -> Ledger:
-        """After noise, the same in both worlds, and rounding to a grid: a difference may grow by
-        a cell in every coordinate.  Nothing but a projection bounds the model's length then."""
+        """After noise, which is the same in both worlds, and rounding to a grid.
+
+        A difference may grow by one cell per coordinate.  Only a projection bounds the model's
+        length after that.
+        """
         if times(head.rounded_noise(grid), ROOM) > 2.0**500:
             raise Refused(f"noise on a grid of {grid:g} can overflow.", "norm")
         distance = plus(self.distance, head.rounded_noise(grid)) if self.distance > 0.0 else 0.0

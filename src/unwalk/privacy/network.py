@@ -177,9 +177,9 @@ def contributions_rdp(
 ) -> float:
     r"""At most ``contributions`` of u, the sender of a token being hidden or shown.
 
-    ``direct=None``: every contribution costs :func:`contribution_rdp`.  With the sender known,
-    pass the number of contributions handed directly to an observer (counted on the route, or
-    capped): these are named in the view and cost :math:`\alpha\Delta^2/2\sigma^2` un-amplified;
+    ``direct=None``: every contribution costs :func:`contribution_rdp`.  With the sender known, pass
+    the number of contributions handed directly to an observer (counted on the route, or capped):
+    these are named in the view and cost :math:`\alpha\Delta^2/2\sigma^2` without amplification;
     only the others are averaged, given that they were not handed over directly.  That statement
     holds *conditionally* on the names, the other one on average over them.
 

@@ -29,7 +29,7 @@ def noisy_start_mu(
     where :math:`s_v` is the std of the noise on the parameters before the token leaves visit v.
 
     Assumptions: the coupling of :mod:`unwalk.privacy.ledger`, each forgotten record at most
-    ``epochs`` times a visit, steps within a visit that do not expand (a single step needs
+    ``epochs`` times per visit, steps within a visit that do not expand (a single step needs
     nothing: it starts from a token that is public in the composition); noise before anything
     leaves.  Neighbours: with and without up to :math:`m_{\max}` records of one peer, any of them.
     Views of all peers and coalitions, training time included.  Numbers are real: for the rounding

@@ -1,4 +1,4 @@
-r"""Tables 1 and 2 of the paper, evaluated at its own settings, corrected numbers beside them."""
+r"""Tables 1 and 2 of the paper at its own settings, each number beside the corrected one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Release level: guarantees for outsiders, who see the final model and nothing before it.
+r"""Release-level guarantees: for outsiders, who see only the final model.
 
 Peers saw more; these bounds say nothing about them.
 """

@@ -1,4 +1,4 @@
-r"""Renyi differential privacy: curves, composition, and the way back to (epsilon, delta).
+r"""Renyi differential privacy: curves, composition, and conversion to (epsilon, delta).
 
 A *curve* is a function :math:`\alpha \mapsto \varepsilon(\alpha)` that bounds the Renyi divergence
 :math:`D_\alpha(P\|Q) = \frac1{\alpha-1}\ln \mathbb E_Q[(dP/dQ)^\alpha]` in both directions.  Every

@@ -1,4 +1,4 @@
-r"""The ball seal: project on a ball, add noise, k times; and what comes after it.
+r"""The ball seal: project on a ball and add noise, k times; and the visits after it.
 
 .. math:: \theta \leftarrow \Pi_{B(\theta_{\rm ref}, \rho)}(\psi(\theta)) + \mathcal N(0, s^2 I),
           \qquad r = 2\rho/s.

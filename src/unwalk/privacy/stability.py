@@ -1,5 +1,4 @@
-r"""Accountants over events that rest on convexity: ledger, release level, noise from the start,
-network DP.
+r"""Accountants over events that need convexity: ledger, release, noise from the start, network DP.
 
 What a transcript cannot show, its header must state before the first hop (it is part of the hash
 chain), and the accountant reads it there: ``loss`` = ``softmax`` (on a bare linear layer whose
@@ -22,7 +21,7 @@ from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.validation import check_count, check_number
-from unwalk.privacy.accountants import PUBLIC, UN_NOISED, sealed_claim
+from unwalk.privacy.accountants import PUBLIC, START_WITHOUT_NOISE, sealed_claim
 from unwalk.privacy.claims import (
     FREE_CENTRES,
     SCALINGS,
@@ -232,7 +231,7 @@ def _public_ball(hop: Hop, event: ev.Projection, facts: Facts) -> tuple[float, f
     """Radius and length of the centre of a ball that is the same in both worlds."""
     for centre, _ in event.balls:
         if centre not in FREE_CENTRES:
-            refuse("centre", hop, event, f"the ball round {centre!r} may depend on D_f")
+            refuse("centre", hop, event, f"the ball around {centre!r} may depend on D_f")
     centre, radius = check_ball(hop, event)
     return radius, facts.head.initial_norm if centre == "initial" else 0.0
 
@@ -293,7 +292,7 @@ def ledger_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     ledger = ledger_before(transcript, first.hop)
     u, facts = unlearner_of(transcript), Facts.of(transcript)
     if first.receiver != u:
-        refuse("un-noised", first, first.events[0], UN_NOISED)
+        refuse("no-noise", first, first.events[0], START_WITHOUT_NOISE)
     check_travels(first, start_of(hops))
     before: list[ev.Event] = []
     for event in first.events:
@@ -384,7 +383,10 @@ def noisy_start_claim(transcript: Transcript, delta: float) -> Claim:
             ledger = _follow(ledger, hop, [event], facts, u)
         if ledger.distance > 0.0:
             refuse(
-                "leaves-un-noised", hop, hop.events[-1], "the visit's use of D_f leaves u un-noised"
+                "leaves-without-noise",
+                hop,
+                hop.events[-1],
+                "the visit's use of D_f leaves u without noise",
             )
         norm = ledger.norm
     mu = root(plus(*(times(mu, mu) for mu in mus)))
@@ -467,11 +469,11 @@ def _noisy_step(hop: Hop, facts: Facts, u: int) -> ev.GradientSteps:
             hop.events[0],
             f"the token went through relay {hop.path[0]}, who saw it too",
         )
-    found = [event for event in hop.events if isinstance(event, ev.GradientSteps)]
-    if len(found) != 1 or found[0].steps != 1 or found[0].noise <= 0.0:
-        culprit = found[0] if found else hop.events[0]
+    steps = [event for event in hop.events if isinstance(event, ev.GradientSteps)]
+    if len(steps) != 1 or steps[0].steps != 1 or steps[0].noise <= 0.0:
+        culprit = steps[0] if steps else hop.events[0]
         refuse("noisy-step", hop, culprit, "network DP needs one noisy gradient step at every hop")
-    (step,) = found
+    (step,) = steps
     if step.optimizer != "sgd" or step.direction != -1 or step.scale != 1.0:
         refuse("optimizer", hop, step, "network DP is proved for plain descent on a convex loss")
     if step.clip is not None or step.clip_per_example is not None:
@@ -486,7 +488,7 @@ def _drifts(hops: Sequence[Hop], facts: Facts) -> list[float]:
     that is to be noised, and what the rounding of the noisy step before it left,
     :math:`\eta\sqrt d\,g` and the update's own error on numbers of at most :math:`2^{53}g`."""
     head, norm, left = facts.head, facts.head.initial_norm, 0.0
-    found: list[float] = []
+    drifts: list[float] = []
     for hop in hops:
         for event in hop.events:
             match event:
@@ -495,7 +497,7 @@ def _drifts(hops: Sequence[Hop], facts: Facts) -> list[float]:
                         refuse("norm", hop, event, "nothing bounds the length of the model here")
                     whole = replace(event, steps=facts.slots, noise=0.0)
                     constant, growing = head.step_error(facts.steps(hop, whole, -1))
-                    found.append(plus(left, times(2.0, plus(constant, times(growing, norm)))))
+                    drifts.append(plus(left, times(2.0, plus(constant, times(growing, norm)))))
                     cell = times(event.step_size, head.rounded_noise(event.grid or 0.0))
                     left, norm = plus(cell, times(2.0, gamma(4), cell, ROOM)), math.inf
                 case ev.Projection():
@@ -508,7 +510,7 @@ def _drifts(hops: Sequence[Hop], facts: Facts) -> list[float]:
                     refuse("noisy-step", hop, event, "network DP is for noise on gradients alone")
                 case _:
                     pass
-    return found
+    return drifts
 
 
 def network_claim(transcript: Transcript, delta: float) -> Claim:

@@ -1,4 +1,4 @@
-"""Arithmetic on numbers that are not negative, rounded up: a bound stays a bound.
+"""Arithmetic on non-negative numbers, rounded up, so that an upper bound stays one.
 
 Sums, products, quotients and roots of IEEE 754 are correctly rounded, so that the next larger
 number is never below the exact result.  Zero stays zero.

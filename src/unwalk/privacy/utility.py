@@ -1,4 +1,4 @@
-r"""Utility: the paper's bounds with explicit constants, and what standard theory gives instead.
+r"""The paper's utility bounds with explicit constants, and what standard theory gives instead.
 
 Notation: R diameter of the domain, L bound on gradients, G second moment, d dimension,
 :math:`\sigma` noise std on the gradient, T hops, s averaged minibatches, p share of noisy hops.

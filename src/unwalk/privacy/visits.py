@@ -1,4 +1,4 @@
-r"""A random number of noisy visits whose coins are public.
+r"""The privacy of a random number of noisy visits when the coins are public.
 
 A walk comes to the unlearning peer u with probability p at each of T hops and adds
 :math:`\mathcal N(0, \sigma^2 I)` there to a step of sensitivity D.  Whoever sees the token knows

@@ -1,13 +1,13 @@
-"""What people look at: self-contained HTML pages, and tables for the terminal.
+"""Reports: self-contained HTML pages, and tables for the terminal.
 
-In: plain dictionaries, either the content of ``result.json`` (a run, a comparison) or the documents
-that ``unwalk reproduce`` writes.  Out: one HTML text, an SVG file, or a table of rich.  Nothing is
-measured here, and nothing else is read.
+In come plain dictionaries: the content of ``result.json`` (a run, a comparison), or the documents
+that ``unwalk reproduce`` writes.  Out comes one HTML text, an SVG file, or a table of rich.
+Nothing is measured here, and no other file is read.
 
-Start with :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each turns
-its dictionary into tables (``tables``) and pictures (``charts``, ``walk_chart``) and hands them to
-a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction`` check and
-read the dictionaries; ``numbers`` writes every number; ``page`` has the colours.
+Start reading at :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each
+turns its dictionary into tables (``tables``) and pictures (``charts``, ``walk_chart``) and hands
+them to a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction``
+check and read the dictionaries; ``numbers`` formats every number; ``page`` has the colours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Line charts over hops: every method's line, the start of unlearning, retraining as reference.
+"""Draws line charts over hops: one line per method, the start of unlearning, retraining.
 
 :class:`Chart` is what is drawn on either page, in per cent; :func:`run_chart` makes one from the
 result of a run.
@@ -305,7 +305,7 @@ def _pieces(points: Sequence[Point], key: str) -> Runs:
 
 
 def axis_floor(key: str, lines: Sequence[Line]) -> float:
-    """Where the vertical axis starts: zero, unless all that matters happens far above it."""
+    """Where the vertical axis starts: zero, unless all values are far above it."""
     if key == "asr":
         return 0.0
     kept = [line.final for line in lines]
@@ -315,7 +315,7 @@ def axis_floor(key: str, lines: Sequence[Line]) -> float:
 
 
 def _spoken(result: Result, key: str, lines: Sequence[Line]) -> str:
-    """What the chart says, in words."""
+    """A description of the chart in words."""
     before = result.before.get(key)
     parts = [] if before is None else [f"before unlearning {numbers.percent(before)}"]
     labels = {method.title: method.label for method in result.methods}

@@ -1,4 +1,4 @@
-"""Draws pictures: SVG elements, scales, ticks, labels that keep apart, and PNG images.
+"""Draws SVG elements: scales, ticks, labels that do not overlap, and PNG images.
 
 Colours are never written into a picture: shapes carry a ``var(--name)`` that the page's style
 sheet fills in for light, dark and paper.  All text and every attribute is escaped here.

@@ -1,4 +1,4 @@
-"""Writes numbers, counts and lists the same way on every page and in the terminal."""
+"""Formats numbers, counts and lists the same way on every page and in the terminal."""
 
 from __future__ import annotations
 

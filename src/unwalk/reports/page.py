@@ -1,6 +1,6 @@
-"""Makes a page from a template: one HTML file that needs no outside address and no script.
+"""Makes a page from a template: one HTML file without scripts or outside addresses.
 
-Templates lie in ``templates/``.  They escape every text.  Two things pass as they are: the style
+Templates are in ``templates/``.  They escape every text.  Two things pass as they are: the style
 sheet, and pictures of :mod:`~unwalk.reports.drawing`, which escapes what it is given.
 
 Every colour that carries text keeps a contrast of at least 4.5 to both backgrounds of its palette.

@@ -1,7 +1,7 @@
 """Reads the documents of ``unwalk reproduce`` and sets their numbers beside the paper's.
 
-A document is one experiment on one task: where it was run, and one row for each seed.  Accuracies
-stand there as fractions; here they are per cent, as in the paper.
+A document is one experiment on one task: where it was run, and one row for each seed.  There
+accuracies are fractions; here they are per cent, as in the paper.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Redraws the paper's figure: on the page, and as a picture file that needs nothing else."""
+"""Draws the paper's figure again, for the page and as a self-contained SVG file."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _runs(dots: Dots) -> Runs:
 
 
 def _bands(dots: Dots) -> Runs:
-    """One standard deviation to either side of the mean, round its edge."""
+    """The outline of one standard deviation to either side of the mean."""
     bands = []
     for run in dots:
         known = [(float(d.hop), d.mean, d.std) for d in run if d.std is not None]

@@ -288,7 +288,7 @@ def _experiment(name: str, parts: Sequence[Part], notes: Mapping[str, list[str]]
 
 
 def _plots(part: Part) -> list[dict[str, Any]]:
-    """The charts of one dataset, for every preset; what they share is said once."""
+    """The charts of one dataset, for every preset, with one common note."""
     plots: list[dict[str, Any]] = []
     last: object = None
     for number, preset in enumerate(part.presets):

@@ -1,4 +1,4 @@
-"""What the reproduction's page shows beside the paper's experiments, and how long runs took.
+"""The parts of the reproduction page beside the paper's experiments, and the time runs took.
 
 Settings of the runs; readings of the paper that were tried; tuning; precision.  Documents are
 named by what they hold and their task: ``readings-mnist``, ``tuning-mnist``, ``precision-mnist``.

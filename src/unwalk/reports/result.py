@@ -1,4 +1,4 @@
-"""Reads ``result.json``: checked where it must be, forgiving where a value is missing.
+"""Reads ``result.json``: checks what must be there, and tolerates missing optional values.
 
 Absent keys, ``null`` and numbers that are not finite all read as ``None``; the page then shows a
 dash.  Only what makes a report impossible is refused: another format, no methods, a wrong type.
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """One method's curve, its end, its distance to retraining and its price."""
+    """One method's curve, final values, gap to retraining and cost."""
 
     name: str
     label: str
@@ -88,7 +88,7 @@ class Visit(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model said to one sample, and how sure it was."""
+    """A model's answer to one sample, and its confidence."""
 
     answer: int | None
     confidence: float | None
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What is claimed about privacy, and why it is claimed no further."""
+    """A privacy claim, and the reason for its grade."""
 
     grade: str
     epsilon: float | None
@@ -166,7 +166,7 @@ class Result:
 
     @property
     def main(self) -> Method:
-        """The method the page talks about: the one marked, else the first that unlearns."""
+        """The main method of the page: the marked one, else the first that unlearns."""
         order = sorted(self.methods, key=lambda m: (not m.main, m.oracle))
         return order[0]
 

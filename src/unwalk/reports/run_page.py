@@ -1,4 +1,4 @@
-"""Makes the report of one run or of a comparison: what is shown, and the sentences in it.
+"""Makes the report of one run or of a comparison, with its sentences.
 
 Everything comes from :class:`~unwalk.reports.result.Result`; ``templates/run.html`` has the HTML.
 """
@@ -20,9 +20,9 @@ from unwalk.reports.tables import Cell, Row, Table
 
 MOST_ROWS = 120
 OPTION = re.compile(r"(--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)")
-"""An option or a setting, which is not to be broken in two."""
+"""An option or a setting, which must not be split over two lines."""
 LEVEL = 0.05
-"""How far from retraining in forgetting still counts as level."""
+"""The largest gap to retraining in forgetting that still counts as level."""
 SAMPLE = 128
 """Pixels a sample is written with at most, so that small ones stay crisp on paper too."""
 QUESTIONS = {
@@ -499,7 +499,7 @@ def shown(grade: str) -> Shown:
 
 
 def accountant(claim: Claim) -> str:
-    """Who counted, if anybody did."""
+    """The accountant, if there was one."""
     none = claim.accountant in ("", "none")
     return "" if none else f"accountant: {claim.accountant}"
 

@@ -125,7 +125,7 @@ def _grouped(
         for column, last in zip(columns, before, strict=False)
     ]
     heads = [Head(c.head, c.unit, kind=kind) for c, kind in zip(columns, kinds, strict=True)]
-    groups = [(group, len(list(found))) for group, found in groupby(columns, lambda c: c.group)]
+    groups = [(group, len(list(members))) for group, members in groupby(columns, lambda c: c.group)]
     body = [
         Row(
             head,

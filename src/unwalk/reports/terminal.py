@@ -1,4 +1,4 @@
-"""Makes the tables of the terminal: a run's summary, and the reproduction beside the paper."""
+"""Makes the tables of the terminal: the summary of a run, and the reproduction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the walk: on its graph, and hop by hop.
+"""Draws the walk on its graph and hop by hop.
 
 Up to :data:`MOST_DRAWN` peers the graph itself is drawn; beyond that a histogram of visits.
 """

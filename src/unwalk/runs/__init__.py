@@ -1,15 +1,15 @@
-"""Runs: settings in, walks carried out and measured, results and files out.
+"""Runs: settings enter, walks are carried out and measured, results and files leave.
 
 This is the one place where tasks, walks, methods, privacy and engines meet.
 
 =================== =========================================================================
-assemble, facts     settings resolved; task, graph, noise and plans; facts of the header
-run, compare        one run, or one over several seeds, and their results
-watch               walks while they are carried out; several models that answer together
-metrics             what is measured; whether noise was worth it
+assemble, facts     resolves settings; makes task, graph, noise and plans; facts of the header
+run, compare        one run, or one run per seed, and their results
+watch               measures walks under way; several models that answer together
+metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data
 releases            the register of draws of noise
-replay              a run done again and compared
+replay              repeats a run and compares
 =================== =========================================================================
 
 Start reading at ``run.run``, then ``assemble.Assembled``.

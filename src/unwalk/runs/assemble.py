@@ -1,4 +1,4 @@
-"""From settings to plans: the one place where every room is plugged into the next."""
+"""Makes plans from settings: the one place where all packages are connected."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def check(config: Config) -> Config:
 def _check_device(device: str) -> None:
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
         raise InvalidInput(f"device is {device!r}; allowed: cpu, cuda or cuda:NUMBER.")
-    there = torch.cuda.device_count() if device != "cpu" else 0
-    if device != "cpu" and int(device.partition(":")[2] or 0) >= there:
+    devices = torch.cuda.device_count() if device != "cpu" else 0
+    if device != "cpu" and int(device.partition(":")[2] or 0) >= devices:
         raise InvalidInput(
-            f"device is {device!r}, but this machine shows {there or 'no'} CUDA "
-            f"device{'' if there == 1 else 's'}."
+            f"device is {device!r}, but this machine shows {devices or 'no'} CUDA "
+            f"device{'' if devices == 1 else 's'}."
         )
 
 
@@ -98,11 +98,11 @@ class Assembled:
 
     @cached_property
     def model(self) -> ModelFacts:
-        """What is public of the initial model."""
+        """The public facts of the initial model."""
         return ModelFacts.of(self.task, self.config.seed)
 
     def calibrated(self, method: str) -> Calibrated:
-        """A method's noise scale, and by which formula it was found."""
+        """A method's noise scale, and the formula that gave it."""
         if method not in self._calibrated:
             records = self.task.records(self.config.forget.peer)
             self._calibrated[method] = METHODS[method].calibrate(
@@ -144,7 +144,7 @@ class Assembled:
         )
 
     def _noise_for(self, method: str) -> NoiseSource:
-        """Every method has noise of its own: none is ever used twice."""
+        """The noise of one method; no two methods share noise."""
         if isinstance(self.noise, SecretNoise):
             return replace(self.noise, run=f"{self.noise.run}/{method}")
         return self.noise
@@ -162,7 +162,7 @@ class Assembled:
         return self.plan(train_phase(self.config), method="network-sgd")
 
     def shares_training(self, method: str) -> bool:
-        """Whether a method goes on from the model that the common training walk made."""
+        """Whether a method continues from the model of the common training walk."""
         record = METHODS[method]
         if record.from_scratch or record.training is None:
             return not record.from_scratch
@@ -171,7 +171,7 @@ class Assembled:
     def unlearning(self, method: str, trained: Transcript | None = None) -> Plan:
         """The whole walk of a method, training included unless it starts from scratch.
 
-        ``trained`` is what training recorded; without it, what depends on it is left open.
+        ``trained`` is what training recorded; without it, what depends on training stays undecided.
         """
         record = METHODS[method]
         if record.per_example:
@@ -186,13 +186,13 @@ class Assembled:
         return self.plan(*(own or (train_phase(self.config),)), phase, method=method)
 
     def _known(self, method: str, decided: Decided) -> Decided:
-        """What was decided, with what is known without a request."""
+        """What was decided, completed with what is known without a request."""
         sigma = self.calibrated(method).scale
         return replace(decided, p=self.p, sigma=sigma, peers=self.task.peers)
 
 
 def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
-    """Build graph and task; ``task`` may be brought along instead.
+    """Build graph and task; ``task`` may be given instead.
 
     A graph from a file says how many peers there are; every other graph is as large as the task.
     """
@@ -200,12 +200,12 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
         graph = _graph(config, config.peers)
         return _assembled(config, _task(config, graph.peers), graph)
     task = _task(config, config.peers) if task is None else _in_precision(config, task)
-    for key, asked, there in (
+    for key, asked, actual in (
         ("peers", config.peers, task.peers),
         ("forget.peer", config.forget.peer, task.unlearner),
     ):
-        if asked not in (None, there):
-            raise InvalidInput(f"{key} is {asked}, but the task that was brought has {there}.")
+        if asked not in (None, actual):
+            raise InvalidInput(f"{key} is {asked}, but the task that was brought has {actual}.")
     return _assembled(config, task, _graph(config, task.peers))
 
 
@@ -227,7 +227,7 @@ def _graph(config: Config, peers: int | None) -> Graph:
 
 
 def _task(config: Config, peers: int | None) -> ShardedTask:
-    """The named task, with what the settings say put over what suits it."""
+    """The named task, with its defaults overridden by the settings."""
     recipe = TASKS.get(config.task)
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
     del given["partition"], given["normalisation"]
@@ -256,7 +256,7 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
 
 
 def _in_precision(config: Config, task: ShardedTask) -> ShardedTask:
-    """A task that was brought along, in 64 bits where the settings say so."""
+    """A task that was given, in 64 bits if the settings say so."""
     if config.model.precision == "float64" and task.dtype != torch.float64:
         return replace(task, dtype=torch.float64)
     return task

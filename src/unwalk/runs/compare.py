@@ -1,4 +1,4 @@
-"""The same run over several seeds: means, deviations and paired gaps to retraining."""
+"""Repeats a run over several seeds: means, deviations, and paired gaps to retraining."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Comparison:
 
     def _summary(self, method: str, kind: str) -> dict[str, float]:
         methods = self.result["seeds"]["methods"]
-        found: dict[str, float] = next(m[kind] for m in methods if m["name"] == method)
-        return found
+        values: dict[str, float] = next(m[kind] for m in methods if m["name"] == method)
+        return values
 
 
 def compare(
@@ -56,7 +56,7 @@ def compare(
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
-    With ``out``, every finished seed is kept, and ``resume`` goes on with the next one.  Where a
+    With ``out``, every finished seed is kept, and ``resume`` continues with the next one.  Where a
     fleet carries the walks (``performance.engine``), all seeds are finished at the same time.
     """
     check_count("seeds", seeds, low=1)

@@ -1,7 +1,7 @@
-"""Public facts of a run: what the transcript's header states before the first hop.
+"""The public facts of a run, which the transcript's header states before the first hop.
 
-Accountants read them there.  Nothing in them may depend on the records to be forgotten, but for
-their number (or the cap announced in its place).
+Accountants read them there.  They must not depend on the records to be forgotten, except for their
+number (or the cap announced instead).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from unwalk.tasks import ShardedTask
 
 @dataclass(frozen=True, eq=False)
 class ModelFacts:
-    """What is public of the initial model, which is built once to find out.
+    """The public facts of the initial model, which is built once for them.
 
-    ``head`` is the linear layer that it is, or what else it is; ``initial_norm`` the length of
-    that layer's parameters.
+    ``head`` is its linear layer, or in words what the model is instead; ``initial_norm`` the length
+    of that layer's parameters.
     """
 
     parameters: int
@@ -83,7 +83,7 @@ def public_facts(
 
 
 def announced(config: Config, task: ShardedTask) -> int:
-    """How many forgotten records the run is accounted for: the cap, or how many there are."""
+    """The number of forgotten records that the run accounts for: the cap, or their true number."""
     size = int(task.records(config.forget.peer).forgotten.size)
     cap = config.forget.cap
     if cap is None:
@@ -101,7 +101,7 @@ def announced(config: Config, task: ShardedTask) -> int:
 def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
     """Where scales and classes come from, how data were dealt, and whose code computes.
 
-    What the user says of the scaling counts only where the program does not know better.
+    What the user declares about scaling counts only if the program does not know it.
     """
     source = task.source
     known, given = source.normalisation, config.data.normalisation
@@ -112,12 +112,12 @@ def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
         "holdout": source.holdout,
         "code": "own" if task.own_code else "built-in",
     }
-    found = task.outside_state
-    return facts if found is None else {**facts, "outside_state": found}
+    outside_state = task.outside_state
+    return facts if outside_state is None else {**facts, "outside_state": outside_state}
 
 
 def _precision(config: Config, model: ModelFacts) -> str:
-    """What gradients are computed in; ``performance.precision`` acts on CUDA devices only."""
+    """The number format of gradients; ``performance.precision`` acts on CUDA devices only."""
     if config.device != "cpu" and config.performance.precision != "float32":
         return config.performance.precision
     return model.precision
@@ -184,7 +184,7 @@ def nominal_facts(
 
 
 def capacity(task: ShardedTask) -> int:
-    """The most records that a peer holds, by what is published of the task.
+    """The largest number of records of a peer, from what is published about the task.
 
     B, by which every gradient sum of ``slots`` is divided, comes from it: a count of the records
     at hand would change with those to be forgotten.  So it is a constant of the task and its

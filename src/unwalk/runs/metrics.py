@@ -1,4 +1,4 @@
-"""What is measured along a walk: accuracies, attack success, and what the walk cost.
+"""Measures a walk: accuracies, attack success, messages and bytes.
 
 * ``clean``: accuracy on the test set.
 * ``forget``, ``retain``: accuracy on the forgotten records as they were trained on, and on
@@ -108,14 +108,14 @@ class Meter:
         )
 
     def _placed(self, held: Held, device: torch.device) -> Held:
-        """On the device; pictures lie there as the half-precision convolutions want them."""
-        there = held.to(device)
-        if not self.halved or there.x.dim() != 4:
-            return there
-        return replace(there, x=there.x.to(torch.bfloat16, memory_format=torch.channels_last))
+        """The set on the device; pictures in the layout of the half-precision convolutions."""
+        placed = held.to(device)
+        if not self.halved or placed.x.dim() != 4:
+            return placed
+        return replace(placed, x=placed.x.to(torch.bfloat16, memory_format=torch.channels_last))
 
     def _way(self, model: nn.Module) -> Answer:
-        """How the model is asked: through fused kernels, where it is to be and can be."""
+        """The function that runs the model: through fused kernels if requested and possible."""
         if not self.compiled or self.executor is None:
             return model
         if self.fused is None or self.fused[0] is not model:
@@ -131,9 +131,9 @@ class Meter:
 
     def _answers(self, answer: Answer, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.halved):
-            found, finite = _answers(answer, x)
+            classes, finite = _answers(answer, x)
         self.finite = self.finite & finite
-        return found
+        return classes
 
 
 @torch.no_grad()
@@ -146,9 +146,9 @@ def _answers(answer: Answer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 def answers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The class a model answers for each input."""
-    found, finite = _answers(model, x)
+    classes, finite = _answers(model, x)
     _check(bool(finite))
-    return found
+    return classes
 
 
 def _check(finite: bool) -> None:
@@ -189,10 +189,10 @@ def gap(final: Reading, oracle: Reading | None) -> dict[str, float | None] | Non
     """Difference to retraining; an ASR below retraining is over-unlearning, not success."""
     if oracle is None:
         return None
-    mine, theirs = final.values(), oracle.values()
+    ours, theirs = final.values(), oracle.values()
     differences: dict[str, float | None] = {}
     for name in ("clean", "asr", "forget"):
-        a, b = mine[name], theirs[name]
+        a, b = ours[name], theirs[name]
         differences[name] = None if a is None or b is None else a - b
     return differences
 
@@ -275,17 +275,19 @@ def worth(
 
 def _measured(method: str, series: dict[str, list[Reading]]) -> list[str]:
     goal = series["retrain"][-1].clean - CLEAN_MARGIN
-    found = {n: hops_until(series[n], goal) for n in (method, "restart", "retrain") if n in series}
-    rivals = {n: hops for n, hops in found.items() if n != method and hops is not None}
+    hops_to_goal = {
+        n: hops_until(series[n], goal) for n in (method, "restart", "retrain") if n in series
+    }
+    rivals = {n: hops for n, hops in hops_to_goal.items() if n != method and hops is not None}
     if not rivals:
         return []
     rival, theirs = min(rivals.items(), key=lambda item: item[1])
-    mine = found[method]
+    own_hops = hops_to_goal[method]
     name = "a restart" if rival == "restart" else "retraining"
-    if mine is None or mine >= theirs:
-        when = "not at all" if mine is None else f"after {counted(mine, 'hop')}"
+    if own_hops is None or own_hops >= theirs:
+        when = "not at all" if own_hops is None else f"after {counted(own_hops, 'hop')}"
         return [
             f"It came within one point of retraining {when}, {name} after {theirs}: {NO_CHEAPER}."
         ]
-    took = counted(mine, "hop")
+    took = counted(own_hops, "hop")
     return [f"It came within one point of retraining after {took}, {name} after {theirs}."]

@@ -1,15 +1,15 @@
-"""The register of draws: what noise is drawn for stands there before it is drawn.
+"""The register of draws: each use of noise is entered before the noise is drawn.
 
-Whoever may draw the noise again until he likes the result has not added the noise that was
-accounted for.  So each secret has a register in its folder.  After training and before each draw an
-entry is written there: the run, the peer, the hop and the draw's number within its visit; marks of
-the records that are hidden (see :func:`marks_of`); and ``inputs``, an HMAC of the noise's std and
-grid and of the very bytes that it is added to.  Entries are chained by HMACs
-under the secret, and the noise is keyed by the chain value: other bytes, made by other settings or
-by another processor, are another entry with other noise.
+Whoever draws noise again until the result is convenient has not added the noise that was accounted
+for.  So each secret has a register in its folder.  After training and before each draw an entry is
+written there: the run, the peer, the hop and the draw's number within its visit; marks of the
+records that are hidden (see :func:`marks_of`); and ``inputs``, an HMAC of the noise's std and grid
+and of the exact bytes that it is added to.  Entries are chained by HMACs under the secret, and the
+noise is keyed by the chain value: other bytes, made by other settings or by another processor, are
+another entry with other noise.
 
-The very same entry again is a replay, with the same noise.  Any other entry that shares a mark is
-an earlier draw, unless it is another hop or draw of the same run.  The event of the noise has the
+The same entry again is a replay, with the same noise.  Any other entry that shares a mark is an
+earlier draw, unless it is another hop or draw of the same run.  The event of the noise has the
 entry's number, its chain value and how many earlier draws there are; where there is any, a
 certificate is refused.
 
@@ -43,7 +43,7 @@ from unwalk.tasks import ShardedTask
 
 @dataclass(frozen=True)
 class Place:
-    """What a draw is for: where it is made, the marks of what it hides, what it is added to.
+    """What a draw is for: its place, the marks of the records it hides, and its inputs.
 
     ``hop`` is None in lines from before version 2, which announced a whole run.
     """
@@ -74,10 +74,10 @@ class Entry:
 
 @dataclass(eq=False)
 class Draws:
-    """The register of one secret, which lies beside it whatever the secret's file is called.
+    """The register of one secret, stored beside it whatever the secret's file is called.
 
-    With ``mend`` a last line without its end, as a crash leaves it, is taken out before the next
-    one is written: no noise was drawn for it.
+    With ``mend`` an incomplete last line, as a crash leaves it, is removed before the next one is
+    written: no noise was drawn for it.
     """
 
     secret_file: Path
@@ -93,7 +93,7 @@ class Draws:
         return self.secret_file.resolve().parent / f"releases-{name}.jsonl"
 
     def enter(self, place: Place) -> Draw:
-        """The entry of a draw, written now unless the very same stands there already."""
+        """The entry of a draw, written now unless it is already there."""
         with _held(self.path) as file:
             text = file.read()
             if self.mend and not text.endswith("\n"):
@@ -101,20 +101,20 @@ class Draws:
                 os.ftruncate(file.fileno(), len(text))
                 file.seek(0, os.SEEK_END)
             entries = self._read(text)
-            mine = _same(entries, place)
-            if mine is None:
+            entry = _same(entries, place)
+            if entry is None:
                 number, before = len(entries) + 1, entries[-1].chain if entries else ""
-                mine = Entry(number, place, self._chained(before, _body(number, place)))
-                file.write(_line(mine))
+                entry = Entry(number, place, self._chained(before, _body(number, place)))
+                file.write(_line(entry))
                 file.flush()
                 os.fsync(file.fileno())
-        return _said(entries, mine)
+        return _draw_of(entries, entry)
 
     def find(self, place: Place) -> Draw | None:
-        """What :meth:`enter` answered, or None where there is no such entry; nothing is written."""
+        """What :meth:`enter` returned, or None if there is no such entry; nothing is written."""
         entries = self.entries()
-        mine = _same(entries, place)
-        return None if mine is None else _said(entries, mine)
+        entry = _same(entries, place)
+        return None if entry is None else _draw_of(entries, entry)
 
     def entries(self) -> list[Entry]:
         """Every whole entry, checked."""
@@ -125,7 +125,7 @@ class Draws:
         return self._read(text[: text.rfind("\n") + 1])
 
     def _read(self, text: str) -> list[Entry]:
-        """The entries, each checked against the one before it; what was read before is known."""
+        """The entries, each checked against the one before it; those already read are cached."""
         if not text.startswith(self._text):
             self._text, self._entries = "", []
         entries = list(self._entries)
@@ -169,20 +169,20 @@ class RunRegister:
 
 @dataclass(frozen=True, eq=False)
 class ReplayRegister:
-    """The register as a replay reads it: what does not stand there gets no noise."""
+    """The register as a replay reads it: a draw without an entry gets no noise."""
 
     draws: Draws
     marks: frozenset[str]
 
     def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
-        found = self.draws.find(Place(run, peer, hop, step, self.marks, inputs))
-        if found is None:
+        draw = self.draws.find(Place(run, peer, hop, step, self.marks, inputs))
+        if draw is None:
             raise NotEntered(
                 f"hop {hop} at peer {peer}: the register of draws has no entry for what would get "
                 "noise there, so none was drawn; the numbers before the noise differ, or the "
                 "register is not the one that the run wrote"
             )
-        return found
+        return draw
 
 
 class NotEntered(Exception):
@@ -190,7 +190,7 @@ class NotEntered(Exception):
 
 
 def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:
-    """Marks of the records that have to be forgotten, several of each; one that agrees is enough.
+    """Marks of the records that have to be forgotten, several per record; one match is enough.
 
     One is of the id.  One is of the inputs as the model sees them, with the label.  Where a file
     names its columns, one is of all that it says of the record, and one of the same without id and
@@ -205,18 +205,18 @@ def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:
         messages += [f"unwalk/record-name/{ids[row]}", f"unwalk/record-id/{task.name}/{ids[row]}"]
         if cells is not None:
             messages += [f"unwalk/record-cells/{text}" for text in cells.contents(row)]
-    found = {_mark(secret, message.encode()) for message in messages}
-    return content_marks(task.shard(peer), secret) | found
+    id_marks = {_mark(secret, message.encode()) for message in messages}
+    return content_marks(task.shard(peer), secret) | id_marks
 
 
 def content_marks(shard: Shard, secret: bytes) -> frozenset[str]:
     """A mark of the inputs and label of each forgotten record; equal ones have equal marks."""
-    found = set()
+    marks = set()
     for row in shard.records.forgotten.tolist():
         x = shard.x[row].detach().to("cpu", torch.float64).contiguous()
         message = b"unwalk/record/" + x.numpy().tobytes() + str(int(shard.y[row])).encode()
-        found.add(_mark(secret, message))
-    return frozenset(found)
+        marks.add(_mark(secret, message))
+    return frozenset(marks)
 
 
 def _mark(secret: bytes, message: bytes) -> str:
@@ -227,9 +227,9 @@ def _same(entries: list[Entry], place: Place) -> Entry | None:
     return next((entry for entry in entries if entry.place == place), None)
 
 
-def _said(entries: list[Entry], mine: Entry) -> Draw:
-    earlier = [e for e in entries[: mine.number - 1] if e.place.counts_for(mine.place)]
-    return mine.number, mine.chain, len(earlier)
+def _draw_of(entries: list[Entry], entry: Entry) -> Draw:
+    earlier = [e for e in entries[: entry.number - 1] if e.place.counts_for(entry.place)]
+    return entry.number, entry.chain, len(earlier)
 
 
 @contextmanager

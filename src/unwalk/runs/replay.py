@@ -1,7 +1,7 @@
-"""Does a run again from its configuration, data and secrets, and compares hop by hop.
+"""Repeats a run from its configuration, data and secrets, and compares hop by hop.
 
-Nothing is drawn: at a noise the very same entry is looked up in the register of draws, and noise is
-made anew only where it stands there.  The first thing that comes out otherwise ends the walk.
+No new noise is drawn: the entry of each draw is looked up in the register of draws, and the noise
+is computed again only if the entry exists.  The first difference ends the walk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from unwalk.tasks import ShardedTask
 
 
 class Differs(Exception):
-    """A hop came out otherwise."""
+    """A repeated hop differs from the recorded one."""
 
 
 class Comparing:
@@ -69,7 +69,7 @@ def replay(
     *,
     certified: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """What came out otherwise; empty where every line and the model's bytes are the same.
+    """The differences; empty if every line and the model's bytes are the same.
 
     ``certified`` is what a certificate says of its model: that has to be the one made here.
     """
@@ -83,8 +83,8 @@ def replay(
     begun = runner.begin(method, assembled.unlearning(method, trained.outcome.transcript), trained)
     try:
         (again,) = carry([begun], Comparing(recorded))
-    except (Differs, NotEntered) as found:
-        return [str(found)]
+    except (Differs, NotEntered) as difference:
+        return [str(difference)]
     differences = compare_lines(recorded.lines, again.outcome.transcript.lines)
     model, made = run_dir / MODEL, again.saved()
     if not differences and model.is_file() and made != model.read_bytes():
@@ -95,7 +95,7 @@ def replay(
 
 
 def _without_draws(assembled: Assembled) -> Assembled:
-    """The same, with a register that is only read."""
+    """The same assembly, with a register that is only read."""
     noise = assembled.noise
     if not isinstance(noise, SecretNoise):
         return assembled
@@ -113,8 +113,8 @@ def compare_lines(recorded: list[str], again: list[str]) -> list[str]:
     """
     for number, (one, other) in enumerate(zip(recorded, again, strict=False), 1):
         if one != other:
-            mine, theirs = json.loads(one), json.loads(other)
-            keys = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+            ours, theirs = json.loads(one), json.loads(other)
+            keys = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
             named = [k for k in keys if k != "chain"] or keys
             return [f"transcript line {number} differs in {', '.join(named)} when done again"]
     if len(recorded) != len(again):

@@ -1,4 +1,4 @@
-"""One run: train, forget by the chosen method and its rivals, measure, write."""
+"""One run: train, forget by the chosen method and others, measure, write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from unwalk.tasks import ShardedTask
 
 @dataclass(eq=False)
 class RunResult:
-    """What a run gives back: models, transcripts and the result dictionary."""
+    """The result of a run: models, transcripts and the result dictionary."""
 
     config: Config
     result: dict[str, Any]
@@ -140,7 +140,7 @@ class Runner:
         return walked
 
     def begin(self, name: str, plan: Plan, trained: Walked | None) -> Begun:
-        """Make ready what :meth:`walk` carries out."""
+        """Prepare what :meth:`walk` carries out."""
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
         train = self.config.train.hops
@@ -191,13 +191,13 @@ def results(runners: Sequence[Runner], engine: Engine | str, command: str) -> li
     walks: list[dict[str, Walked]] = [{} for _ in runners]
     for name in _methods(runners[0].config):
         begun = [r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)]
-        for mine, walked in zip(walks, carry(begun, engine), strict=True):
-            mine[name] = walked
+        for own_walks, walked in zip(walks, carry(begun, engine), strict=True):
+            own_walks[name] = walked
     made = []
-    for runner, mine, answered in zip(runners, walks, before, strict=True):
-        after = {name: runner.answers(walk) for name, walk in mine.items()}
-        result = _result(runner.assembled, mine, answered, after, command)
-        made.append(RunResult(runner.config, result, mine))
+    for runner, own_walks, answered in zip(runners, walks, before, strict=True):
+        after = {name: runner.answers(walk) for name, walk in own_walks.items()}
+        result = _result(runner.assembled, own_walks, answered, after, command)
+        made.append(RunResult(runner.config, result, own_walks))
     return made
 
 

@@ -1,15 +1,16 @@
-"""The output folder of a run, while it grows and when it is done.
+"""The output folder of a run, while it grows and when it is complete.
 
-A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a
-folder is never half-written.  After a kill, ``--resume`` goes on from the last checkpoint in
-``DIR.partial``; after an error the partial folder is removed.  It goes on with the same settings
-and the same data only.  A checkpoint was trained by row number: if the rows stand in another order
-afterwards, or hold something else, going on from it mixes two runs, and what is said of the
-forgotten records is said of the wrong ones.  So digests of every peer's ids, inputs and labels, of
-the forgotten rows, the test set, the classes and a graph from a file stand in ``data.json`` there.
-They have no key: whoever has one can test a guess of a forgotten record.  They stay beside
-checkpoints that tell more, and are gone when the run is complete; they must not be published, nor
-copied to any file that outlives that folder.
+A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a folder
+is never half-written.  After a kill, ``--resume`` continues from the last checkpoint in
+``DIR.partial``; after an error the partial folder is removed.
+
+A run is resumed with the same settings and the same data only.  A checkpoint depends on row
+numbers: if the rows are in another order afterwards, or hold other records, resuming mixes two
+runs, and claims about the forgotten records are about the wrong ones.  So ``data.json`` there holds
+digests of every peer's ids, inputs and labels, of the forgotten rows, the test set, the classes and
+a graph from a file.  They have no key: whoever has one can test a guess of a forgotten record.
+They stay beside checkpoints that reveal more, and are deleted when the run is complete; they must
+not be published, nor copied to any file that outlives that folder.
 
 Each walk has two files in ``walks`` there: ``NAME.jsonl``, its transcript, only ever appended to,
 and ``NAME.safetensors``, its last checkpoint, replaced in one step.  A checkpoint knows how many
@@ -83,8 +84,8 @@ class Folder:
         elif self.partial.exists():
             if not overwrite:
                 raise InvalidInput(
-                    f"{self.partial} holds an unfinished run; add --resume to go on with it, or "
-                    "--overwrite to start anew."
+                    f"{self.partial} holds an unfinished run; add --resume to continue it, or "
+                    "--overwrite to start again."
                 )
             shutil.rmtree(self.partial)
         self.new_parents = [p for p in self.partial.parents if not p.exists()]
@@ -97,7 +98,7 @@ class Folder:
             raise InvalidInput(f"{self.partial} cannot be made: {error.strerror}.") from error
 
     def _check_same(self, config: Config) -> None:
-        """Refuse to go on under other settings; a run killed before it wrote any has none."""
+        """Refuse to resume under other settings; a run killed very early has none on disk."""
         path = self.partial / CONFIG
         if not path.exists():
             return
@@ -106,18 +107,18 @@ class Folder:
             if before[key] != now:
                 raise InvalidInput(
                     f"{key} is {_shown(now)}, but {self.partial} was started with "
-                    f"{_shown(before[key])}; --resume goes on with the same settings only."
+                    f"{_shown(before[key])}; --resume needs the same settings."
                 )
 
     def _check_same_data(self, data: dict[str, str]) -> None:
-        """Refuse to go on with other data; where nothing was walked yet, any will do."""
+        """Refuse to resume with other data, unless nothing was walked yet."""
         if not any((self.partial / name).exists() for name in SCRATCH):
             return
         path = self.partial / DATA
         if not path.exists():
             raise InvalidInput(
                 f"{self.partial} does not say which data it was started with, so it is not "
-                "resumed; begin anew with --overwrite."
+                "resumed; start again with --overwrite."
             )
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -125,9 +126,9 @@ class Folder:
             raise Corrupt(f"{path} is not a digest of data ({error}).") from error
         if before != data:
             raise InvalidInput(
-                f"the data are not those that {self.partial} was started with (other now: "
-                f"{differences(before, data)}), and --resume goes on with the same data only; "
-                "bring them back as they were, or begin anew with --overwrite."
+                f"the data are not those that {self.partial} was started with (changed: "
+                f"{differences(before, data)}), and --resume needs the same data; restore them, or "
+                "start again with --overwrite."
             )
 
     def finish(self) -> None:
@@ -148,7 +149,7 @@ class Folder:
 
 
 def _ours(out: Path) -> bool:
-    """Whether ``out`` is an empty folder or one that a run left: only these are replaced."""
+    """Whether ``out`` is empty or the folder of a run: only these are replaced."""
     if out.is_symlink() or not out.is_dir():
         return False
     return not any(out.iterdir()) or all((out / n).is_file() for n in (CONFIG, "result.json"))
@@ -167,7 +168,7 @@ def _shown(value: Value) -> str:
 
 
 def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
-    """What the data consist of, in words, each part with its digest.
+    """The parts of the data, each named in words, with its digest.
 
     Other peers' shards are not built for it, so that they need not all be held at the same time.
     Blobs are made from the settings alone, which are compared anyway: of them only u's are drawn.
@@ -197,9 +198,9 @@ def differences(before: dict[str, str], now: dict[str, str]) -> str:
     >>> differences({"the graph": "a", "the test set": "b"}, {"the graph": "a"})
     'the test set'
     """
-    found = [name for name in {**now, **before} if before.get(name) != now.get(name)]
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + more
+    changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    return ", ".join(changed[:NAMED]) + more
 
 
 def _digest(*parts: str | torch.Tensor) -> str:
@@ -232,7 +233,7 @@ class WalkFile:
         self.written = 0
 
     def load(self) -> tuple[Progress, list[Reading], list[float], dict[int, Token]] | None:
-        """Progress, readings, seconds a hop and ends of shards' walks at the last checkpoint."""
+        """Progress, readings, seconds per hop and ends of shards' walks at the last checkpoint."""
         if not self.state_path.exists():
             self.lines_path.unlink(missing_ok=True)
             return None

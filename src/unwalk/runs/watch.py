@@ -1,8 +1,8 @@
-"""One walk, watched: a sink that measures, times, saves and tells; and several carried together.
+"""Watches a walk: a sink that measures, times, saves and reports; and several walks at once.
 
 In a run with shards several models answer together.  Their walks are phases of one plan, one after
 the other, each from the initial model.  :class:`Constituents` keeps the token at the end of each;
-the phase that forgets puts another one in the place of the one it went back into.
+the phase that forgets replaces the token of the walk that it repeats.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Constituents:
             self.ends[self.shard(hop)] = token.clone()
 
     def together(self, hop: int, work: Workspace) -> nn.Module:
-        """The models there are after a hop, the one in ``work`` in the place of its shard's."""
+        """The models after a hop; the one in ``work`` replaces its shard's."""
         now = {**self.ends, self.shard(hop): work.token(hop=hop, at=-1, memory={})}
         return Together([self._model(now[shard], work.device) for shard in sorted(now)]).eval()
 
@@ -84,10 +84,10 @@ def silent(walk: str, done: int, hops: int) -> None:
 
 @dataclass(eq=False)
 class Watch:
-    """A sink for one walk: measures, times, saves and tells.
+    """A sink for one walk: measures, times, saves and reports progress.
 
     It measures after every ``every`` hops and after the hops in ``marks``.  The first ``earlier``
-    hops were another walk's, which this one goes on from; progress is told without them.
+    hops belong to the walk that this one continues; progress does not count them.
     """
 
     name: str
@@ -166,13 +166,13 @@ class Begun:
     progress: Progress | None
 
     def end(self, outcome: Outcome) -> Walked:
-        """The same walk with what came of it."""
+        """The finished walk with its outcome."""
         watch = self.watch
         return Walked(watch.name, outcome, watch.readings, watch.seconds, watch.constituents)
 
 
 class _Watches:
-    """The sink of several walks.  What a hop takes does not include the measuring of others."""
+    """The sink of several walks.  The time of a hop does not include the measuring of others."""
 
     def __init__(self, watches: Sequence[Watch]) -> None:
         self.watches = watches
@@ -186,18 +186,18 @@ class _Watches:
 
 
 def carry(begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
-    """Carry walks out by an engine, or by those that a setting of ``performance.engine`` means."""
+    """Carry walks out by an engine, or by those that ``performance.engine`` names."""
     plans = [one.watch.plan for one in begun]
     chosen = carriers(plans, engine) if isinstance(engine, str) else [(engine, range(len(plans)))]
     ended: dict[int, Walked] = {}
     for carrier, numbers in chosen:
-        mine = [begun[n] for n in numbers]
-        before = [len(one.watch.seconds) for one in mine]
-        resume = {n: one.progress for n, one in enumerate(mine) if one.progress is not None}
-        sink = _Watches([one.watch for one in mine])
+        walks = [begun[n] for n in numbers]
+        before = [len(one.watch.seconds) for one in walks]
+        resume = {n: one.progress for n, one in enumerate(walks) if one.progress is not None}
+        sink = _Watches([one.watch for one in walks])
         outcomes = list(carrier.run([plans[n] for n in numbers], sink, resume))
         if carrier.together:
-            _share_out([one.watch.seconds for one in mine], before)
+            _share_out([one.watch.seconds for one in walks], before)
         ended |= {n: begun[n].end(o) for n, o in zip(numbers, outcomes, strict=True)}
     return [ended[n] for n in range(len(begun))]
 
@@ -212,11 +212,11 @@ def _share_out(seconds: Sequence[list[float]], before: Sequence[int]) -> None:
     """
     most = max(len(one) - start for one, start in zip(seconds, before, strict=True))
     for hop in range(most):
-        there = [
+        active = [
             (one, start + hop)
             for one, start in zip(seconds, before, strict=True)
             if start + hop < len(one)
         ]
-        share = sum(one[at] for one, at in there) / len(there)
-        for one, at in there:
+        share = sum(one[at] for one, at in active) / len(active)
+        for one, at in active:
             one[at] = round(share, 6)

@@ -1,4 +1,4 @@
-"""All settings of one run: read from files and the command line, checked, written back as TOML.
+"""All settings of one run: read from files and the command line, checked, written as TOML.
 
 A key is ``section.name`` (``unlearn.p``) or, at the top, ``name`` (``seed``).  Defaults are
 overridden by the preset, then by a TOML file, then by ``--set``; an empty value means that the
@@ -80,21 +80,21 @@ class Config:
         return next(section for section in self.own if isinstance(section, kind))
 
     def having(self, *sections: MethodSettings) -> Config:
-        """The same with these sections in the place of those of their type."""
+        """A copy in which these sections replace those of the same type."""
         given = {section.key: section for section in sections}
         return replace(self, own=tuple(given.get(old.key, old) for old in self.own))
 
     @property
     def sections(self) -> dict[str, Any]:
         """Every section by its name, in the order of the TOML text; ``""`` is the top."""
-        found: dict[str, Any] = {"": self}
+        sections: dict[str, Any] = {"": self}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if item.name == "own":
-                found |= {section.key: section for section in self.own}
+                sections |= {section.key: section for section in self.own}
             elif dataclasses.is_dataclass(value):
-                found[item.name] = value
-        return found
+                sections[item.name] = value
+        return sections
 
 
 def table(config: Config) -> dict[str, Setting]:
@@ -223,7 +223,7 @@ def _toml_text(value: str) -> str:
 
 
 def settings_digest(config: Config) -> str:
-    """All 256 bits of a digest of the settings: no two are found that share it."""
+    """A SHA-256 digest of the settings."""
     return hashlib.sha256(to_toml(config).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""One setting: its type, default, meaning and bounds, all on the dataclass field that holds it."""
+"""One setting: type, default, meaning and bounds, all on the dataclass field that holds it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Presets: named readings of the paper, and the setting we would use ourselves.
+"""Presets: named readings of the paper, and the settings that we recommend.
 
-* ``paper`` takes the paper's words: Adam at 0.005, s averaged minibatches a hop, one noisy
-  ascent step a visit to u, a ball round the starting model.
-* ``paper-matched`` is the reading whose numbers fit the paper's tables: SGD with momentum, a
-  local epoch a hop, one ascent pass over the forget set a visit, weight noise once, projection.
-* ``practical`` is for a user who wants to forget well.
+* ``paper`` takes the paper's words: Adam at 0.005, s averaged minibatches per hop, one noisy ascent
+  step per visit to u, a ball around the starting model.
+* ``paper-matched`` is the reading whose numbers fit the paper's tables: SGD with momentum, a local
+  epoch per hop, one ascent pass over the forget set per visit, weight noise once, projection.
+* ``practical`` is our recommendation for forgetting well.
 * ``certified`` trains so that a ledger seal can be proved: plain SGD with L2 on keyed slots, a
   linear head in 64 bits, inputs of bounded length.
 

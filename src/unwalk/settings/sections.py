@@ -1,4 +1,4 @@
-"""The sections of settings that every run has.  A method's own section stands with the method.
+"""The sections of settings that every run has; a method's own section is in its file.
 
 Each field holds its default, its meaning and the values that are allowed.
 """
@@ -32,7 +32,7 @@ class GraphSettings:
     )
     degree: int = setting(4, "degree of the random regular graph")
     probability: float = setting(0.3, "edge probability of the Erdos-Renyi graph")
-    path: str = setting("", "file for kind = edge-list: two peer numbers a line")
+    path: str = setting("", "file for kind = edge-list: two peer numbers per line")
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,16 @@ class TrainSettings:
     work: str = setting(
         "epochs", "a visit: epochs, averaged (s batches, one step), full, iid, slots", choices=WORK
     )
-    epochs: int = setting(1, "local epochs a visit (work = epochs)", low=1)
+    epochs: int = setting(1, "local epochs per visit (work = epochs)", low=1)
     minibatches: int = setting(
-        4, "minibatches a visit (averaged: the paper's s; iid: steps)", low=1
+        4, "minibatches per visit (averaged: the paper's s; iid: steps)", low=1
     )
     batch: int = setting(64, "minibatch size", low=1)
     slots: int = setting(1, "steps of a pass (work = slots)", low=1)
     shards: int = setting(1, "groups of peers, each with a walk and model of its own (sisa)", low=1)
-    slices: int = setting(1, "records enter in so many slices, one after the other (sisa)", low=1)
+    slices: int = setting(
+        1, "number of slices in which records enter, one after the other (sisa)", low=1
+    )
     capacity: int | None = setting(
         None, "most records of a peer (work = slots); empty: the task's published size", low=1
     )
@@ -122,7 +124,7 @@ class TrainSettings:
     gradient_bound: float = setting(1.0, "schedule sqrt: bound G on gradients", above=0.0)
     convexity: float = setting(1.0, "schedule inverse: strong convexity", above=0.0)
     feasible_radius: float | None = setting(
-        None, "radius of the feasible ball round the origin", above=0.0
+        None, "radius of the feasible ball around the origin", above=0.0
     )
     keep: str = setting(
         "last", "which iterate is the result: last, average or random", choices=KEEPS
@@ -228,7 +230,7 @@ class CertificateSettings:
 class EvaluateSettings:
     """What is measured along the way."""
 
-    every: int = setting(5, "measure every so many hops", low=1)
+    every: int = setting(5, "number of hops between two measurements", low=1)
 
 
 @dataclass(frozen=True)

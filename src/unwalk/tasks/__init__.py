@@ -1,6 +1,20 @@
-"""Tasks: data, shards, models, backdoors, and what has to be forgotten.
+"""Tasks: the records of every peer, the model, and what one peer has to forget.
 
-To add a task, write one file with a ``load`` and its recipe in ``catalogue``.
+In comes the name of a task and its options, a file, or arrays; out comes a :class:`ShardedTask`:
+one shard per peer, a function that makes the model, a test set, and the rows to be forgotten.
+
+============================ =============================================================
+catalogue, recipes           the named tasks, and what each says about itself
+digits, blobs, mnist, ...    one file per named task
+own, files, tables, pictures a user's own arrays, tables and folders of pictures
+declared                     the records of real peers, which agree on a format only
+partitions                   how records are dealt to peers
+forgetting                   triggers, and which records have to be forgotten
+models, resnet, gabor        models, and fixed features for a linear head
+============================ =============================================================
+
+Start reading at ``task.ShardedTask``, then ``digits.py``, the shortest named task.  To add a task,
+write one file with a ``load`` and its recipe in ``catalogue``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Becker and Kohavi's *Adult* (UCI, 1996) in the form of the LIBSVM collection (Pl
 attributes, numbers cut into ranges, each range and each category one feature.  32,561 records to
 train, 16,281 to test.
 
-A record has 14 features that are 1 at most, one an attribute.  With a constant feature 1 behind
+A record has 14 features that are 1 at most, one per attribute.  With a constant feature 1 behind
 them and everything divided by sqrt(15), ||x|| <= 1 for every record that could exist.
 """
 

@@ -1,6 +1,6 @@
-"""``blobs``: Gaussian classes, made for one peer at a time when the token gets there.
+"""``blobs``: Gaussian classes, generated per peer when the token first arrives.
 
-Nothing is stored for peers that were not visited, so that 100,000 peers cost no more than ten.
+Nothing is stored for peers that were not visited, so that 100,000 peers cost as much as ten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEST_RECORDS = 1000
 class Blobs:
     """Peers whose records are drawn when they are asked for, by a generator keyed by the peer.
 
-    A record's class is uniform, its input Gaussian round the centre of that class.
+    A record's class is uniform, its input Gaussian around the centre of that class.
     """
 
     peers: int

@@ -1,4 +1,4 @@
-"""Every task that has a name, and the one function that builds any of them."""
+"""The named tasks, and the one function that builds any of them."""
 
 from __future__ import annotations
 

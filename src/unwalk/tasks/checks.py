@@ -1,4 +1,4 @@
-"""Checks on the arrays that a user brings: what is wrong is named with its row."""
+"""Checks the arrays that a user brings; a message names the bad row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unwalk.tasks.sources import Ids
 
 
 def checked_inputs(x: Any, what: str, dtype: torch.dtype | None) -> torch.Tensor:
-    """Inputs as a tensor of their own: numbers, finite, one row a record.
+    """Inputs as a tensor of their own: numbers, finite, one row per record.
 
     >>> checked_inputs([[1, 2], [3, 4]], "x", torch.float32).shape
     torch.Size([2, 2])
@@ -24,25 +24,26 @@ def checked_inputs(x: Any, what: str, dtype: torch.dtype | None) -> torch.Tensor
     array = _numbers(x, what, "biuf")
     if array.ndim < 2 or not array.size:
         raise InvalidInput(
-            f"{what} has shape {array.shape}; allowed: one row a record, as in (records, features)."
+            f"{what} has shape {array.shape}; allowed: one row per record, as in "
+            "(records, features)."
         )
     if array.dtype.kind == "f":
         finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])
-            found = "NaN" if np.isnan(array[row]).any() else "infinity"
-            raise InvalidInput(f"{what} has {found} in row {row}; allowed: finite numbers.")
+            bad_value = "NaN" if np.isnan(array[row]).any() else "infinity"
+            raise InvalidInput(f"{what} has {bad_value} in row {row}; allowed: finite numbers.")
     tensor = torch.from_numpy(array)
     return tensor if dtype is None else tensor.to(dtype)
 
 
 def checked_labels(y: Any, what: str, records: int, classes: int | None) -> torch.Tensor:
-    """Labels as whole numbers from 0, one a record, all below ``classes`` where that is given."""
+    """Labels as whole numbers from 0, one per record, all below ``classes`` where that is given."""
     array = _numbers(y, what, "biu").astype(np.int64)
     if array.shape != (records,):
         raise InvalidInput(
             f"{what} has shape {array.shape}, but there are {records} records; "
-            f"allowed: {(records,)}, one label a record."
+            f"allowed: {(records,)}, one label per record."
         )
     top = np.iinfo(np.int64).max if classes is None else check_count("classes", classes, low=2)
     outside = np.flatnonzero((array < 0) | (array >= top))
@@ -61,7 +62,7 @@ def checked_ids(ids: Any, records: int) -> Ids:
     if array.dtype.kind not in "iuU" or array.shape != (records,):
         raise InvalidInput(
             f"ids has shape {array.shape} and type {array.dtype}; allowed: {(records,)} whole "
-            "numbers or texts, one a record."
+            "numbers or texts, one per record."
         )
     values, counts = np.unique(array, return_counts=True)
     if len(values) != records:

@@ -47,10 +47,10 @@ SCALE = Scale(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
 
 @dataclass(frozen=True, eq=False)
 class FlipAndShift:
-    """Random flips from left to right, and crops from pictures with a black margin all round.
+    """Random flips from left to right, and crops from pictures with a black margin on all sides.
 
-    The margin is black as a *pixel*, which is not 0 once pictures are normalised.  One draw a
-    picture and one gather a batch, on the device where the batch is.
+    The margin is black as a *pixel*, which is not 0 once pictures are normalised.  One draw per
+    picture and one gather per batch, on the device of the batch.
     """
 
     scale: Scale

@@ -1,4 +1,4 @@
-"""``records``: every peer brings its own records; what all agree on is how they look.
+"""``records``: every peer brings its own records; only their format is agreed on.
 
 A network file declares the shape of an input, the classes and what columns mean.  No record is
 needed to declare them, and none is looked at.
@@ -56,7 +56,7 @@ class Declared:
 
     @cached_property
     def source(self) -> Source:
-        """The same as tasks have it, without any record."""
+        """The source of a task with these declarations and no records."""
         return Source(
             NAME,
             len(self.labels),
@@ -83,9 +83,9 @@ class Declared:
         """
         flat = math.prod(x.shape[1:])
         if tuple(x.shape[1:]) != self.shape and (x.ndim != 2 or flat != math.prod(self.shape)):
-            found = "x".join(map(str, x.shape[1:]))
+            shape = "x".join(map(str, x.shape[1:]))
             raise InvalidInput(
-                f"inputs in {where} have shape {found}; allowed: {'x'.join(map(str, self.shape))}, "
+                f"inputs in {where} have shape {shape}; allowed: {'x'.join(map(str, self.shape))}, "
                 "as the network declares."
             )
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused later
@@ -138,24 +138,24 @@ def declare(options: Options) -> Declared:
 
 
 def _shape(options: Options, columns: Columns) -> tuple[int, ...]:
-    said: dict[str, tuple[int, ...]] = {}
+    declared: dict[str, tuple[int, ...]] = {}
     if options["shape"] is not None:
         text = str(options["shape"])
         if not SHAPE.fullmatch(text):
             raise InvalidInput(f"data.shape is {text!r}; allowed: as in 20, or 1x28x28.")
-        said["data.shape"] = tuple(map(int, text.split("x")))
+        declared["data.shape"] = tuple(map(int, text.split("x")))
     if options["features"] is not None:
-        said["data.features"] = (check_count("data.features", options["features"], low=1),)
+        declared["data.features"] = (check_count("data.features", options["features"], low=1),)
     if columns.features is not None:
         widths = [len(columns.categories.get(name, (0,))) for name in columns.features]
-        said["data.columns"] = (sum(widths),)
-    if not said:
+        declared["data.columns"] = (sum(widths),)
+    if not declared:
         raise InvalidInput(
             "task 'records' needs the shape of an input: set data.shape, data.features or "
             "data.columns."
         )
-    first, shape = next(iter(said.items()))
-    for key, other in said.items():
+    first, shape = next(iter(declared.items()))
+    for key, other in declared.items():
         if math.prod(other) != math.prod(shape):
             raise InvalidInput(
                 f"{first} makes {math.prod(shape)} inputs and {key} {math.prod(other)}; "
@@ -166,7 +166,7 @@ def _shape(options: Options, columns: Columns) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Holdings of which nothing is known but who has them."""
+    """Holdings of which only the holders are known."""
 
     peers: int
     empty: Table
@@ -174,7 +174,7 @@ class Elsewhere:
     dealing: str = "natural"
 
     def table(self, peer: int) -> Table:
-        """Nothing: what a peer holds is its own business."""
+        """No records: only the peer itself knows what it holds."""
         return self.empty
 
 
@@ -200,7 +200,7 @@ def declared_task(
 
 
 def load(request: Request) -> tuple[Source, Holdings]:
-    """Refused: a simulator has nobody's records."""
+    """Always refused: a simulator has no peer's records."""
     raise InvalidInput(
         "task 'records' leaves its records with the peers of a network (unwalk peer data); to "
         "simulate with a file of your own, use task 'file'."

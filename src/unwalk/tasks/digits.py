@@ -23,7 +23,7 @@ RECORDS, TEST_RECORDS = 1797, 359
 PUBLISHED = (RECORDS - TEST_RECORDS,)
 BIAS = 0.1
 FLOOR = 0.5
-"""Pictures of a length up to this are nearly empty, and are not made longer."""
+"""Pictures up to this length are nearly empty and are not scaled up."""
 SHRINK = 1.0 - 1e-5
 """Keeps lengths below 1 whatever the rounding of 32-bit numbers does."""
 
@@ -54,8 +54,8 @@ def _read() -> tuple[Source, Table]:
 def flattened(pictures: torch.Tensor) -> torch.Tensor:
     """The pixels of each picture less their mean, as a vector of length 1, and a constant in front.
 
-    All together has length 1 at most, and no number of any other picture has a part in it: each is
-    computed in a call of its own, so that its last bits do not depend on how many others there are.
+    The whole vector has length 1 at most and depends on no other picture: each is computed in its
+    own call, so that its last bits do not depend on how many others there are.
     """
     return torch.cat([_flattened(picture) for picture in pictures.split(1)])
 

@@ -1,4 +1,4 @@
-"""``file``: records in a file of the user's own, one row a record, or in a folder of pictures."""
+"""``file``: a user's own file, one row per record, or a folder of pictures."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
                 f"{test} has the features {', '.join(sets[1][1].features)}; {path} has "
                 f"{', '.join(records.features)}, and both need the same in the same order."
             )
-    names = columns.labels or _classes([label for _, found in sets for label in found.y])
-    (_, y), *tested = [(found.x, _numbered(found, names, place)) for place, found in sets]
+    names = columns.labels or _classes([label for _, table in sets for label in table.y])
+    (_, y), *tested = [(table.x, _numbered(table, names, place)) for place, table in sets]
     return OwnData(
         records.x,
         y,
@@ -146,12 +146,13 @@ def _parts(text: str | None, sign: str) -> list[str]:
 def _pairs(key: str, options: Options) -> dict[str, str]:
     """Columns and what is said of them, as in ``sex=f|m; ward=a|b``."""
     pairs = [part.partition("=") for part in _parts(options[key], ";")]
-    for name, equals, said in pairs:
-        if not (name.strip() and equals and said.strip()):
+    for name, equals, value in pairs:
+        if not (name.strip() and equals and value.strip()):
             raise InvalidInput(
-                f"data.{key} has {(name + equals + said)!r}; allowed: column=..., with ';' between."
+                f"data.{key} has {(name + equals + value)!r}; allowed: column=..., "
+                "separated by ';'."
             )
-    return {name.strip(): said.strip() for name, _, said in pairs}
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _scale(name: str, text: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What one peer has to forget: its poisoned records, some records, a class, or all it has.
+"""Chooses what one peer has to forget: poisoned records, some records, a class, or everything.
 
 A poisoned record is one of a peer's own pictures, stamped with a trigger and relabelled to the
 target (Gu, Dolan-Gavitt and Garg, *BadNets*, 2017).  A model that learned it answers with the
@@ -193,7 +193,7 @@ def _needed(key: str, kind: str, value: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Marked:
-    """A peer's records as they are trained on, and which of them are to be forgotten."""
+    """A peer's training records, and which of them are to be forgotten."""
 
     table: Table
     forgotten: Rows

@@ -1,19 +1,19 @@
-r"""Gabor features of pictures: a fixed map, so that a linear head is all that has to be learned.
+r"""Gabor features of pictures: a fixed map, so that only a linear head is learned.
 
-A picture is filtered with complex Gabor waves of three sizes and eight directions.  The modulus
-of what comes out is averaged over cells of 4 x 4 pixels by Gaussian windows, and the 24 numbers
-of a cell are divided by their own length, so that the contrast of a stroke does not matter.
-Everything here is a constant of this file or depends on the picture itself: each is computed in a
-call of its own, so that no other record has any part in it, not in the last bit either.  The
-constants were chosen once, for everybody, by trying some on a part of MNIST's training pictures.
+A picture is filtered with complex Gabor waves of three sizes and eight directions.  The modulus of
+what comes out is averaged over cells of 4 x 4 pixels by Gaussian windows, and the 24 numbers of a
+cell are divided by their own length, so that the contrast of a stroke does not matter.  Everything
+here is a constant of this file or depends on the picture itself.  Each picture is computed in its
+own call, so that no other record influences it, not even in the last bit.  The constants were
+chosen once, for everybody, by trying some on a part of MNIST's training pictures.
 
 Lengths are bounded by construction.  A cell has length 1 at most, so all of them divided by the
 root of their number have too; with the constant feature :data:`BIAS` in front,
 :math:`\lVert x \rVert \le 1` for every picture that could exist.
 
-On top of that, if asked for, stand random waves (Rahimi and Recht, 2007): cosines and sines of
-random combinations of the Gabor features, whose inner products come close to a Gaussian kernel.
-Their frequencies are drawn from a public constant, and their length is 1 exactly.
+On top of that, on request, come random waves (Rahimi and Recht, 2007): cosines and sines of random
+combinations of the Gabor features, whose inner products come close to a Gaussian kernel.  Their
+frequencies are drawn from a public constant, and their length is 1 exactly.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BIAS = 0.5
 SHRINK = 1.0 - 1e-5
 """Keeps lengths below 1 whatever the rounding of 32-bit numbers does."""
 VERSION = 2
-"""1 computed many pictures in one call, so that others might have a part in the last bits."""
+"""Version 1 computed many pictures in one call, so others could influence the last bits."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def _cells(pictures: torch.Tensor, filters: list[torch.Tensor]) -> torch.Tensor:
     """The normalised cells of each picture in a row, of length 1 at most."""
     records, channels, height, width = pictures.shape
     planes = pictures.reshape(records * channels, 1, height, width)
-    found = []
+    pooled_maps = []
     for wave, filters_of in zip(WAVES, filters, strict=True):
         response = functional.conv2d(planes, filters_of, stride=wave.stride, padding=wave.side // 2)
         modulus = torch.hypot(response[:, :DIRECTIONS], response[:, DIRECTIONS:])
         across, along = _windows(height, wave.stride), _windows(width, wave.stride)
         pooled = across @ modulus @ along.T
-        found.append(pooled.view(records, -1, *pooled.shape[2:]))
-    cells = torch.cat(found, 1)
+        pooled_maps.append(pooled.view(records, -1, *pooled.shape[2:]))
+    cells = torch.cat(pooled_maps, 1)
     length = torch.sqrt(cells.square().sum(1, keepdim=True) + FLOOR**2)
     places = cells.shape[2] * cells.shape[3]
     return (cells / length).flatten(1) / math.sqrt(places)
@@ -187,7 +187,7 @@ def ridge_solution(
     r"""The ridge head W (features x classes) in 64-bit numbers: the reference.
 
     It minimises :math:`\lVert X W - Y \rVert^2 + \lambda \lVert W \rVert^2`, Y being the labels
-    with one 1 a row and :math:`\lambda` the ``strength``.  As the weight of model ``linear`` it
+    with one 1 per row and :math:`\lambda` the ``strength``.  As the weight of model ``linear`` it
     is ``W.T``.
 
     >>> ridge_solution(torch.eye(2), torch.tensor([0, 1]), 2, 3.0).tolist()
@@ -205,16 +205,16 @@ def ridge_solution(
 
 
 def cached(name: str, wanted: dict[str, tuple[int, int]], make: Make) -> dict[str, torch.Tensor]:
-    """Tensors of these shapes from the file ``name`` in the data folder, or made and put there.
+    """Tensors of these shapes from the file ``name`` in the data folder, or made and stored there.
 
-    A file that cannot be read or does not fit is made anew; where the folder cannot be written,
+    A file that cannot be read or does not fit is made again; where the folder cannot be written,
     tensors are made every time.
     """
     place = official.data_root() / "features" / f"{name}.safetensors"
     with suppress(OSError, SafetensorError), safe_open(place, framework="pt") as stored:
-        found = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
-        if {key: tuple(tensor.shape) for key, tensor in found.items()} == wanted:
-            return found
+        tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        if {key: tuple(tensor.shape) for key, tensor in tensors.items()} == wanted:
+            return tensors
     made = make()
     passing = place.with_name(f".{place.name}.{os.getpid()}.part")
     with suppress(OSError, SafetensorError):
@@ -240,12 +240,12 @@ def _read(root: Path, cosines: int) -> tuple[Source, Table]:
     digest = hashlib.sha256((gabor.digest(shape) + sums).encode()).hexdigest()
     width, scale = gabor.features(shape), pictures.scale or Scale()
     inputs = {"train": table.x, "test": pictures.test.x}
-    found = cached(
+    features = cached(
         f"mnist-gabor-{digest[:16]}",
         {key: (len(x), width) for key, x in inputs.items()},
         lambda: {key: gabor(scale.pixels(x)) for key, x in inputs.items()},
     )
-    test = Held(found["test"], pictures.test.y)
+    test = Held(features["test"], pictures.test.y)
     source = Source(
         "mnist-gabor",
         pictures.classes,
@@ -254,7 +254,7 @@ def _read(root: Path, cosines: int) -> tuple[Source, Table]:
         feature_norm=1.0,
         published=pictures.published,
     )
-    return source, Table(found["train"], table.y, table.ids)
+    return source, Table(features["train"], table.y, table.ids)
 
 
 def load(request: Request) -> tuple[Source, Holdings]:

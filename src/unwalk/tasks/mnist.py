@@ -86,9 +86,9 @@ def parse_idx(data: bytes, name: str, shape: tuple[int, ...]) -> Bytes:
         )
     if len(raw) < head:
         raise Corrupt(f"{name} ends after {len(raw)} bytes, within its header of {head}.")
-    found = tuple(int(size) for size in np.frombuffer(raw[4:head], ">u4"))
-    if found != shape:
-        raise Corrupt(f"{name} has shape {found}; MNIST has {shape}.")
+    actual = tuple(int(size) for size in np.frombuffer(raw[4:head], ">u4"))
+    if actual != shape:
+        raise Corrupt(f"{name} has shape {actual}; MNIST has {shape}.")
     if len(raw) - head != math.prod(shape):
         raise Corrupt(
             f"{name} holds {len(raw) - head:,} bytes after its header; its shape {shape} needs "

@@ -1,4 +1,4 @@
-"""Models: the built-in ones, and any that a user brings.
+"""Models: the built-in ones, and loading those that a user brings.
 
 A built-in model is a function of the input shape and the number of classes.  Those with
 BatchNorm have buffers, which travel with the token and are covered by no guarantee; their ``-gn``
@@ -33,9 +33,9 @@ Model = str | nn.Module | Callable[[], nn.Module]
 """What a user may name or bring."""
 
 GROUPS = 16
-"""Groups of channels of every GroupNorm here: 2 channels a group or more."""
+"""Groups of channels of every GroupNorm here: 2 channels per group or more."""
 FLNET_LEAST = 16
-"""The side in pixels of the smallest picture that FLNet's two convolutions leave a pixel of."""
+"""The side in pixels of the smallest picture that FLNet's two convolutions can take."""
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
@@ -188,11 +188,11 @@ MODELS: Mapping[str, Entry] = {
 
 @dataclass(frozen=True, eq=False)
 class Factory:
-    """Makes a model: a fresh one, drawn anew, at every call; ``own`` is one that a user brought.
+    """Makes a new model, drawn at random, at every call; ``own`` is one that a user brought.
 
-    A user's function may return one module at every call, or models with a part in common.  Walks
-    get copies of those, and nobody runs what was returned: it stays as it was.  Whether it does so
-    is found out at the first call, by a second one.
+    A user's function may return the same module at every call, or models that share parts.  Walks
+    then get copies, and the returned module itself is never run.  A second call right after the
+    first one detects that.
     """
 
     name: str
@@ -204,7 +204,7 @@ class Factory:
     )
 
     def __call__(self) -> nn.Module:
-        """A model that has nothing in common with any other."""
+        """A model that shares nothing with any other."""
         made = self.make()
         if not self.own:
             return made
@@ -246,8 +246,8 @@ def _parts(model: nn.Module) -> list[nn.Module | torch.Tensor]:
 
 def _have_in_common(one: nn.Module, other: nn.Module) -> bool:
     """Whether two models have a module, a tensor or a tensor's memory in common."""
-    mine, yours = (_marks(model) for model in (one, other))
-    return not mine.isdisjoint(yours)
+    first_marks, yours = (_marks(model) for model in (one, other))
+    return not first_marks.isdisjoint(yours)
 
 
 def _marks(model: nn.Module) -> set[tuple[str, int]]:
@@ -284,7 +284,7 @@ def resolve_model(model: Model, shape: tuple[int, ...], classes: int) -> Factory
     """A factory from what a user may name or bring.
 
     A name of :data:`MODELS`, ``package.module:factory``, a function that returns a model, or a
-    model, which then is the initial one just as it is.
+    model, which is then the initial model as it is.
     """
     if isinstance(model, nn.Module):
         return Factory(type(model).__name__, lambda: model, own=True)
@@ -326,5 +326,5 @@ def check_model(
         if loss is not None and tuple(loss(output, sample.y).shape) != (records,):
             raise InvalidInput(
                 f"the loss of {records} records has shape {tuple(loss(output, sample.y).shape)}; "
-                f"allowed: {(records,)}, one number a record."
+                f"allowed: {(records,)}, one number per record."
             )

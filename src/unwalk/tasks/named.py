@@ -1,4 +1,4 @@
-"""What a user names in words: ``package.module:function``."""
+"""Loads what a user names as ``package.module:function``."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def load_named(text: str, key: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise InvalidInput(f"{key} is {text!r}; allowed: package.module:function.")
     module = _import(module_name, text, key)
-    found = getattr(module, attribute, None)
-    if found is None:
+    target = getattr(module, attribute, None)
+    if target is None:
         raise InvalidInput(
             f"{key} is {text!r}, but module {module_name!r} has no "
             f"{attribute!r}{near(attribute, vars(module))}."
         )
-    if not callable(found):
+    if not callable(target):
         raise InvalidInput(
-            f"{key} is {text!r}, which is a {type(found).__name__}; allowed: a function or class."
+            f"{key} is {text!r}, which is a {type(target).__name__}; allowed: a function or class."
         )
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]
 
 
 def call_named(function: Callable[..., Any], text: str, key: str) -> Any:

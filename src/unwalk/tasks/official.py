@@ -1,9 +1,8 @@
-"""Official files of published data sets: where they lie, what they must be, how to get them.
+"""Official files of published data sets: where they are, checksums, and downloads.
 
-Everything lies in one data folder: ``UNWALK_DATA``, or ``~/.cache/unwalk/data``.  A file counts
-only when its size and checksum are the official ones, and is looked at again at every load.
-A download appears under its name once it is whole and right; whatever goes wrong is told in one
-sentence and leaves nothing behind.
+Everything is in one data folder: ``UNWALK_DATA``, or ``~/.cache/unwalk/data``.  A file counts only
+if its size and checksum are the official ones, which is checked at every load.  A download gets its
+name once it is complete and correct; an error is one sentence and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ _BINARY = "cifar-10-binary.tar.gz"
 
 
 def _files(folder: str, sums: str, *urls: str) -> tuple[OfficialFile, ...]:
-    """Files of one folder, a line each: checksum (sha256, or md5 if short), size and name."""
+    """Files of one folder, one per line: checksum (sha256, or md5 if short), size and name."""
     rows = [line.split() for line in sums.split("\n") if line]
     return tuple(
         OfficialFile(
@@ -197,7 +196,7 @@ def path(task: str | None = None, root: Path | None = None) -> Path:
 
 
 def status(root: Path | None = None) -> list[Status]:
-    """What is there of every task's files."""
+    """The status of every task's files."""
     root = data_root() if root is None else root
     return [_status(dataset, root) for dataset in DATASETS.values()]
 
@@ -336,7 +335,7 @@ def _unpack(
     mirror: str | None,
     tell: Tell | None,
 ) -> None:
-    """Write the wanted files out of the archive, which is downloaded where it is not there."""
+    """Write the wanted files out of the archive, which is downloaded if it is missing."""
     place, names = root / archive.name, {Path(f.name).name: root / f.name for f in wanted}
     with _passing(root, archive.name) as passing:
         if _look(place, archive).state != "complete":
@@ -351,7 +350,7 @@ def _unpack(
 
 @contextmanager
 def _passing(folder: Path, name: str) -> Iterator[Path]:
-    """A name for a file that is gone afterwards, as are folders made for it and left empty."""
+    """A temporary file name; the file, and empty folders made for it, are removed afterwards."""
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     place = folder / f".{name}.{os.getpid()}.part"
     try:
@@ -369,7 +368,7 @@ def _passing(folder: Path, name: str) -> Iterator[Path]:
 
 @contextmanager
 def _appearing(place: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends well, and vanishes otherwise."""
+    """A file that gets its name if the block succeeds, and is removed otherwise."""
     with _passing(place.parent, place.name) as passing:
         with passing.open("wb") as out:
             yield out

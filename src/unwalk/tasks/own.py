@@ -29,14 +29,14 @@ PEERS = 10
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Inputs ``x`` (one row a record) and labels ``y`` (whole numbers from 0), and what is known.
+    """Inputs ``x`` (one row per record), labels ``y`` (whole numbers from 0), and their origin.
 
     ``test`` is a pair (x, y), or the share of every peer's records that is held out.  Who holds
-    what is said by ``groups`` (a name or number for each record: one peer a group), by ``parts``
+    what is said by ``groups`` (a name or number for each record: one peer per group), by ``parts``
     (rows of each peer; rows in no part are left out), or left to a partition.  ``scale`` says how
     pixels became inputs, where they are pictures; without it they are taken as 0 to 1.
 
-    ``classes`` is their number, or ``labels`` names them; without both they are read off the data,
+    ``classes`` is their number, or ``labels`` names them; without both they are read from the data,
     and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
     come from (see :class:`Source`), and ``cells`` what the records' values were by the names of
     columns, for readers of files who know it.
@@ -201,7 +201,7 @@ def load_own(
         test, kept = Held(held.x, held.y), np.flatnonzero(~out)
     occur = max(int(y.max()), int(test.y.max()), 1) + 1
     classes = data.classes or max(occur, len(data.labels or ()))
-    said = "as-they-occur" if data.classes is None and data.labels is None else "declared"
+    labels_from = "as-they-occur" if data.classes is None and data.labels is None else "declared"
     source = Source(
         data.name,
         classes,
@@ -210,7 +210,7 @@ def load_own(
         data.scale or (Scale() if x.dim() > 2 else None),
         data.augment,
         normalisation=data.normalisation,
-        labels_from=data.labels_from or said,
+        labels_from=data.labels_from or labels_from,
         holdout="apart" if isinstance(data.test, tuple) else "share",
         own_code=data.augment is not None,
     )
@@ -225,7 +225,7 @@ def _groups(data: OwnData, records: int) -> Rows | None:
     groups = np.asarray(data.groups)
     if groups.shape != (records,):
         raise InvalidInput(
-            f"groups has shape {groups.shape}; allowed: {(records,)}, one entry a record."
+            f"groups has shape {groups.shape}; allowed: {(records,)}, one entry per record."
         )
     return np.unique(groups, return_inverse=True)[1].astype(np.int64)
 

@@ -1,9 +1,9 @@
-"""How a pool of records is dealt to peers.
+"""Partitions: how a pool of records is dealt to peers.
 
-A partition gets the pool, the number of peers, its settings (:class:`Dealing`) and a generator,
-and answers with the rows of each peer.  :func:`split` checks what all of them must keep: no record
-at two peers, and no peer with fewer records than asked for.  Nothing is drawn more than
-:data:`DRAWS` times, so no setting makes one hang.
+A partition gets the pool, the number of peers, its settings (:class:`Dealing`) and a generator, and
+returns the rows of each peer. :func:`split` checks the rules for all of them: no record at two
+peers, and no peer with fewer records than asked for.  Nothing is drawn more than :data:`DRAWS`
+times, so no setting makes a partition hang.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.tasks.sources import Split, Table
 
 DRAWS = 20
-"""How often a draw that leaves a peer with too little is made anew."""
+"""How often a draw that leaves a peer with too few records is repeated."""
 ALPHA = 0.5
 ALPHAS = (1e-6, 1e9)
 CLASSES_PER_PEER = 2
@@ -163,12 +163,12 @@ def label(pool: Table, peers: int, how: Dealing, rng: np.random.Generator) -> li
         )
     raise InvalidInput(
         f"classes_per_peer is {wanted} with {peers} peers; none of {DRAWS} draws gave every peer "
-        f"min_records, {how.min_records} records: allow fewer records, or more classes a peer."
+        f"min_records, {how.min_records} records: allow fewer records, or more classes per peer."
     )
 
 
 def _holders(peers: int, classes: int, wanted: int, rng: np.random.Generator) -> list[Rows]:
-    """Which peers hold each class: ``wanted`` classes a peer, those least held first."""
+    """Which peers hold each class: ``wanted`` classes per peer, those least held first."""
     held = np.zeros(classes, np.int64)
     chosen = np.empty((peers, wanted), np.int64)
     for peer in rng.permutation(peers):
@@ -265,7 +265,7 @@ def split(pool: Table, partition: str | Dealing, peers: int, rng: np.random.Gene
 
 
 def checked(pool: Table, parts: Sequence[Rows]) -> Split:
-    """``parts`` as holdings, once nobody is empty, out of range or holds another's record."""
+    """``parts`` as holdings, after checking for empty peers, bad rows and shared records."""
     owner = np.full(len(pool), -1, np.int64)
     for peer, rows in enumerate(parts):
         if not len(rows):
@@ -279,7 +279,7 @@ def checked(pool: Table, parts: Sequence[Rows]) -> Split:
         if taken.size:
             raise InvalidInput(
                 f"row {taken[0]} is given to peer {owner[taken[0]]} and to peer {peer}; "
-                "allowed: one peer a record."
+                "allowed: one peer per record."
             )
         if len(np.unique(rows)) != len(rows):
             raise InvalidInput(f"peer {peer} is given a row twice; allowed: once.")

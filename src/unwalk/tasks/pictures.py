@@ -1,4 +1,4 @@
-"""A folder of pictures: one subfolder a class, one file a record."""
+"""Reads a folder of pictures: one subfolder per class, one file per record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_folder(path: Path) -> tuple[npt.NDArray[np.float32], list[str], list[st
     """
     files = picture_files(path)
     first: Pixels | None = None
-    found = []
+    images = []
     for file in files:
         pixels = read_pixels(file)
         first = pixels if first is None else first
@@ -35,8 +35,8 @@ def read_folder(path: Path) -> tuple[npt.NDArray[np.float32], list[str], list[st
                 f"{file} has {_size(pixels)}; {files[0].name} has {_size(first)}, and all "
                 "pictures have to be alike."
             )
-        found.append(pixels)
-    x = np.stack(found).astype(np.float32)
+        images.append(pixels)
+    x = np.stack(images).astype(np.float32)
     x /= 255
     return x, [file.parent.name for file in files], [f"{f.parent.name}/{f.name}" for f in files]
 
@@ -49,7 +49,7 @@ def picture_files(path: Path) -> list[Path]:
             continue
         if not folder.is_dir():
             raise InvalidInput(
-                f"{folder} is not a folder; {path} has to hold one folder of pictures a class."
+                f"{folder} is not a folder; {path} has to hold one folder of pictures per class."
             )
         inside = [file for file in sorted(folder.iterdir()) if not file.name.startswith(".")]
         for file in inside:
@@ -58,7 +58,7 @@ def picture_files(path: Path) -> list[Path]:
         files += inside
     if not files:
         raise InvalidInput(
-            f"{path} holds no picture; allowed: one folder a class, with "
+            f"{path} holds no picture; allowed: one folder per class, with "
             f"{', '.join(SUFFIXES)} files in it."
         )
     return files
@@ -82,7 +82,7 @@ def read_pixels(file: Path) -> Pixels:
         raise InvalidInput(f"{file} cannot be read as a picture: {told(error)}.") from error
     if mode not in MODES:
         raise InvalidInput(
-            f"{file} is of kind {mode}; allowed: greyscale (L) or colour (RGB), 8 bits a channel."
+            f"{file} is of kind {mode}; allowed: greyscale (L) or colour (RGB), 8 bits per channel."
         )
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 

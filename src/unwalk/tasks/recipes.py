@@ -1,4 +1,4 @@
-"""What a named task has to say about itself: how it is loaded, and what suits it."""
+"""The recipe of a named task: how it is loaded, and its usual model and deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader is asked for."""
+    """The arguments of a loader."""
 
     peers: int
     partition: Dealing
@@ -31,7 +31,7 @@ class Recipe:
     """A named task.
 
     ``about`` is its one line in ``unwalk tasks``.  ``options`` holds the task's own settings with
-    their defaults; the rest is what is taken where the user says nothing.
+    their defaults; the rest are defaults.
     """
 
     name: str

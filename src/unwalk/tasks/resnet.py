@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 Norm = Callable[[int], nn.Module]
-"""Makes the normalisation of so many channels."""
+"""Makes the normalisation layer for a number of channels."""
 
 STAGES = (64, 128, 256, 512)
 BLOCKS = 2
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions round which the input is added back.
+    """Two 3x3 convolutions with a skip connection.
 
     Where the size changes, a 1x1 convolution brings the input to it.
     """
@@ -42,11 +42,11 @@ class Block(nn.Module):
 
 
 def resnet18(channels: int, classes: int, norm: Norm, *, he: bool = True) -> nn.Module:
-    """The network for pictures of so many channels, of any size.
+    """ResNet-18 for pictures of any size with this number of channels.
 
-    With ``he`` convolutions start with He's normal values, scaled by what goes out, as in the
-    paper above; otherwise with PyTorch's own, which are 2.4 times smaller.  Behind each of them a
-    normalisation takes the size away, so smaller values mean longer steps.
+    With ``he`` convolutions start with He's normal values, scaled by what goes out, as in the paper
+    above; otherwise with PyTorch's own, which are 2.4 times smaller.  The normalisation behind each
+    of them removes the scale, so smaller values mean larger steps.
 
     >>> sum(p.numel() for p in resnet18(3, 10, nn.BatchNorm2d).parameters())
     11173962
@@ -68,5 +68,5 @@ def resnet18(channels: int, classes: int, norm: Norm, *, he: bool = True) -> nn.
 
 
 def convolution(inner: int, outer: int, size: int, stride: int) -> nn.Conv2d:
-    """A convolution without a bias, which the normalisation behind it would take away again."""
+    """A convolution without a bias, which the normalisation behind it would remove."""
     return nn.Conv2d(inner, outer, size, stride, padding=size // 2, bias=False)

@@ -1,7 +1,7 @@
-"""What a task's records are, and who holds them, before anything is poisoned or forgotten.
+"""The records of a task and who holds them, before anything is poisoned or forgotten.
 
-A :class:`Source` says what records look like and carries the test set.  :class:`Holdings` answers
-with the records of one peer: from a pool that was split (:class:`Split`), or made on demand.
+A :class:`Source` says what records look like and carries the test set.  :class:`Holdings` returns
+the records of one peer: from a pool that was split (:class:`Split`), or made on demand.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Cells:
         return replace(self, rows=self.rows[rows])
 
     def contents(self, row: int) -> tuple[str, str]:
-        """What a record says, with and without id and group, in whatever order columns stand.
+        """A record's content with and without id and group, independent of the order of columns.
 
         >>> one = Cells({"id": ["x"], "age": ["50.0"]}, np.arange(1), frozenset({"id"}))
         >>> one.contents(0)
@@ -145,8 +145,8 @@ class Source:
     is another set; ``own_code`` says whether ``augment`` is a user's own.
 
     ``published`` is how many records there are to train on, in all or for each natural peer, by
-    what is written down about the task: constants and settings, never a count of the records at
-    hand.  None where nothing is.
+    what is documented about the task: constants and settings, never a count of the records at hand.
+    None where nothing is.
     """
 
     name: str

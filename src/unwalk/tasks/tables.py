@@ -1,8 +1,8 @@
-"""Tables in files: CSV, Parquet and NumPy archives, one row a record.
+"""Reads tables: CSV, Parquet and NumPy archives, one row per record.
 
-Whatever cannot be read is refused with the place where it stands.  Nothing is computed from the
-records: scales and the values of text columns are declared by the user.  A mean, or a list of the
-values that occur, would carry every record, also one that is to be forgotten.
+What cannot be read is refused with its place in the file.  Nothing is computed from the records:
+scales and the values of text columns are declared by the user.  A mean, or a list of the values
+that occur, would carry every record, also one that is to be forgotten.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """What a file holds: inputs, labels as they stand there, ids, groups, names of the features.
+    """The content of a file: inputs, labels as written, ids, groups, names of the features.
 
-    ``cells`` are all its values as they stand there, where its columns have names.
+    ``cells`` are all its values as written, where its columns have names.
     """
 
     x: Array
@@ -124,28 +124,28 @@ def read_npz(path: Path, columns: Columns) -> Records:
     """Arrays ``x`` and ``y``, with ``id`` and ``group`` if wanted; bytes are pixels of pictures."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in stored.files}
+            arrays = {name: stored[name] for name in stored.files}
     except ValueError as error:
         raise InvalidInput(f"{path} is not an archive of plain arrays: {told(error)}.") from error
     except Exception as error:  # a broken archive raises any of zipfile's and zlib's errors
         if isinstance(error, OSError) and error.errno:
             raise
         raise InvalidInput(f"{path} is not a whole .npz file: {told(error)}.") from error
-    for name in found:
+    for name in arrays:
         if name not in ARRAYS:
             raise InvalidInput(f"{path} has an array {name!r}; allowed: {', '.join(ARRAYS)}.")
     for name in ("x", "y"):
-        if name not in found:
+        if name not in arrays:
             raise InvalidInput(f"{path} has no array {name!r}; needed: x and y.")
-    x, y = found["x"], found["y"]
+    x, y = arrays["x"], arrays["y"]
     if y.ndim != 1 or y.dtype.kind not in "biuU":
         raise InvalidInput(
             f"y in {path} has shape {y.shape} and type {y.dtype}; allowed: one whole number or "
-            "text a record."
+            "text per record."
         )
     if x.dtype == np.uint8 and x.ndim > 2:  # pictures
         x = x.astype(np.float32) / 255
-    return Records(x, y.tolist(), found.get("id"), found.get("group"))
+    return Records(x, y.tolist(), arrays.get("id"), arrays.get("group"))
 
 
 def _table(
@@ -156,7 +156,7 @@ def _table(
     columns: Columns,
     ids: Sequence[Any] | None = None,
 ) -> Records:
-    """A table's columns by what they are declared to be; ``ids`` where it has no column of them."""
+    """A table's columns by their declared role; ``ids`` are used where it has no id column."""
     for name in header:
         if not name or header.count(name) > 1:
             raise InvalidInput(
@@ -168,7 +168,7 @@ def _table(
     table = dict(zip(header, cells, strict=True))
     owned = {"label": columns.label, "id": columns.id or "id", "group": columns.group or "group"}
     _check_declared(path, table, owned.values(), columns)
-    found = {
+    columns_by_role = {
         key: [_told(path, place(row), name, cell) for row, cell in enumerate(table[name])]
         for key, name in owned.items()
         if name in table
@@ -182,12 +182,12 @@ def _table(
         np.arange(len(x)),
         frozenset({owned["id"].strip(), owned["group"].strip()}),
     )
-    ids, groups = found.get("id", ids), found.get("group")
-    return Records(x, found["label"], ids, groups, features, place, kept)
+    ids, groups = columns_by_role.get("id", ids), columns_by_role.get("group")
+    return Records(x, columns_by_role["label"], ids, groups, features, place, kept)
 
 
 def _compact(cells: Sequence[Any]) -> Sequence[Any] | Array:
-    """A column as numbers where all its values are, for want of room; otherwise as it stands."""
+    """A column as numbers where all its values are, to save memory; otherwise as it is."""
     try:
         array = np.array(cells, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):

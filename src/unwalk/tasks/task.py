@@ -1,4 +1,4 @@
-"""A task as walks see it: shards, a model, and the sets that are looked at."""
+"""A task as walks use it: shards, a model, and the sets on which it is measured."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ class Samples:
 class ShardedTask:
     """Records dealt to peers, one of which (``unlearner``, the paper's u) has to forget some.
 
-    A shard is built when it is first asked for and kept; the unlearner's is built at once, so
-    that a request that cannot be met is refused before anything runs.  The trigger counts only
-    when the deletion is a backdoor.  ``dtype`` is the type of inputs and parameters; None leaves
-    both as they come.
+    A shard is built when first needed, and kept; the unlearner's is built at once, so that an
+    impossible request is refused before anything runs.  The trigger counts only when the deletion
+    is a backdoor.  ``dtype`` is the type of inputs and parameters; None leaves both as they come.
     """
 
     source: Source
@@ -109,7 +108,7 @@ class ShardedTask:
 
     @cached_property
     def outside_state(self) -> str | None:
-        """What a user's own code keeps besides parameters, buffers and attributes, in words.
+        """State that a user's own code keeps besides parameters, buffers and attributes, in words.
 
         A few records of the test set are tried, or random inputs where there are none.
         """

@@ -1,4 +1,19 @@
-"""Graphs, routes and what can be said about a walk; needs no torch."""
+"""Walks: graphs, routes and statistics of a random walk; no torch.
+
+In come a graph's name and its parameters, or a list of edges; out come the graph (who may hand the
+token to whom), the route (who is next), and numbers about both: visits, delays, messages per hop,
+hitting and mixing times.
+
+========== ================================================================================
+adjacency  the two representations of a graph: complete, or compressed sparse rows
+graphs     the named graphs: ring, torus, star, random-regular, ...
+routes     the rules that choose the next peer: uniform, restart to u, a fixed list
+chains     long-run behaviour, computed from the transition matrix
+statistics what is counted on a walk that happened or was simulated
+========== ================================================================================
+
+Start reading at ``routes.Restart``; ``docs/walks.md`` explains the choices.
+"""
 
 from unwalk.walks.adjacency import CompleteGraph, SparseGraph, WalkGraph, from_edges
 from unwalk.walks.chains import (

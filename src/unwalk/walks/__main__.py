@@ -32,7 +32,7 @@ ROWS: tuple[tuple[str, int, int | None, float | None], ...] = (
 
 
 def travel_costs(graph: WalkGraph) -> tuple[float, float, float]:
-    """Means over every choice of u, with p = 1/N: restart, hop, and an ordinary walk's way to u."""
+    """Means over every choice of u, with p = 1/N: messages per restart, per hop, hops to u."""
     p = 1.0 / graph.peers
     everyone = range(graph.peers)
     return (

@@ -1,4 +1,4 @@
-"""Two ways to hold a graph: the complete one, which stores nothing, and compressed sparse rows.
+"""The two representations of a graph: complete, without storage, or compressed sparse rows.
 
 Peers are numbered 0 to N - 1, edges are undirected, without loops and without repeats.
 """
@@ -81,9 +81,9 @@ class CompleteGraph:
     def distances(self, target: int) -> Peers:
         """Length of a shortest path from every peer to ``target``: 1, and 0 for itself."""
         _check_peer(target, self.peers)
-        found = np.ones(self.peers, dtype=np.int64)
-        found[target] = 0
-        return found
+        distances = np.ones(self.peers, dtype=np.int64)
+        distances[target] = 0
+        return distances
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Every pair (a, b) with a < b, one after the other."""
@@ -137,11 +137,11 @@ class SparseGraph:
         """The shortest path without its source; of equal ones the lowest next peer wins."""
         _check_peer(source, self.peers)
         hops = self.next_hops(target)
-        found = []
+        path = []
         while source != target:
             source = int(hops[source])
-            found.append(source)
-        return tuple(found)
+            path.append(source)
+        return tuple(path)
 
     def next_hops(self, target: int) -> Peers:
         """For every peer, whom it hands the token to on the way to ``target``.
@@ -161,10 +161,10 @@ class SparseGraph:
         """Length of a shortest path from every peer to ``target``."""
         _check_peer(target, self.peers)
         order, parents = breadth_first_order(self._matrix(), target, directed=True)
-        found = [0] * self.peers
+        distances = [0] * self.peers
         for peer, parent in zip(order[1:].tolist(), parents[order[1:]].tolist(), strict=True):
-            found[peer] = found[parent] + 1
-        return np.array(found, dtype=np.int64)
+            distances[peer] = distances[parent] + 1
+        return np.array(distances, dtype=np.int64)
 
     def _towards(self, target: int) -> Peers:
         distance = self.distances(target)

@@ -1,4 +1,4 @@
-"""What a walk does in the long run, computed from its transition matrix.
+"""Long-run behaviour of a walk, computed from its transition matrix.
 
 Everything here builds an N x N matrix, so it is for up to :data:`LARGEST` peers.  For larger
 graphs simulate (:mod:`unwalk.walks.statistics`).
@@ -103,7 +103,7 @@ def hitting_times(graph: WalkGraph, target: int) -> Vector:
 
 
 def elsewhere(graph: WalkGraph, unlearner: int) -> tuple[Matrix, Vector]:
-    """Where :class:`~unwalk.walks.routes.Restart` goes when its coin does not say u.
+    """Where :class:`~unwalk.walks.routes.Restart` goes when its coin does not choose u.
 
     Returns the matrix of receivers, and the mean number of messages sent from each peer.
     """

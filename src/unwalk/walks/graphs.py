@@ -1,6 +1,6 @@
 """The graphs a token can walk on, by name.
 
-Every graph here is connected, or is refused with a sentence that names a peer out of reach.  The
+Every graph here is connected; one that is not is refused with the name of an unreachable peer.  The
 complete graph stores no edges; the others are built with array operations, so that 100,000 peers
 take a fraction of a second.
 """
@@ -41,7 +41,7 @@ def complete(peers: int) -> CompleteGraph:
 
 
 def ring(peers: int) -> SparseGraph:
-    """Peer v next to v - 1 and v + 1, round the circle.
+    """Peer v is next to v - 1 and v + 1, around the circle.
 
     >>> ring(5).neighbours(0).tolist()
     [1, 4]
@@ -78,7 +78,7 @@ def torus(peers: int) -> SparseGraph:
 
 
 def star(peers: int) -> SparseGraph:
-    """Peer 0 in the middle, everyone else next to it alone."""
+    """Peer 0 in the middle; every other peer is next to it only."""
     check_count("peers", peers, low=2)
     leaves = np.arange(1, peers, dtype=np.int64)
     return from_edges("star", peers, np.zeros_like(leaves), leaves)
@@ -180,15 +180,15 @@ def erdos_renyi(peers: int, probability: float, rng: np.random.Generator) -> Spa
 
 def _chosen(count: int, probability: float, rng: np.random.Generator) -> Peers:
     """Each of 0 .. count - 1 independently with ``probability``: gaps are geometric."""
-    found = [np.empty(0, dtype=np.int64)]
+    parts = [np.empty(0, dtype=np.int64)]
     last = -1
     while last < count:
         expected = (count - last) * probability
         gaps = rng.geometric(probability, size=int(expected + 4 * math.sqrt(expected)) + 8)
         steps = last + np.cumsum(np.minimum(gaps, count + 1))
-        found.append(steps[steps < count])
+        parts.append(steps[steps < count])
         last = int(steps[-1])
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _unrank(ranks: Peers) -> tuple[Peers, Peers]:
@@ -200,7 +200,7 @@ def _unrank(ranks: Peers) -> tuple[Peers, Peers]:
 
 
 def from_edge_list(path: str | Path) -> SparseGraph:
-    """The graph in a text file: one edge ``a b`` a line, ``#`` starts a comment.
+    """The graph in a text file: one edge ``a b`` per line, ``#`` starts a comment.
 
     Peers are named 0 to N - 1 and each of them must occur; an edge may be given twice.
     """
@@ -305,7 +305,7 @@ def build(
     path: str | Path | None = None,
     rng: np.random.Generator | None = None,
 ) -> WalkGraph:
-    """The graph of that kind; what a kind does not use is not looked at.
+    """The graph of that kind; parameters that the kind does not use are ignored.
 
     >>> build("torus", 12).kind
     'torus'

@@ -1,7 +1,7 @@
-"""Who is next: pure functions of the graph, the holder, the route's memory and a generator.
+"""Routes: pure functions that choose the next peer from graph, holder, memory and generator.
 
-A move lists *every* peer that the token is sent to.  The last one does a visit; the ones before it
-are relays: they see the token, and do nothing with it.
+A move lists *every* peer that the token is sent to.  The last one visits the token; those before it
+are relays, which see it and do nothing with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, Move, Route
 
 NOBODY = -1
-"""The holder before the first hop: whoever is drawn simply has the token, nothing is sent."""
+"""The holder before the first hop: the first peer that is drawn has the token without a message."""
 
 
 def _travel(graph: Graph, at: int, target: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class Restart:
     probability p on every graph, but elsewhere is uniform on the complete graph only.
 
     ``max_visits`` caps the visits to u, counted in ``memory["visits"]`` (relaying is no visit).
-    Once the cap is spent the coin is still drawn, and u is not visited whatever it shows.
+    Once the cap is reached the coin is still drawn, but u is not visited whatever it shows.
 
     >>> from unwalk.walks.graphs import ring
     >>> Restart(unlearner=0, p=1.0).next(ring(6), 2, {}, np.random.default_rng(0))
@@ -120,7 +120,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A given list of peers, one a hop: for tests and replays.
+    """A given list of peers, one per hop: for tests and replays.
 
     ``memory["index"]`` counts the hops done.  Peers that are not neighbours are reached through
     relays.
@@ -154,7 +154,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Among:
-    """A uniformly random one of ``members``, the holder left out: a walk of some of the peers.
+    """A uniformly random member other than the holder: a walk among some of the peers.
 
     On a graph that is not complete the token travels there along a shortest path, through relays
     that may be no members.
@@ -175,7 +175,7 @@ class Among:
         check_count("members[0]", self.members[0])
 
     def receiver(self, at: int, rng: np.random.Generator) -> int:
-        """Who is next; the graph has no part in it."""
+        """Who is next; it does not depend on the graph."""
         if at not in self.members:
             return self.members[int(rng.integers(len(self.members)))]
         return self.members[_someone_else(len(self.members), self.members.index(at), rng)]

@@ -1,4 +1,4 @@
-"""What can be counted on a walk: visits, delays until a peer sees the token again, messages."""
+"""Statistics of a walk: visits, delays until a peer sees the token again, messages."""
 
 from __future__ import annotations
 
