@@ -6,6 +6,7 @@ Every import counts here: those for types only, and those inside functions.
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,6 @@ from tests.conftest import ROOT
 SRC = ROOT / "src"
 REASON = "# Imports in functions: "
 """A line of a module that gives one reason for all of its imports in functions."""
-CIRCLES_ALLOWED = "unwalk.peers."
 UNEXPLAINED_ALLOWED = "unwalk.peers."
 
 
@@ -69,14 +69,33 @@ def _imports(block: ast.AST, *, in_function: bool) -> Iterator[Import]:
             yield from _imports(node, in_function=in_function or within)
 
 
-def test_no_import_goes_in_a_circle():
-    graph: nx.DiGraph[str] = nx.DiGraph()
+def edges() -> Iterator[tuple[str, str]]:
+    """Every module with each that it imports."""
     for name, path in modules().items():
         for one in imports(path.read_text(encoding="utf-8")):
-            graph.add_edges_from((name, other) for other in one.ours if other != name)
+            yield from ((name, other) for other in one.ours if other != name)
+
+
+def test_no_import_goes_in_a_circle():
+    graph: nx.DiGraph[str] = nx.DiGraph(edges())
     circles = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
-    bad = [c for c in circles if not all(name.startswith(CIRCLES_ALLOWED) for name in c)]
-    assert bad == [], "move what both need to a third module, or pass the value"
+    assert circles == [], "move what both need to a third module, or pass the value"
+
+
+def test_an_import_for_types_counts():
+    text = "if TYPE_CHECKING:\n    from unwalk.core.errors import InvalidInput\n"
+    assert [list(one.ours) for one in imports(text)] == [["unwalk.core.errors"]]
+
+
+def test_rooms_of_peers_know_only_rooms_below_even_for_types():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = [c["layers"] for c in contracts if c.get("containers") == ["unwalk.peers"]]
+    height = {f"unwalk.peers.{name}": place for place, name in enumerate(reversed(layers))}
+    for name, other in edges():
+        room, below = (".".join(module.split(".")[:3]) for module in (name, other))
+        if room in height and below in height:
+            assert height[below] <= height[room], f"{name} imports {other}"
 
 
 def unexplained(text: str) -> list[int]:

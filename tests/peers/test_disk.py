@@ -212,8 +212,13 @@ def test_the_others_go_on_without_a_holder_that_has_no_room(tmp_path):
         await here.until(lambda: any(s.state.reached[1][0] >= 3 for s in here.services.values()))
         bad = 1
         service, space = here.services[bad], here.services[bad].store.space
-        need, service.store.fault = space.need, full
-        space.need = 1 << 62  # so much room is nowhere
+        need, space.need = space.need, 1 << 62  # so much room is nowhere
+
+        def full_once_it_holds(point):
+            if service.state.stage == "arrived":
+                full(point)
+
+        service.store.fault = full_once_it_holds
         await here.until(lambda: service.state.stage == "arrived" and space.full)
         await here.until(lambda: here.finished(*(p for p in range(PEERS) if p != bad)), 20.0)
         assert space.full

@@ -190,8 +190,8 @@ NOTHING, HAS_IT = pr.sighting(HERE), replace(pr.sighting(HERE), reached=(HERE.fe
         ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 5, 0, False),  # it may be at its first visit
         ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 11, 0, True),  # for limits.visit
         ({1: HAS_IT, 3: NOTHING, U: NOTHING}, {}, 5, 0, True),  # anybody else has to show it
-        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 25, 25, False),
-        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 27, 27, True),  # 2 (limits.visit + 3 leases)
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 27, 27, False),
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 29, 29, True),  # 2 (limits.visit + 4 leases)
         ({1: NOTHING, 3: NOTHING}, {}, 20, 20, True),  # who showed it is away
     ],
 )
