@@ -370,6 +370,7 @@ def test_the_description_says_what_the_views_are():
         f.name for f in fields(request_form.RequestForm)
     }
     assert schemas["Overview"]["properties"]["edges"]["items"]["maxItems"] == 2
+    assert not re.findall(r":\w+:`", json.dumps(api_description())), "marks for programmers"
     named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(api_description())))
     assert named <= set(schemas)
 

@@ -168,8 +168,8 @@ class RequestView:
     """A request as its asker and the dashboard see it.
 
     ``records`` is their number.  ``chapter`` is the chapter that forgets them, once there is one.
-    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is a name for
-    :meth:`~unwalk.peers.web.views.Desk.certificate`.  ``received`` is a time in UTC, ISO 8601.
+    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is the name of
+    its certificate.  ``received`` is a time in UTC, ISO 8601.
     """
 
     id: str = field(metadata={"pattern": f"^{REQUEST_ID.pattern}$"})
