@@ -19,7 +19,8 @@ from unwalk.peers.forgetting import request_form
 from unwalk.peers.forgetting.certificate_archive import packed
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.web import views as d
-from unwalk.peers.web.http_server import HttpDesk, HttpLimits
+from unwalk.peers.web.connections import HttpLimits
+from unwalk.peers.web.http_server import HttpDesk
 
 QUICK = HttpLimits(rate=1e6, anonymous=1e6)
 CERTIFICATE = {"certificate": 1, "claims": [{"grade": "exact", "reason": "it went back."}]}

@@ -129,7 +129,7 @@ def test_a_walk_from_beginning_to_end(shell):
         shown = answer.read().decode()
     names = re.findall(r"^unwalk_(\w+)\{", shown, re.MULTILINE)
     assert names == list(HELP)
-    values = dict(re.findall(r"^unwalk_(\w+)\{[^}]*\} (\d+)$", shown, re.MULTILINE))
+    values = dict(re.findall(r"^unwalk_(\w+)\{[^}]*\} (\d+)\.0$", shown, re.MULTILINE))
     served = [e["body"]["peer"] for e in whole]
     assert int(values["visits_total"]) == served.count(0)
     assert (values["committed"], values["holding"], values["refusals_total"]) == ("1", "0", "0")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.peers.memory_desk import MemoryDesk, Served, serving
 from unwalk.peers.forgetting.request_form import RequestForm
-from unwalk.peers.web.openapi import api_description
+from unwalk.peers.web.routes import api_description
 
 SCHEMA = schemathesis.openapi.from_dict(api_description())
 UNHURRIED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]

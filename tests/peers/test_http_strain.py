@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import h11
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,9 +22,11 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers.forgetting import request_form
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.provision import make_network
-from unwalk.peers.web import routes
+from unwalk.peers.web import operations
+from unwalk.peers.web.answers import Problem
 from unwalk.peers.web.client import Asker
-from unwalk.peers.web.http_server import HttpDesk, HttpLimits, parse_head
+from unwalk.peers.web.connections import HttpLimits, parse_head
+from unwalk.peers.web.http_server import HttpDesk
 
 
 def head_of(served: Served, method: str, path: str, *lines: str) -> bytes:
@@ -47,10 +50,10 @@ def served(tmp_path_factory):
 
 
 def test_an_oversized_body_is_not_read(served):
-    body = b" " * (routes.BODY_BYTES + 1)
+    body = b" " * (operations.BODY_BYTES + 1)
     code, found, _ = ask(served, "POST", "/v1/requests", body=body)
     assert code == 413
-    assert str(routes.BODY_BYTES) in sentence(found)
+    assert str(operations.BODY_BYTES) in sentence(found)
     start = time.monotonic()
     answer = served.raw(head_of(served, "POST", "/v1/requests", "Content-Length: 999999999999"))
     assert answer.startswith(b"HTTP/1.1 413 ")
@@ -92,12 +95,9 @@ def test_what_is_no_address_is_refused(tmp_path, address):
 
 
 def test_a_taken_port_is_said(served, tmp_path):
-    async def start() -> None:
-        async with HttpDesk(MemoryDesk(), f"127.0.0.1:{served.place[1]}", tmp_path / "http.token"):
-            pass
-
+    taken = HttpDesk(MemoryDesk(), f"127.0.0.1:{served.place[1]}", tmp_path / "http.token")
     with pytest.raises(InvalidInput, match="cannot be served"):
-        asyncio.run(start())
+        asyncio.run(taken.start())
 
 
 def test_other_addresses_speak_tls_with_the_peers_certificate(tmp_path):
@@ -156,12 +156,16 @@ def test_other_addresses_speak_tls_with_the_peers_certificate(tmp_path):
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello", 413),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1, 1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + 2 * b"Content-Length: 1\r\n" + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + 2 * b"Authorization: x\r\n" + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: \x01\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 20_000 + b"\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
     ],
-    ids=range(20),
+    ids=range(24),
 )  # fmt: skip
 def test_a_head_that_is_not_plain_is_refused(served, data, code):
     head, _, body = served.raw(data).partition(b"\r\n\r\n")
@@ -238,8 +242,8 @@ def test_a_reader_that_does_not_read_keeps_nobody_out(tmp_path):
             connection = socket.create_connection(served.place, 5)
             connection.sendall(head_of(served, "GET", "/v1/certificates/a"))
             lazy.append(connection)
-        until(lambda: len(served.http._open) == 4)
-        until(lambda: not served.http._open)
+        until(lambda: len(served.http.connections.open) == 4)
+        until(lambda: not served.http.connections.open)
         assert ask(served, "GET", "/v1/status")[0] == 200
         for connection in lazy:
             got = 0
@@ -252,13 +256,13 @@ def test_a_reader_that_does_not_read_keeps_nobody_out(tmp_path):
 
 def test_many_questions_are_slowed_down_and_guessers_slow_only_guessers(tmp_path):
     with serving(MemoryDesk(), tmp_path, limits=HttpLimits(rate=5.0, anonymous=1.0)) as served:
-        served.http.routes.clock = lambda: 100.0
+        served.http.gate.clock = lambda: 100.0
         wrong = [ask(served, "GET", "/v1/status", token="x")[0] for _ in range(6)]
         assert wrong == [401] * 2 + [429] * 4
         right = [ask(served, "GET", "/v1/status") for _ in range(13)]
         assert [answer[0] for answer in right] == [200] * 10 + [429] * 3
         assert right[-1][2]["retry-after"] == "1"
-        served.http.routes.clock = lambda: 101.0
+        served.http.gate.clock = lambda: 101.0
         assert [ask(served, "GET", "/v1/status")[0] for _ in range(6)] == [200] * 5 + [429]
 
 
@@ -293,11 +297,12 @@ def test_an_idle_endpoint_does_nothing(tmp_path):
 def test_any_head_is_read_or_refused(data, prefixed):
     code, found = 0, None
     try:
-        found = parse_head(b"GET / HTTP/1.1\r\nHost: a\r\n" + data if prefixed else data)
-    except routes.Problem as problem:
-        code = problem.status
+        head = b"GET / HTTP/1.1\r\nHost: a\r\n" + data if prefixed else data
+        found = parse_head(head + b"\r\n\r\n", h11.Connection(h11.SERVER))
+    except Problem as problem:
+        code = problem.status_code
     if found is None:
         assert code in (400, 431, 505)
     else:
-        assert found.path.startswith("/")
-        assert found.headers["host"] is not None
+        assert found["path"].startswith("/")
+        assert dict(found["headers"])[b"host"] is not None

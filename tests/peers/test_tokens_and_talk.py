@@ -25,6 +25,7 @@ from unwalk.peers.storage.token_files import (
     token_pieces,
 )
 from unwalk.peers.telemetry import Journal, Metrics
+from unwalk.peers.web.http_server import serve_metrics
 
 
 def token() -> Token:
@@ -144,18 +145,16 @@ def test_metrics_are_served_on_loopback_only():
 
     async def main() -> tuple[str, str]:
         with pytest.raises(InvalidInput, match=r"allowed: 127\.0\.0\.1:PORT"):
-            await metrics.serve("0.0.0.0:9")
-        await metrics.serve("127.0.0.1:0")
-        assert metrics._server is not None
-        port = metrics._server.sockets[0].getsockname()[1]
+            await serve_metrics(metrics, "0.0.0.0:9")
+        served = await serve_metrics(metrics, "127.0.0.1:0")
         metrics.add("visits_total", 3)
         answers = []
         for what in ("/metrics", "/else"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
             writer.write(f"GET {what} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             answers.append((await reader.read()).decode())
             writer.close()
-        await metrics.stop()
+        await served.stop()
         return answers[0], answers[1]
 
     found, other = asyncio.run(main())

@@ -80,6 +80,8 @@ def need_peers() -> None:
     try:
         import cryptography  # noqa: F401
         import grpc  # noqa: F401
+        import h11  # noqa: F401
+        import starlette  # noqa: F401
     except ImportError as error:
         raise InvalidInput(
             f"peers need the package {error.name}; install unwalk with its extra 'peers'."

@@ -32,7 +32,7 @@ from unwalk.peers.storage.disk_space import DiskFull, is_full
 from unwalk.peers.storage.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import Grpc
-from unwalk.peers.web.http_server import TOKEN_FILE, HttpDesk
+from unwalk.peers.web.http_server import TOKEN_FILE, HttpDesk, serve_metrics
 from unwalk.peers.web.live_desk import Reception
 
 LOG = "log.jsonl"
@@ -90,8 +90,7 @@ async def _serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, chapters.stop)
         loop.add_signal_handler(signal.SIGHUP, _read_again, chapters)
-        if metrics is not None:
-            await chapters.metrics.serve(metrics)
+        shown = None if metrics is None else await serve_metrics(chapters.metrics, metrics)
         desk = None
         if http is not None:
             token = bundle.store / TOKEN_FILE
@@ -109,7 +108,8 @@ async def _serve(
                 await guard
             if desk is not None:
                 await desk.stop()
-            await chapters.metrics.stop()
+            if shown is not None:
+                await shown.stop()
         if chapters.ended is not None:
             raise InvalidInput(chapters.ended)
     finally:

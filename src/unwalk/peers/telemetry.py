@@ -6,27 +6,26 @@ generation, how long and how many bytes.
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unwalk.core.errors import InvalidInput
 from unwalk.peers.storage.disk_space import Space
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 LARGEST_LOG = 16 << 20
 INTERVAL, REASONS = 10.0, 32
 """Seconds in which a refusal is written down once for each sender and reason, and so many reasons
 for one sender; how many more there were is said afterwards."""
-MOST_ASKING = 16
-"""Connections at once that ask for metrics."""
 HELP = {
     "visits_total": "Visits done and committed.",
     "tokens_received_total": "Tokens accepted from other peers.",
@@ -160,8 +159,6 @@ class Metrics:
     run: str
     peer: str
     values: Counter[str] = field(default_factory=Counter)
-    _server: asyncio.Server | None = None
-    _open: int = 0
 
     def add(self, name: str, amount: int = 1) -> None:
         self.values[name] += amount
@@ -169,60 +166,26 @@ class Metrics:
     def set(self, name: str, value: int) -> None:
         self.values[name] = value
 
-    def text(self) -> str:
+    def collect(self) -> Iterator[Metric]:
+        """All of them, for a registry of Prometheus."""
+        # Whoever serves no metrics does without the package.
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for name, words in HELP.items():
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            family = kind(f"unwalk_{name}", words, labels=("peer", "run"))
+            family.add_metric((self.peer, self.run), self.values[name])
+            yield family
+
+    def text(self) -> bytes:
         """The exposition format of Prometheus.
 
-        >>> print(Metrics("r", "a").text().splitlines()[2])
-        unwalk_visits_total{peer="a",run="r"} 0
+        >>> Metrics("r", "a").text().splitlines()[2]
+        b'unwalk_visits_total{peer="a",run="r"} 0.0'
         """
-        labels = f'{{peer="{self.peer}",run="{self.run}"}}'
-        lines = []
-        for name, words in HELP.items():
-            kind = "counter" if name.endswith("_total") else "gauge"
-            lines += [f"# HELP unwalk_{name} {words}", f"# TYPE unwalk_{name} {kind}"]
-            lines.append(f"unwalk_{name}{labels} {self.values[name]}")
-        return "\n".join(lines) + "\n"
+        # Whoever serves no metrics does without the package.
+        from prometheus_client import CollectorRegistry, generate_latest
 
-    async def serve(self, address: str) -> None:
-        """Answer GET /metrics on a loopback address."""
-        host, _, port = address.rpartition(":")
-        if host not in ("127.0.0.1", "localhost", "[::1]") or not port.isdigit():
-            raise InvalidInput(
-                f"the metrics address is {address!r}; allowed: 127.0.0.1:PORT or [::1]:PORT."
-            )
-        try:
-            self._server = await asyncio.start_server(self._answer, host.strip("[]"), int(port))
-        except OSError as error:
-            raise InvalidInput(
-                f"metrics cannot be served on {address}: {error.strerror}."
-            ) from error
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._open >= MOST_ASKING:
-            writer.close()
-            return
-        self._open += 1
-        try:
-            async with asyncio.timeout(5.0):
-                line = await reader.readline()
-                while (await reader.readline()).strip():
-                    pass
-            found = line.split()[:2] == [b"GET", b"/metrics"]
-            body = self.text().encode() if found else b"try GET /metrics\n"
-            head = "200 OK" if found else "404 Not Found"
-            writer.write(
-                f"HTTP/1.1 {head}\r\nContent-Type: text/plain; version=0.0.4\r\n"
-                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-                + body
-            )
-            await writer.drain()
-        except (TimeoutError, OSError, ValueError):
-            pass
-        finally:
-            self._open -= 1
-            writer.close()
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)

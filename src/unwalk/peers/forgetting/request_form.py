@@ -1,7 +1,9 @@
 """What can be asked to be forgotten, checked when it is asked, and what is said of it later.
 
 The id of a request is public in the network, so an organisation must not make it from anything
-about a person.  A form holds the ids of records; a view of a request only counts them.
+about a person.  A form holds the ids of records; a view of a request only counts them.  The
+``metadata`` of a field is what the endpoint's description says of it besides its type, in the words
+of pydantic's ``Field``.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_number, near
@@ -27,6 +29,13 @@ NOT_IN_AN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What no record id holds: control characters, line breaks, halves of characters."""
 LARGEST_EPSILON = 1e6
 METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+OR_NULL = {"type": ["string", "null"]}
+RECORD_ID = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": LONGEST_RECORD_ID,
+    "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
+}
 
 
 class Conflict(InvalidInput):
@@ -47,16 +56,38 @@ class UnknownRecords(InvalidInput):
 class RequestForm:
     """What somebody asks to forget; checked when it is made.
 
-    ``epsilon`` and ``delta`` belong to ``certified`` alone and are 1 and 1e-5 if not given.
-    ``records`` are the ids as the organisation knows them, without repetition.
+    ``id`` is public in the network, so make it from nothing personal; the same request sent again
+    under the same id is the same request, and without one an id is made up.  ``records`` are the
+    ids as the organisation knows them, without repetition.  ``epsilon`` and ``delta`` belong to
+    ``certified`` alone and are 1 and 1e-5 if not given.
     """
 
-    id: str
-    records: tuple[str, ...] = field(repr=False)
-    grade: str = "certified"
-    epsilon: float | None = None
-    delta: float | None = None
-    method: str | None = None
+    id: str = field(metadata={"pattern": f"^{REQUEST_ID.pattern}$", "json_schema_extra": OR_NULL})
+    records: tuple[str, ...] = field(
+        repr=False,
+        metadata={
+            "min_length": 1,
+            "max_length": MOST_RECORDS,
+            "json_schema_extra": {"items": RECORD_ID, "uniqueItems": True},
+        },
+    )
+    grade: str = field(
+        default="certified", metadata={"json_schema_extra": {**OR_NULL, "enum": [*GRADES, None]}}
+    )
+    epsilon: float | None = field(default=None, metadata={"gt": 0, "le": LARGEST_EPSILON})
+    delta: float | None = field(default=None, metadata={"gt": 0, "lt": 1})
+    method: str | None = field(default=None, metadata={"pattern": f"^{METHOD.pattern}$"})
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "extra": "forbid",
+        "json_schema_extra": {
+            "required": ["records"],
+            "anyOf": [
+                {"properties": {"grade": {"enum": ["certified", None]}}},
+                {"properties": {"epsilon": {"type": "null"}, "delta": {"type": "null"}}},
+            ],
+        },
+    }
 
     def __post_init__(self) -> None:
         _check_text("id", self.id, REQUEST_ID, "1 to 64 letters, digits, dots, hyphens, _")
@@ -137,14 +168,14 @@ class RequestView:
     """A request as its asker and the dashboard see it.
 
     ``records`` is their number.  ``chapter`` is the chapter that forgets them, once there is one.
-    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is a name for
-    :meth:`~unwalk.peers.web.views.Desk.certificate`.  ``received`` is a time in UTC, ISO 8601.
+    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is the name of
+    its certificate.  ``received`` is a time in UTC, ISO 8601.
     """
 
-    id: str
-    stage: str
-    records: int
-    grade: str
+    id: str = field(metadata={"pattern": f"^{REQUEST_ID.pattern}$"})
+    stage: str = field(metadata={"json_schema_extra": {"enum": STAGES}})
+    records: int = field(metadata={"description": "How many; their ids are not kept."})
+    grade: str = field(metadata={"json_schema_extra": {"enum": GRADES}})
     epsilon: float | None
     delta: float | None
     received: str

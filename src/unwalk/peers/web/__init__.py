@@ -4,7 +4,8 @@ In: HTTP requests with the peer's token.  Out: JSON, certificates and pages; not
 record or the id of one once a form is handed in.
 
 Start with ``views.py``: ``Desk`` is all that the endpoint knows of a peer, and ``live_desk.py``
-answers it from a running one.  ``http_server.py`` reads and writes HTTP, ``routes.py`` says which
-path gets which answer, ``openapi.py`` describes them, ``page/`` is the dashboard, and ``client.py``
-is what ``unwalk forget --peer`` calls.
+answers it from a running one.  ``routes.py`` has a function for each path, ``operations.py`` what
+all of them have in common, ``openapi.py`` describes them.  ``http_server.py`` says where to listen
+and who is let in, ``connections.py`` reads and writes HTTP.  ``page/`` is the dashboard, and
+``client.py`` is what ``unwalk forget --peer`` calls.
 """

@@ -2,23 +2,29 @@
 
 :class:`Desk` is the one thing that the HTTP endpoint (:mod:`unwalk.peers.web.http_server`) knows
 of a peer.  Nothing here holds a record or a record's id: views count records and name requests,
-peers and certificates.
+peers and certificates.  The ``metadata`` of a field is what the endpoint's description says of it
+besides its type, in the words of pydantic's ``Field``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol
 
-from unwalk.peers.forgetting.request_form import RequestForm, RequestView
+from unwalk.core.grades import SHOWN
+from unwalk.peers.forgetting.request_form import REQUEST_ID, RequestForm, RequestView
 
 PEER_STATES = ("up", "silent", "left", "unknown")
 MOST_LISTED = 200
 """Requests in one page of the list, at most."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Names of certificates."""
+
+
+def _one_of(values: Iterable[str | None]) -> Mapping[str, Any]:
+    return {"json_schema_extra": {"enum": list(values)}}
 
 
 @dataclass(frozen=True)
@@ -28,26 +34,26 @@ class CertificateView:
     ``badge`` is what people are shown of its grade: a rehearsal is none that protects anybody.
     """
 
-    name: str
+    name: str = field(metadata={"pattern": f"^{NAME.pattern}$"})
     requests: tuple[str, ...]
     chapter: int
     grade: str
     epsilon: float | None
     delta: float | None
-    complete: bool
+    complete: bool = field(metadata={"description": "Whether every peer signed that it erased."})
     pending: tuple[str, ...] = ()
     version: int = 1
     issued: str | None = None
-    badge: str = "refused"
+    badge: str = field(default="refused", metadata=_one_of(SHOWN))
 
 
 @dataclass(frozen=True)
 class PeerView:
-    """A peer of the network: ``state`` is one of :data:`PEER_STATES`."""
+    """A peer of the network, and whether it was heard of."""
 
     name: str
     address: str
-    state: str = "unknown"
+    state: str = field(default="unknown", metadata=_one_of(PEER_STATES))
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class ChapterView:
     """
 
     number: int
-    kind: str
+    kind: str = field(metadata=_one_of(("train", "forget")))
     stage: str
     peer: str | None = None
     requests: tuple[str, ...] = ()
@@ -101,7 +107,7 @@ class Spent:
     delta: float
     epsilon_allowed: float | None = None
     delta_allowed: float | None = None
-    badge: str = "refused"
+    badge: str = field(default="refused", metadata=_one_of(SHOWN))
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,62 @@ class Overview:
     queue: Mapping[str, int] = field(default_factory=dict)
     records: int | None = None
     hold_out: int | None = None
-    disk: str = "ok"
+    disk: str = field(default="ok", metadata=_one_of(("ok", "full")))
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """Which page of the list of requests: ``limit`` of them, older than ``after``."""
+
+    after: str | None = field(
+        default=None,
+        metadata={
+            "pattern": f"^{REQUEST_ID.pattern}$",
+            "description": "Go on after this request: 'next' of the page before.",
+        },
+    )
+    limit: int = field(default=50, metadata={"ge": 1, "le": MOST_LISTED})
+
+
+@dataclass(frozen=True)
+class RequestPage:
+    """Requests, newest first; ``next`` is where the next page goes on, if there is one."""
+
+    requests: tuple[RequestView, ...]
+    next: str | None
+
+
+@dataclass(frozen=True)
+class CertificateList:
+    """All certificates of this peer, newest first."""
+
+    certificates: tuple[CertificateView, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What 'unwalk verify --json' says, which may hold more than this.
+
+    ``problems`` is what was changed; empty if nothing was.  ``words`` are each claim, and last what
+    is guaranteed to whom.  ``model`` is what became of the model that the certificate is for.
+    """
+
+    verdict: str
+    problems: tuple[str, ...]
+    badge: str | None = field(default=None, metadata=_one_of((*SHOWN, None)))
+    words: tuple[str, ...] = ()
+    model: str = field(
+        default="not checked",
+        metadata=_one_of(("checked", "differs", "not checked", "not bound")),
+    )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a question was not answered, in one sentence; ``unknown`` are records not here."""
+
+    error: str
+    unknown: tuple[str, ...] = ()
 
 
 class Desk(Protocol):
