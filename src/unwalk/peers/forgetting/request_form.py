@@ -14,6 +14,7 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_number, near
+from unwalk.peers.protocol.codec import DELTAS, EPSILONS
 
 GRADES = ("certified", "exact")
 STAGES = ("received", "waiting", "walking", "committed", "erasing", "done", "refused")
@@ -25,7 +26,6 @@ LONGEST_RECORD_ID = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NOT_IN_AN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What no record id holds: control characters, line breaks, halves of characters."""
-LARGEST_EPSILON = 1e6
 METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 
@@ -72,8 +72,8 @@ class RequestForm:
         else:
             epsilon = EPSILON if self.epsilon is None else self.epsilon
             delta = DELTA if self.delta is None else self.delta
-            check_number("epsilon", epsilon, above=0.0, high=LARGEST_EPSILON)
-            check_number("delta", delta, above=0.0, below=1.0)
+            check_number("epsilon", epsilon, low=EPSILONS[0], high=EPSILONS[1])
+            check_number("delta", delta, low=DELTAS[0], high=DELTAS[1])
             object.__setattr__(self, "epsilon", float(epsilon))
             object.__setattr__(self, "delta", float(delta))
         if self.method is not None:

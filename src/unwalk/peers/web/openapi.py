@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import unwalk
 from unwalk.core.grades import SHOWN
 from unwalk.peers.forgetting import request_form
+from unwalk.peers.protocol import codec
 from unwalk.peers.web import views
 
 NUMBERS = {int: {"type": "integer"}, float: {"type": "number"}, bool: {"type": "boolean"}}
@@ -63,14 +64,14 @@ FORM: dict[str, Any] = {
         "grade": {"type": ["string", "null"], "enum": [*request_form.GRADES, None]},
         "epsilon": {
             "type": ["number", "null"],
-            "exclusiveMinimum": 0,
-            "maximum": request_form.LARGEST_EPSILON,
+            "minimum": codec.EPSILONS[0],
+            "maximum": codec.EPSILONS[1],
             "description": f"For grade certified only; {request_form.EPSILON:g} if not given.",
         },
         "delta": {
             "type": ["number", "null"],
-            "exclusiveMinimum": 0,
-            "exclusiveMaximum": 1,
+            "minimum": codec.DELTAS[0],
+            "maximum": codec.DELTAS[1],
             "description": f"For grade certified only; {request_form.DELTA:g} if not given.",
         },
         "method": {"type": ["string", "null"], "pattern": f"^{request_form.METHOD.pattern}$"},
