@@ -468,30 +468,32 @@ class Council:
             try:
                 async with asyncio.timeout(limits.connect + A_VISIT * count):
                     visits = await self._visits_from(peer, number, count, base)
-                if visits_digest(visits) != closing.visits:
+                if len(visits) >= count and visits_digest(visits) != closing.visits:
                     raise Refused("those visits are not the ones that were decided on.")
-            except (UnwalkError, TimeoutError) as error:
-                late = Refused("its visits did not come in time.")
-                progress.journal.refused(peer, error if isinstance(error, UnwalkError) else late)
-                self.sources.remove(peer)
-                self.sources.append(peer)
-                continue
-            history.put_visits(progress.store, run, visits)
-            return True
+            except UnwalkError as error:
+                progress.journal.refused(peer, error)
+            except TimeoutError:
+                progress.journal.refused(peer, Refused("its visits did not come in time."))
+            else:
+                if len(visits) == count:
+                    history.put_visits(progress.store, run, visits)
+                    return True
+            self.sources.remove(peer)
+            self.sources.append(peer)
         return False
 
     async def _visits_from(
         self, peer: int, number: int, count: int, base: int
     ) -> list[dict[str, Any]]:
-        """The visits that a peer shows of a chapter, each looked at as it comes."""
+        """The visits that a peer shows of a chapter, each looked at as it comes; all, if it can."""
         progress, run = self.progress, self.progress.runs[number]
         visits: list[dict[str, Any]] = []
         while len(visits) < count:
             message = self.words("agenda-visits", number=number, after=len(visits))
-            page = codec.listed(await self.ask(peer, message, "visits"), "visits", most=PAGE)
+            page = await self.ask(peer, message, "visits")
             if not page:
-                raise Refused(f"{len(visits)} of {count} visits are known there.")
-            for visit in page:
+                break
+            for visit in codec.listed(page, "visits", most=PAGE):
                 place = len(visits) + 1
                 with codec.reading("a visit"):
                     history.check_visit(progress.trust, visit, run, base + place)
