@@ -42,7 +42,6 @@ def test_a_stolen_key_that_was_rotated_signs_no_chapter_any_more(tmp_path, with_
         await here.crash(VICTIM)
         rotate(here.folder, f"peer-{VICTIM}")
         fresh = Bundle.read(here.folder / f"peer-{VICTIM}")
-        assert list(fresh.network.revoked.values()) == [1], "the next chapter"
         network = fresh.network
         if not with_chapter:  # a network file from before there was a default
             network = replace(network, revoked=dict.fromkeys(network.revoked))
@@ -60,6 +59,7 @@ def test_a_stolen_key_that_was_rotated_signs_no_chapter_any_more(tmp_path, with_
         await here.until(ended(here, r=VICTIM))
         assert here.stage(VICTIM, "r") == "done"
         assert [s.left for s in here.peers[0].specs] == [()]
+        assert list(fresh.network.revoked.values()) == [1], "the next chapter"
 
     hamlet(tmp_path, script, train__hops=6)
 
@@ -89,7 +89,6 @@ def test_peers_start_again_when_a_chapter_before_is_covered_by_a_revocation(tmp_
         await here.until(here.trained)
         ask(here, MEMBER, "r", *trained_on(here, MEMBER)[:1])
         await here.until(ended(here, r=MEMBER))
-        assert next_chapter(here.folder) == 2
         for peer in range(4):
             await here.crash(peer)
         revoke(here.folder, f"peer-{MEMBER}", chapter=1)
@@ -98,6 +97,7 @@ def test_peers_start_again_when_a_chapter_before_is_covered_by_a_revocation(tmp_
         ask(here, 0, "s", *trained_on(here, 0)[:1])
         await here.until(lambda: here.stage(0, "s") == "erasing")
         assert [s.peer for s in here.peers[0].specs] == [MEMBER, 0]
+        assert next_chapter(here.folder) == 3
 
     hamlet(tmp_path, script, train__hops=6)
 
