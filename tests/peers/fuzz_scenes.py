@@ -296,6 +296,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
         council.words("agenda-visits", number=1, after=2),
         council.words("agenda-receipt", number=1),
         council.words("agenda-ready", number=1),
+        council.words("agenda-leaver", number=0, peer=1),
         council.words("agenda-decided", number=1, value=text, decision=decision),
         talk.words("where", chain=service.state.committed.chain),
         talk.words("opening", generation=opened),

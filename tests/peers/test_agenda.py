@@ -93,3 +93,7 @@ def test_a_budget_belongs_to_certified_chapters():
     for wrong in (None, 0.0, -1.0, "1", True):
         with pytest.raises(Corrupt):
             Spec.from_json({**sealed.to_json(), "epsilon": wrong}, 3)
+    odd = ({"delta": 2.0}, {"delta": 1.0}, {"delta": 1e-300}, {"epsilon": 1e-300})
+    for changes in (*odd, {"epsilon": 1e7}, {"records": 2**31}):
+        with pytest.raises(Corrupt, match=r"out of range|more than 33554432 records"):
+            Spec.from_json({**sealed.to_json(), **changes}, 3)

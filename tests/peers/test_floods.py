@@ -75,7 +75,7 @@ def silent_calls(tmp_path, calls, *, revoked: bool) -> None:
     made = network(folder, peers=PEERS + 1, lease=2.0, connect=1.0, train__hops=20)
     liar = Bundle.read(folder / f"peer-{PEERS}")
     if revoked:
-        provision.revoke(folder, liar.name)
+        provision.revoke(folder, liar.name, chapter=1)
     with town(folder, made, pause=0.02) as here:
         for peer in range(PEERS):
             here.start(peer)

@@ -25,13 +25,14 @@ from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.forgetting.plans import first_visit
 from unwalk.peers.forgetting.request_form import UnknownRecords
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.next_chapter import BODY
 from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import State
-from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.protocol.schedule import Spec, line
 from unwalk.peers.web.live_desk import Reception
 
 
@@ -50,6 +51,13 @@ def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):
         assert chapters.records.counts() == before
         assert desk.request("a") is None
         assert chapters.specs == []
+        places = line(chapters.book.hops, [])
+        first = first_visit(1, places, chapters.visits(places))
+        assert first is not None
+        who = ("seal", "certified", 1.0, 1e-5, ("a",), 1, len(places), first, 6, 1)
+        seal = Spec(1, 1, *who)
+        back = Spec(1, 1, "rewind", "exact", None, None, ("a",), 1, 12, first, 12 - first, 1)
+        assert [here.peers[0].stands_for(s) for s in (back, seal)] == [True, False]
 
     hamlet(tmp_path, script)
 
@@ -127,7 +135,7 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         mine = here.peers[1].council
         spec = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
         value = mine.write(spec)
-        good = {"number": 1, "value": value, "after": 0, "receipt": {}}
+        good = {"number": 1, "value": value, "after": 0, "peer": 0, "receipt": {}}
         good |= {"decision": {"decided": None, "certificates": []}, "poll": mine.poll.record()}
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
         tried = 0

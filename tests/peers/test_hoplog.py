@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -127,7 +128,7 @@ def test_an_entry_is_no_longer_than_a_visit_needs():
     parse_entry(signed(START, {**gone["body"], "sightings": ["x" * 100_000]}, 1))
     visit = {**body["visit"], "events": body["visit"]["events"] * 15}
     parse_entry(signed(START, {**body, "visit": visit}, 0))
-    begun = {**first["body"]["visit"]["events"][0], "travels": ["buffer"] * 10_000}
+    begun = {**first["body"]["visit"]["events"][0], "travels": ["buffer"] * 6_000}
     visit = {**first["body"]["visit"], "events": [begun]}
     parse_entry(signed(START, {**first["body"], "visit": visit}, 0))
     for field, value in (
@@ -140,6 +141,17 @@ def test_an_entry_is_no_longer_than_a_visit_needs():
             parse_entry(signed(START, {**body, field: value}, 0))
     with pytest.raises(Corrupt, match="longer than 128"):
         parse_entry({**one, "signature": one["signature"] + " " * 200_000})
+
+
+def test_a_first_visit_is_not_padded():
+    """A field that nobody knows would be signed, kept and handed on by everybody."""
+    first = log()[0]["body"]
+    with pytest.raises(Corrupt, match=r"further fields: \['pad'\]"):
+        parse_entry(signed(START, {**first, "visit": {**first["visit"], "pad": ""}}, 0))
+    for path, words in (([0] * 100_000, "allowed: up to 65536"), ([0] * 20_000, "")):
+        entry = signed(START, {**first, "visit": {**first["visit"], "path": path}}, 0)
+        with pytest.raises(Corrupt, match=words) if words else nullcontext():
+            parse_entry(entry)
 
 
 def test_whatever_a_member_signs_is_taken_or_refused_and_never_a_crash():

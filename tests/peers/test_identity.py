@@ -91,7 +91,7 @@ def test_a_changed_network_file_is_refused(made):
 
 def test_rotated_keys_work_and_the_old_ones_do_not(made):
     old = Bundle.read(made / "peer-1")
-    provision.rotate(made, "peer-1")
+    provision.rotate(made, "peer-1", chapter=1)
     new = Bundle.read(made / "peer-1")
     trust = Bundle.read(made / "peer-0").trust()
     assert new.network.version == 2
@@ -131,7 +131,10 @@ def test_keys_are_rotated_across_organisations_too(made, tmp_path):
     fresh = tmp_path / "fresh"
     provision.make_request(fresh, "peer-1", "test")
     provision.sign_request(made, fresh / "request.csr", fresh, replace=True)
-    done = run.invoke(app, ["net", "revoke", str(made), "peer-1", "--keep-latest"])
+    words = ["net", "revoke", str(made), "peer-1", "--keep-latest"]
+    unknown = run.invoke(app, words)
+    assert "cannot be known which chapter is next. Give --chapter" in str(unknown.exception)
+    done = run.invoke(app, [*words, "--chapter", "1"])
     assert done.exit_code == 0, done.output
     (fresh / "network.json").write_bytes((made / "network.json").read_bytes())
     new = Bundle.read(fresh)
@@ -164,7 +167,7 @@ def test_limits_stand_in_the_network_file(tmp_path):
 
 
 def test_a_revoked_peer_does_not_start(made):
-    provision.revoke(made, "peer-2")
+    provision.revoke(made, "peer-2", chapter=1)
     with pytest.raises(InvalidInput, match="certificate of peer-2 was revoked"):
         Bundle.read(made / "peer-2")
     assert Bundle.read(made / "peer-0").name == "peer-0"
@@ -217,7 +220,7 @@ def test_a_second_certificate_for_a_name_has_to_be_asked_for(made, tmp_path):
     assert f"peer-1 had keys: {fingerprint_of(had)}" in signed.output
     assert f"peer-1 has keys: {keys}" in signed.output
     assert "--keep-latest" in signed.output
-    provision.revoke(made, "peer-1")
+    provision.revoke(made, "peer-1", chapter=1)
     again = run.invoke(app, command)
     assert again.exit_code == 0, "a revoked certificate is none"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from tests.peers.deletions import ask, check, ended, hamlet, trained_on
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
+from unwalk.peers.provision import rotate
 
 
 def leave(here, peer: int) -> None:
@@ -161,3 +164,50 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
         assert here.peers[0].left == set()
 
     hamlet(tmp_path, script, peers=3, train__hops=6)
+
+
+def test_who_says_to_one_peer_alone_that_it_has_left_is_counted_out_by_all(tmp_path):
+    """The others hear of it from the chapter that counts it out, whose peer shows them its word."""
+    victim, liar = 0, 2
+
+    async def script(here):
+        await here.until(here.trained)
+        time, bundle = "2026-01-01T00:00:00+00:00", here.peers[liar].bundle
+        receipt = Receipt("test", LEFT, 0, bundle.name, (), 0, time).signed(bundle).to_json()
+        here.peers[victim].council.hear_left(liar, receipt)
+        await here.crash(liar)
+        ask(here, victim, "r", *trained_on(here, victim)[:1])
+        await here.until(lambda: here.stage(victim, "r") == "done")
+        assert [s.left for s in here.peers[1].specs] == [(liar,)]
+        assert all(history.left(here.peers[p].store) == {liar} for p in (0, 1, 3))
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+def test_nobody_is_counted_out_without_its_own_word(tmp_path):
+    """A chapter that counts an honest peer out, by a peer that has nothing, or something forged."""
+
+    async def script(here):
+        await here.until(here.trained)
+        one, other, time = here.peers[0], here.peers[1], "2026-01-01T00:00:00+00:00"
+        forged = Receipt("test", LEFT, 0, "peer-2", (), 0, time).signed(other.bundle).to_json()
+        old = Receipt("test", LEFT, 0, "peer-2", (), 0, time).signed(here.peers[2].bundle).to_json()
+        ask(here, 1, "r", *trained_on(here, 1)[:1])
+        spec = other.aftermath.plan(other.requests.batch(1))
+        assert spec is not None
+        assert one.stands_for(spec)
+        changed = replace(spec, left=(2,))
+        for shown in (None, forged):
+            if shown is not None:
+                history.put_left(other.store, 2, "peer-2", shown)
+            assert not one.stands_for(changed)
+            await asyncio.sleep(0.2)
+            assert history.left(one.store) == set()
+        rotate(here.folder, "peer-2")
+        one.trust.network = Bundle.read(here.folder / "peer-0").network
+        history.put_left(other.store, 2, "peer-2", old)
+        assert not one.stands_for(changed)
+        await asyncio.sleep(0.2)
+        assert history.left(one.store) == set(), "its key was stolen and is revoked"
+
+    hamlet(tmp_path, script, train__hops=6)

@@ -136,7 +136,7 @@ def test_a_revocation_ends_connections_that_are_open(tmp_path):
     async def script(here):
         words = here.service.talk.words("where", chain="")
         assert await here.client.tell(PEER, words, 5.0)
-        here.trust.network = provision.revoke(tmp_path / "net", "peer-0")
+        here.trust.network = provision.revoke(tmp_path / "net", "peer-0", chapter=1)
         with pytest.raises(Unreachable, match="certificate of peer-0 was revoked") as caught:
             await here.client.tell(PEER, words, 5.0)
         assert caught.value.certain

@@ -192,8 +192,8 @@ def test_the_command_line_says_what_is_wrong(tmp_path):
     assert "no peer was ever started" in str(log.exception)
     nowhere = run.invoke(app, ["peer", "stop", str(bundle / "nowhere")])
     assert "is no folder" in str(nowhere.exception)
-    revoked = run.invoke(app, ["net", "revoke", str(tmp_path / "net"), "peer-1"])
-    assert "revoked certificates" in revoked.output
+    revoked = run.invoke(app, ["net", "revoke", str(tmp_path / "net"), "peer-1", "--chapter=1"])
+    assert "revoked certificate: " in revoked.output
     other = tmp_path / "net" / "peer-1"
     (other / "store").mkdir()
     journal = Journal(other / "store" / "log.jsonl", "peer-1")

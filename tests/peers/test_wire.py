@@ -168,7 +168,7 @@ def _with_address(bundle, peer, address):
 def test_a_revoked_peer_is_refused_in_both_directions(made):
     async def script():
         (old,) = ends(made, 1)  # still has its old certificate
-        provision.rotate(made, "peer-1")
+        provision.rotate(made, "peer-1", chapter=1)
         (other,) = ends(made, 0)
         echo = Echo()
         await other.start(echo)
@@ -331,7 +331,7 @@ def test_a_certificate_revoked_since_the_way_was_opened_is_refused(made):
         await here.ready(1)
         while not there.calls[0]:
             await asyncio.sleep(0.01)
-        provision.revoke(made, "peer-0")
+        provision.revoke(made, "peer-0", chapter=1)
         there.trust = Bundle.read(made / "peer-1").trust()
         with pytest.raises(Unreachable, match="was revoked") as caught:
             await here.hand(1, b"e", lambda: sent(b"x"), 5.0)

@@ -32,6 +32,14 @@ peer.command()(forgetting.leave)
 Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 Folder = Annotated[Path, typer.Argument(help="The network's folder.", metavar="FOLDER")]
 PeerName = Annotated[str, typer.Argument(help="Name of a peer, as in peer-2.", metavar="PEER")]
+FirstChapter = Annotated[
+    int | None,
+    typer.Option(
+        "--chapter",
+        help="The first chapter in which nothing counts that was signed with what is revoked; the "
+        "next one, as far as the peers in FOLDER know, if not given.",
+    ),
+]
 Days = Annotated[float, typer.Option(help="Days that a certificate is valid.")]
 
 
@@ -103,8 +111,9 @@ def _told(network: Network) -> None:
         show(f"  {member.name}  {member.address}")
     rules = network.rules()
     show(f"  {rules.quorum} of {len(network.peers)} peers decide; {rules.lies} may lie")
-    if network.revoked:
-        show(f"  revoked certificates: {', '.join(network.revoked)}", soft_wrap=True)
+    for serial, first in network.revoked.items():
+        since = "what it signed stays good" if first is None else f"from chapter {first} on"
+        show(f"  revoked certificate: {serial}, {since}", soft_wrap=True)
 
 
 @net.command("show")
@@ -152,12 +161,16 @@ def sign(
 
 
 @net.command()
-def rotate(folder: Folder, name: PeerName, days: Days = 365.0) -> None:
+def rotate(
+    folder: Folder, name: PeerName, days: Days = 365.0, chapter: FirstChapter = None
+) -> None:
     """Give a peer of this machine new keys and a new certificate; revoke the old ones."""
     need_peers()
     from unwalk.peers import provision
 
-    show(f"new bundle: {provision.rotate(folder, name, days)}; restart the peer, and give the")
+    bundle = provision.rotate(folder, name, days, chapter)
+    _told(provision.network_of(folder)[0])
+    show(f"new bundle: {bundle}; restart the peer, and give the")
     show("new network.json to the others (SIGHUP makes a running peer read it)")
 
 
@@ -168,10 +181,7 @@ def revoke(
     keep_latest: Annotated[
         bool, typer.Option("--keep-latest", help="All but the newest: its keys were rotated.")
     ] = False,
-    chapter: Annotated[
-        int | None,
-        typer.Option(help="The first chapter in which nothing counts that it signed."),
-    ] = None,
+    chapter: FirstChapter = None,
 ) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
     need_peers()

@@ -36,6 +36,8 @@ HOP_RANGES = {
     "digest": may.optional(may.digest()),
 }
 """The ranges of a hop's fields, except its events."""
+HOP_FIELDS = frozenset({*HOP_RANGES, "events", "bytes"}) - {"nbytes"}
+"""The fields that a hop is written with."""
 HEADER_RANGES = {
     "peers": may.whole(1, 2**40),
     "unlearner": may.whole(-1, 2**40),
@@ -118,6 +120,7 @@ class Hop:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Hop:
+        """The hop that :meth:`to_json` wrote; one with further fields is refused."""
         try:
             hop = Hop(
                 hop=record["hop"],
@@ -131,8 +134,11 @@ class Hop:
                 gradients=record["gradients"],
                 digest=record["digest"],
             )
+            further = set(record) - HOP_FIELDS
         except (KeyError, TypeError) as error:
             raise Corrupt(f"a transcript line lacks or mistypes {error}.") from error
+        if further:
+            raise Corrupt(f"a transcript line has further fields: {str(sorted(further))[:80]}.")
         fault = may.problem(vars(hop), HOP_RANGES)
         if fault is not None:
             raise Corrupt(f"a line of the transcript: {fault}.")

@@ -17,6 +17,7 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import process_memory
+from unwalk.peers.decisions.decided import kept_chapter
 from unwalk.peers.decisions.votes import VOTER
 from unwalk.peers.identity.credentials import now, read_certificate
 from unwalk.peers.identity.network_file import Limits
@@ -235,7 +236,7 @@ def _chapters(db: sqlite3.Connection, peers: int) -> list[Spec]:
     found: list[Spec] = []
     with suppress(sqlite3.OperationalError):
         for (text,) in db.execute("SELECT text FROM agenda ORDER BY number").fetchall():
-            found.append(Spec.from_json(json.loads(text)["spec"], peers))
+            found.append(kept_chapter(text, peers))
     return found
 
 

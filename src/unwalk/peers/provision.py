@@ -8,7 +8,9 @@ its own keys and a request (``make_request``), whoever runs the network signs it
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -31,6 +33,7 @@ from unwalk.peers.identity.credentials import (
 )
 from unwalk.peers.identity.network_file import Limits, Member, Network
 from unwalk.peers.identity.trust import read_network, signed_document
+from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
 
 ISSUED = "issued"
@@ -180,12 +183,35 @@ def _issued(folder: Path, peer: str) -> list[Path]:
     return sorted((folder / ISSUED).glob(f"{peer}.*.pem"), key=lambda p: int(p.name.split(".")[-2]))
 
 
+def next_chapter(folder: Path) -> int:
+    """The chapter after those that were decided, as far as the peers in this folder know."""
+    known = [_decided(store) for store in folder.glob("*/store/state.sqlite")]
+    if not known:
+        raise InvalidInput(
+            f"no peer in {folder} has run here, so that it cannot be known which chapter is next. "
+            "Give --chapter: the number that `unwalk peer status` shows as chapter at a peer that "
+            "is up to date, and one more (1 if no peer ever ran)."
+        )
+    return max(known) + 1
+
+
+def _decided(store: Path) -> int:
+    """How many chapters were decided, as far as a peer's store knows."""
+    try:
+        with closing(read_only(store)) as db:
+            there = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'agenda'").fetchone()
+            query = "SELECT COUNT(*) FROM agenda"
+            return 0 if there is None else int(db.execute(query).fetchone()[0])
+    except sqlite3.Error as error:
+        raise InvalidInput(f"{store} cannot be read ({error}); give --chapter.") from error
+
+
 def revoke(
     folder: Path, peer: str, *, keep_latest: bool = False, chapter: int | None = None
 ) -> Network:
     """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one).
 
-    From ``chapter`` on nothing counts that was signed with them.
+    From ``chapter`` on nothing counts that was signed with them: the next one, if none is given.
     """
     network, authority = network_of(folder)
     network.index(peer)
@@ -196,13 +222,15 @@ def revoke(
         other = " but its newest" if keep_latest else ""
         raise InvalidInput(f"{peer} has no certificate{other} from {folder}.")
     serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
-    return publish(folder, network.without(serials, chapter), authority)
+    first = next_chapter(folder) if chapter is None else chapter
+    return publish(folder, network.without(serials, first), authority)
 
 
-def rotate(folder: Path, peer: str, days: float = PEER_DAYS) -> Path:
+def rotate(folder: Path, peer: str, days: float = PEER_DAYS, chapter: int | None = None) -> Path:
     """New keys and certificate for a peer of this machine; its earlier ones are revoked."""
+    first = next_chapter(folder) if chapter is None else chapter
     bundle = make_bundle(folder, peer, days)
-    revoke(folder, peer, keep_latest=True)
+    revoke(folder, peer, keep_latest=True, chapter=first)
     return bundle
 
 

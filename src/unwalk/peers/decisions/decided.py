@@ -48,19 +48,34 @@ def words_of(run: str, spec: Spec) -> bytes:
     return PREFIX + canonical({"network": run, "spec": spec.to_json()}).encode()
 
 
-def read_chapter(trust: Trust, run: str, number: int, text: Any) -> Said:
-    """A chapter in its signed text; refused unless whom it names signed it."""
+def kept_chapter(text: str, peers: int) -> Spec:
+    """The chapter in a text that was decided here, whoever was revoked since."""
+    return Spec.from_json(_fields(text, len(text))["spec"], peers)
+
+
+def _fields(text: str, longest: int) -> dict[str, Any]:
+    record = codec.parse(text.encode(), longest)
+    return codec.fields_of(record, "a chapter", "spec", "signature", "certificate")
+
+
+def read_chapter(trust: Trust, run: str, number: int, text: Any, *, voted_on: bool = False) -> Said:
+    """A chapter in its signed text; refused unless whom it names signed it.
+
+    While it is ``voted_on`` a certificate that is revoked at all is not good: nothing shows that
+    the chapter was written before.
+    """
     if not isinstance(text, str) or not text.isascii():
         raise Corrupt("a chapter is no plain text.")
-    record = codec.parse(text.encode(), LONGEST_TEXT)
-    found = codec.fields_of(record, "a chapter", "spec", "signature", "certificate")
+    found = _fields(text, LONGEST_TEXT)
     spec = Spec.from_json(found["spec"], len(trust.network.peers))
-    if spec.number != number or canonical(record) != text:
+    if spec.number != number or canonical(found) != text:
         raise Corrupt(f"a text is not chapter {number} in its one form.")
     pem, signature = str(found["certificate"]), str(found["signature"])
     name = trust.check(pem, signature, words_of(run, spec), past=True, chapter=number)
     if trust.network.index(name) != spec.holder:
         raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
+    if voted_on and trust.identity(pem, past=True).serial in trust.network.revoked:
+        raise Refused(f"chapter {number} was signed with a certificate that was revoked.")
     return Said(text, spec)
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_number, near
+from unwalk.peers.protocol.codec import DELTAS, EPSILONS
 
 GRADES = ("certified", "exact")
 STAGES = ("received", "waiting", "walking", "committed", "erasing", "done", "refused")
@@ -27,7 +28,6 @@ LONGEST_RECORD_ID = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NOT_IN_AN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """What no record id holds: control characters, line breaks, halves of characters."""
-LARGEST_EPSILON = 1e6
 METHOD = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 OR_NULL = {"type": ["string", "null"]}
 RECORD_ID = {
@@ -74,8 +74,8 @@ class RequestForm:
     grade: str = field(
         default="certified", metadata={"json_schema_extra": {**OR_NULL, "enum": [*GRADES, None]}}
     )
-    epsilon: float | None = field(default=None, metadata={"gt": 0, "le": LARGEST_EPSILON})
-    delta: float | None = field(default=None, metadata={"gt": 0, "lt": 1})
+    epsilon: float | None = field(default=None, metadata={"ge": EPSILONS[0], "le": EPSILONS[1]})
+    delta: float | None = field(default=None, metadata={"ge": DELTAS[0], "le": DELTAS[1]})
     method: str | None = field(default=None, metadata={"pattern": f"^{METHOD.pattern}$"})
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {
@@ -103,8 +103,8 @@ class RequestForm:
         else:
             epsilon = EPSILON if self.epsilon is None else self.epsilon
             delta = DELTA if self.delta is None else self.delta
-            check_number("epsilon", epsilon, above=0.0, high=LARGEST_EPSILON)
-            check_number("delta", delta, above=0.0, below=1.0)
+            check_number("epsilon", epsilon, low=EPSILONS[0], high=EPSILONS[1])
+            check_number("delta", delta, low=DELTAS[0], high=DELTAS[1])
             object.__setattr__(self, "epsilon", float(epsilon))
             object.__setattr__(self, "delta", float(delta))
         if self.method is not None:

@@ -43,7 +43,14 @@ class Certifying:
         return True
 
     async def have_visits(self, number: int) -> bool:
-        """See to it that all committed visits of a chapter are here, and how it ended."""
+        """See to it that all committed visits of a chapter are here, and how it ended.
+
+        They are asked for by one at a time; who comes meanwhile waits for what is found.
+        """
+        async with self.council.fetching:
+            return await self._have_visits(number)
+
+    async def _have_visits(self, number: int) -> bool:
         progress = self.progress
         if await self.council.have_end(number) is None:
             return False

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
 from unwalk.core.data import Shard
-from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.plans import first_visit
 from unwalk.peers.handover.service import Service, end_all
@@ -119,7 +119,8 @@ class Chapters(Progress):
         places = line(self.book.hops, self.specs)
         visits = self.visits(places)
         if any(len(known) != self.hops_of(n) for n, known in visits.items()):
-            self.later(self.certifying.have_line())
+            if not self.council.fetching.locked():
+                self.later(self.certifying.have_line())
             return False
         if spec.method != "restart" and self.model(spec.number) is None:
             return False
@@ -130,7 +131,15 @@ class Chapters(Progress):
         hops = self.book.hops_of(spec.method, len(places), position or 0)
         if (spec.before, spec.position, spec.hops) != (len(places), position, hops):
             return False
-        return self._may_leave(spec)
+        return self._may_leave(spec) and self._answerable(spec)
+
+    def _answerable(self, spec: Spec) -> bool:
+        """Whether a request for such a chapter would be taken: where nothing can be sealed, no."""
+        try:
+            self.book.check(spec.peer, spec.grade, spec.method, spec.records)
+        except Refused:
+            return False
+        return True
 
     def _may_leave(self, spec: Spec) -> bool:
         """Whether nobody is counted out who has not left, or vanished as far as is known here."""
@@ -146,7 +155,10 @@ class Chapters(Progress):
                 return False
         else:
             out.add(spec.peer)  # it signed that itself
-        return decided - {spec.holder} <= set(spec.left) <= out
+        if unheard := set(spec.left) - out:
+            self.later(self.council.ask_who_left(spec.holder, unheard))
+            return False
+        return decided - {spec.holder} <= set(spec.left)
 
     def _settle(self) -> None:
         """Mark the chapters that were given up, and let go of what belongs to them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
@@ -14,19 +14,21 @@ from unwalk.peers.decisions import history
 from unwalk.peers.decisions.ballot import Poll, pace_of
 from unwalk.peers.decisions.decided import (
     Said,
+    kept_chapter,
     matter_of,
     read_chapter,
     read_decision,
     read_end,
     words_of,
 )
-from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
+from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to, digest_of
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
 from unwalk.peers.forgetting.erasure import LEFT, Receipt, receipt_of
 from unwalk.peers.handover.checks import HEAD, PROTOCOL
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol.hoplog import longest
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import MESSAGE
@@ -39,12 +41,15 @@ BODY = {
     "agenda-visits": ("number", "after"),
     "agenda-receipt": ("number",),
     "agenda-left": ("number", "receipt"),
+    "agenda-leaver": ("number", "peer"),
     "agenda-ready": ("number",),
 }
 AT_ONCE = 3
 """Decided chapters in one answer, at most."""
 PAGE = 40
 """Visits in one answer, at most."""
+A_VISIT = 0.02
+"""Seconds that a peer has for each visit that it is asked for, besides ``limits.connect``."""
 MARK = b'"kind":"agenda-'
 SELDOM = 0.5
 """Seconds between two times that messages of others make this peer ask for chapters."""
@@ -60,12 +65,17 @@ class Council:
         self.clerk = Clerk(progress.bundle, progress.trust)
         self.run_id = progress.network.run_id
         self.known = history.agenda(progress.store)
-        self.specs = [self.read(n, text).spec for n, (text, _) in enumerate(self.known, 1)]
+        peers = len(progress.network.peers)
+        self.specs = [kept_chapter(text, peers) for text, _ in self.known]
         self.rate = Rate(progress.network.limits.messages)
         self.asked = -SELDOM
         self.told: dict[int, float] = {}
         self.judged: dict[str, tuple[float, bool]] = {}
         self.catching = False
+        self.hearing = False
+        self.fetching = asyncio.Lock()
+        self.sources = [p for p in range(peers) if p != progress.me]
+        self.written: set[str] = set()
         self.fork: str | None = None
         self.wish: str | None = None
         self.moved = asyncio.Event()
@@ -109,8 +119,9 @@ class Council:
         then, good = self.judged.get(text, (-FRESH, False))
         if monotonic() - then >= FRESH:
             try:
-                spec = self.read(len(self.known) + 1, text).spec
-                good = self.stands_for(spec)
+                trust, number = self.progress.trust, len(self.known) + 1
+                spec = read_chapter(trust, self.run_id, number, text, voted_on=True).spec
+                good = self._is_mine(spec, text) and self.stands_for(spec)
             except UnwalkError:
                 good = False
             if len(self.judged) > 4 * len(self.progress.network.peers):
@@ -118,22 +129,35 @@ class Council:
             self.judged[text] = (monotonic(), good)
         return good
 
-    def _decided(self, text: str, decision: de.Decision) -> None:
-        self._keep(len(self.known) + 1, text, decision)
+    def _is_mine(self, spec: Spec, text: str) -> bool:
+        """Whether this peer wrote a chapter in its own name, or it is in another's.
 
-    def _keep(self, number: int, text: str, decision: de.Decision) -> None:
-        progress, signed = self.progress, self.read(number, text)
+        What it voted for it wrote: after a new start nothing else tells.
+        """
+        me, state, value = self.progress.me, self.poll.state, digest_of(text)
+        if spec.holder != me or value in self.written:
+            return True
+        votes = state.votes.union(*state.chain, *state.proof)
+        return any(vote.voter == me and vote.value == value for vote in votes)
+
+    def _decided(self, text: str, decision: de.Decision) -> None:
+        spec = kept_chapter(text, len(self.progress.network.peers))
+        self._keep(len(self.known) + 1, text, spec, decision)
+
+    def _keep(self, number: int, text: str, spec: Spec, decision: de.Decision) -> None:
+        progress = self.progress
         record = decision_to(decision)
         history.put_chapter(progress.store, number, text, record)
         self.known.append((text, record))
-        self.specs.append(signed.spec)
+        self.specs.append(spec)
         self.wish = None
+        self.written.clear()
         self.judged.clear()
         self.poll = self._open()
         self.moved.set()
         self.moved = asyncio.Event()
         progress.store.fault("chapter decided")
-        progress.journal.write("chapter decided", chapter=number, to=signed.spec.peer)
+        progress.journal.write("chapter decided", chapter=number, to=spec.peer)
         progress.wake.set()
 
     def learn(self, number: int, text: Any, record: Any) -> None:
@@ -148,7 +172,7 @@ class Council:
         with codec.reading("a decided chapter"):
             signed, decision = read_decision(trust, self.run_id, number, self.specs, text, record)
         if known is None:
-            self._keep(number, signed.text, decision)
+            self._keep(number, signed.text, signed.spec, decision)
             return
         matter = matter_of(progress.network, number, self.specs)
         own_decision = decision_from(known[1], trust, self.run_id, matter)
@@ -237,12 +261,12 @@ class Council:
             return {"ready": progress.ready(number)}
         if kind == "agenda-receipt":
             return {"receipt": self._receipt(number)}
+        if kind == "agenda-leaver":
+            peer = codec.whole(record["peer"], "peer", high=len(progress.network.peers) - 1)
+            receipts = history.receipts_of(progress.store, history.LEAVERS)
+            return {"receipt": receipts.get(progress.network.peers[peer].name)}
         if kind == "agenda-visits":
-            after = codec.whole(record["after"], "after")
-            visits = []
-            if number < len(progress.runs):
-                visits = history.visits_of(progress.store, progress.runs[number], after, PAGE)
-            return {"visits": visits}
+            return {"visits": self._page(number, codec.whole(record["after"], "after"))}
         if kind == "agenda-end":
             known = number < len(progress.runs)
             end = history.end_decision(progress.store, progress.runs[number]) if known else None
@@ -275,6 +299,16 @@ class Council:
         history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
         progress.left.add(sender)
         progress.journal.write("left", sender=sender)
+
+    def _page(self, number: int, after: int) -> list[dict[str, Any]]:
+        """Visits of a chapter that follow the first ``after``, as many as one answer holds."""
+        progress = self.progress
+        if number >= len(progress.runs):
+            return []
+        visits = history.visits_of(progress.store, progress.runs[number], after, PAGE)
+        while len(visits) > 1 and len(codec.dump({"visits": visits})) > MESSAGE:
+            visits = visits[: len(visits) // 2]
+        return visits
 
     def _receipt(self, number: int) -> dict[str, Any] | None:
         progress = self.progress
@@ -320,6 +354,7 @@ class Council:
         if wish != self.wish:
             self.wish = wish
             if wish is not None:
+                self.written.add(digest_of(wish))
                 self.progress.store.fault("chapter proposed")
 
     def offered(self) -> list[Spec]:
@@ -395,35 +430,74 @@ class Council:
             return closing
         return None
 
-    async def fetch_visits(self, number: int, count: int, base: int) -> bool:
-        """Ask others for the visits of a chapter; whether all ``count`` are here now.
+    async def ask_who_left(self, peer: int, leavers: Iterable[int]) -> None:
+        """Have a peer that counts others out show their own word that they left."""
+        if self.hearing:
+            return
+        self.hearing = True
+        try:
+            for leaver in leavers:
+                message = self.words("agenda-leaver", number=0, peer=leaver)
+                record = await self.ask(peer, message, "receipt")
+                if record is not None:
+                    self._hear_told(peer, leaver, record)
+        finally:
+            self.hearing = False
 
-        They have to be those that the peers decided on when the chapter ended.
-        """
+    def _hear_told(self, peer: int, leaver: int, record: Any) -> None:
+        """A peer shows another's word that it left: signed with a certificate that is good now."""
         progress = self.progress
+        try:
+            with codec.reading("a receipt"):
+                progress.trust.identity(Receipt.from_json(record).certificate)
+                self.hear_left(leaver, record)
+        except UnwalkError as error:
+            progress.journal.refused(peer, error)
+
+    async def fetch_visits(self, number: int, count: int, base: int) -> bool:
+        """Ask one peer after the other for a chapter's visits; whether all ``count`` are here now.
+
+        They have to be those that the peers decided on when the chapter ended.  Each peer has so
+        much time for all of them; who is slow, or wrong, is asked last the next time.
+        """
+        progress, limits = self.progress, self.progress.network.limits
         run, closing = progress.runs[number], await self.have_end(number)
         if closing is None:
             return False
-        for peer in range(len(progress.network.peers)):
-            if peer == progress.me:
-                continue
-            visits: list[Any] = []
-            while len(visits) < count:
-                message = self.words("agenda-visits", number=number, after=len(visits))
-                page = await self.ask(peer, message, "visits")
-                if not isinstance(page, list) or not page:
-                    break
-                visits += page
+        for peer in list(self.sources):
             try:
-                if len(visits) != count:
-                    continue
-                with codec.reading("a visit"):
-                    for place, visit in enumerate(visits, 1):
-                        history.check_visit(progress.trust, visit, run, base + place)
-                    if visits_digest(visits) != closing.visits:
-                        raise Refused("those visits are not the ones that were decided on.")
-            except UnwalkError:
-                continue
-            history.put_visits(progress.store, run, visits)
-            return True
+                async with asyncio.timeout(limits.connect + A_VISIT * count):
+                    visits = await self._visits_from(peer, number, count, base)
+                if len(visits) >= count and visits_digest(visits) != closing.visits:
+                    raise Refused("those visits are not the ones that were decided on.")
+            except UnwalkError as error:
+                progress.journal.refused(peer, error)
+            except TimeoutError:
+                progress.journal.refused(peer, Refused("its visits did not come in time."))
+            else:
+                if len(visits) == count:
+                    history.put_visits(progress.store, run, visits)
+                    return True
+            self.sources.remove(peer)
+            self.sources.append(peer)
         return False
+
+    async def _visits_from(
+        self, peer: int, number: int, count: int, base: int
+    ) -> list[dict[str, Any]]:
+        """The visits that a peer shows of a chapter, each looked at as it comes; all, if it can."""
+        progress, run = self.progress, self.progress.runs[number]
+        visits: list[dict[str, Any]] = []
+        while len(visits) < count:
+            message = self.words("agenda-visits", number=number, after=len(visits))
+            page = await self.ask(peer, message, "visits")
+            if not page:
+                break
+            for visit in codec.listed(page, "visits", most=PAGE):
+                place = len(visits) + 1
+                with codec.reading("a visit"):
+                    history.check_visit(progress.trust, visit, run, base + place)
+                    if len(canonical(visit["visit"])) > longest(place):
+                        raise Corrupt(f"visit {place} is too long.")
+                visits.append(visit)
+        return visits

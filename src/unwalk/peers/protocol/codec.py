@@ -25,6 +25,8 @@ DIGEST_LENGTH = 64
 LARGEST = 1 << 31
 LAST_GENERATION = 1 << 30
 """The highest number of a generation: a state that holds it, or the next one, can be read."""
+EPSILONS, DELTAS = (1e-6, 1e6), (1e-30, 0.999)
+"""The least and the largest budget of a certified request: less would be noise and nothing else."""
 LONGEST_LINEAGE = 4096
 DEEPEST = 12
 

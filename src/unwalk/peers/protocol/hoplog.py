@@ -23,9 +23,10 @@ SIGNATURE = 128
 LONGEST_ENTRY = 8 << 10
 """Characters of an entry's body besides its lineage and the sightings in it.
 
-A visit needs a thousand and a few hundred for each of its events, of which it has a handful.  The
-first one of a walk names all that travels with the token, and may be as long as any message.
+A visit needs a thousand and a few hundred for each of its events, of which it has a handful.
 """
+LONGEST_FIRST = 64 << 10
+"""The same of a walk's first visit, which names all buffers that travel with the token."""
 Entry = dict[str, Any]
 Signer = Callable[[bytes], bytes]
 
@@ -170,6 +171,11 @@ def _check_body(body: dict[str, Any]) -> None:
             raise Corrupt("a log entry lacks the signature that outlives it, or a digest.")
 
 
+def longest(hop: Any) -> int:
+    """Characters that the entry of a walk's visit number ``hop`` may have."""
+    return LONGEST_FIRST if hop == 1 else LONGEST_ENTRY
+
+
 def parse_entry(record: Any) -> Entry:
     """Check the form and the chain value of an entry, not yet who signed it."""
     if not isinstance(record, dict) or set(record) != {"body", "chain", "signature", "certificate"}:
@@ -183,16 +189,16 @@ def parse_entry(record: Any) -> Entry:
         raise Corrupt("a log entry does not say what it follows.")
     try:
         text = canonical(body)
-        size = 0 if body.get("hop") == 1 else len(text)
-        if size > LONGEST_ENTRY:
+        size, most = len(text), longest(body.get("hop"))
+        if size > most:
             grows = ("lineage", "sightings")  # these have bounds of their own
             size = len(canonical({k: v for k, v in body.items() if k not in grows}))
     except (ValueError, TypeError, RecursionError) as error:
         raise Corrupt("the body of a log entry cannot be written as JSON.") from error
     if len(record["signature"]) > SIGNATURE:
         raise Corrupt(f"a log entry's signature is longer than {SIGNATURE} characters.")
-    if size > LONGEST_ENTRY:
-        raise Corrupt(f"a log entry has {size} characters; allowed: up to {LONGEST_ENTRY}.")
+    if size > most:
+        raise Corrupt(f"a log entry has {size} characters; allowed: up to {most}.")
     if _digest(previous, text) != record["chain"]:
         raise Corrupt("a log entry does not match its chain value.")
     _check_body(body)

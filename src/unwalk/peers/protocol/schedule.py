@@ -28,6 +28,8 @@ from unwalk.peers.protocol import codec
 
 MOST_REQUESTS = 256
 """Requests in one chapter, at most: more wait for the next."""
+MOST_RECORDS = 1 << 25
+"""Records that one chapter forgets, at most: more than that many requests can name."""
 NO_TOKEN = "0" * 64
 """Stands where a digest would tell about a model that must be forgotten."""
 METHODS = {record.name: record.grade for record in methods.METHODS.values() if record.line}
@@ -111,14 +113,16 @@ class Spec:
         spec = Spec(
             method=method,
             grade=grade,
-            epsilon=_budget(found["epsilon"], "epsilon", grade),
-            delta=_budget(found["delta"], "delta", grade),
+            epsilon=_budget(found["epsilon"], "epsilon", grade, *codec.EPSILONS),
+            delta=_budget(found["delta"], "delta", grade, *codec.DELTAS),
             requests=tuple(requests),
             left=_left(found["left"], peers),
             void=False,
             **numbers,
             **who,
         )
+        if spec.records > MOST_RECORDS:
+            raise Corrupt(f"a chapter forgets more than {MOST_RECORDS} records.")
         if spec.number < 1 or spec.hops < 1 or spec.position > spec.before:
             raise Corrupt("a chapter's number, hops or position are out of range.")
         if spec.holder in spec.left and spec.holder != spec.peer:
@@ -138,12 +142,12 @@ def _left(value: Any, peers: int) -> tuple[int, ...]:
     return left
 
 
-def _budget(value: Any, name: str, grade: str) -> float | None:
+def _budget(value: Any, name: str, grade: str, low: float, high: float) -> float | None:
     if grade == "exact":
         if value is not None:
             raise Corrupt(f"an exact chapter spends no {name}.")
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e6:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise Corrupt(f"a chapter's {name} is out of range.")
     return float(value)
 

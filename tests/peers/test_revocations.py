@@ -1,0 +1,117 @@
+"""Certificates that were revoked, for chapters that are voted on or were decided before."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.peers.deletions import ask, ended, hamlet, trained_on
+from tests.peers.liars import Liar
+from unwalk.core.errors import InvalidInput
+from unwalk.core.transcript import canonical
+from unwalk.peers.decisions.decided import words_of
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol.schedule import Spec
+from unwalk.peers.provision import next_chapter, revoke, rotate
+
+VICTIM, MEMBER = 1, 2
+
+
+def chapter_by(bundle: Bundle, spec: Spec) -> str:
+    """A chapter that was signed with the keys of a bundle."""
+    signature = bundle.sign(words_of(bundle.network.run_id, spec)).hex()
+    pem = bundle.certificate_pem.decode()
+    return canonical({"spec": spec.to_json(), "signature": signature, "certificate": pem})
+
+
+def leaves(hops: int) -> Spec:
+    """A chapter in which the victim says that it leaves."""
+    who = ("restart", "exact", None, None, ("stolen",), 1, hops, 0, hops, VICTIM)
+    return Spec(1, VICTIM, *who, left=(VICTIM,))
+
+
+@pytest.mark.parametrize("with_chapter", [True, False], ids=["default", "without-a-chapter"])
+def test_a_stolen_key_that_was_rotated_signs_no_chapter_any_more(tmp_path, with_chapter):
+    """Its thief would have its owner counted out; nobody votes for that."""
+
+    async def script(here):
+        await here.until(here.trained)
+        stolen = Bundle.read(here.folder / f"peer-{VICTIM}")
+        await here.crash(VICTIM)
+        rotate(here.folder, f"peer-{VICTIM}")
+        fresh = Bundle.read(here.folder / f"peer-{VICTIM}")
+        network = fresh.network
+        if not with_chapter:  # a network file from before there was a default
+            network = replace(network, revoked=dict.fromkeys(network.revoked))
+        here.start(VICTIM)
+        await here.until(lambda: VICTIM in here.memory.handlers)
+        for chapters in here.peers.values():
+            chapters.trust.network = network
+        text = chapter_by(stolen, leaves(here.peers[0].book.hops))
+        liar = Liar(here.folder, MEMBER, here.memory.at(MEMBER))
+        poll = liar.shown(liar.matter(1), [], offer=text)
+        for peer in (0, 1, 3):
+            await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
+        assert not any(here.peers[p].council._judge(text, False) for p in (0, 1, 3))
+        ask(here, VICTIM, "r", *trained_on(here, VICTIM)[:1])
+        await here.until(ended(here, r=VICTIM))
+        assert here.stage(VICTIM, "r") == "done"
+        assert [s.left for s in here.peers[0].specs] == [()]
+        assert list(fresh.network.revoked.values()) == [1], "the next chapter"
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+def test_a_peer_votes_for_no_chapter_in_its_name_that_it_did_not_write(tmp_path):
+    """Its key was stolen and nobody knows yet; what it writes itself it stands for."""
+
+    async def script(here):
+        await here.until(here.trained)
+        victim = here.peers[VICTIM]
+        text = chapter_by(victim.bundle, leaves(victim.book.hops))
+        assert here.peers[0].council._judge(text, False), "others cannot tell"
+        assert not victim.council._judge(text, False)
+        plain = replace(leaves(victim.book.hops), left=())
+        victim.council.propose(plain)
+        assert victim.council._judge(victim.council.write(plain), False)
+        await here.until(lambda: len(victim.specs) == 1)
+        assert victim.specs[0] == plain
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+def test_peers_start_again_when_a_chapter_before_is_covered_by_a_revocation(tmp_path):
+    """What a peer has decided on it does not judge anew, and the others go on."""
+
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, MEMBER, "r", *trained_on(here, MEMBER)[:1])
+        await here.until(ended(here, r=MEMBER))
+        for peer in range(4):
+            await here.crash(peer)
+        revoke(here.folder, f"peer-{MEMBER}", chapter=1)
+        for peer in (0, 1, 3):
+            here.start(peer)
+        ask(here, 0, "s", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "s") == "erasing")
+        assert [s.peer for s in here.peers[0].specs] == [MEMBER, 0]
+        assert next_chapter(here.folder) == 3
+
+    hamlet(tmp_path, script, train__hops=6)
+
+
+def test_which_chapter_is_next_is_not_guessed(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        assert next_chapter(here.folder) == 1
+        await asyncio.gather(*(here.crash(p) for p in range(2)))
+        for peer in range(2):
+            (here.folder / f"peer-{peer}" / "store" / "state.sqlite").write_bytes(b"x" * 4096)
+        before = (here.folder / "peer-1" / "signing.key").read_bytes()
+        with pytest.raises(InvalidInput, match=r"cannot be read .*; give --chapter"):
+            rotate(here.folder, "peer-1")
+        assert (here.folder / "peer-1" / "signing.key").read_bytes() == before
+
+    hamlet(tmp_path, script, peers=2, train__hops=4)
