@@ -20,7 +20,7 @@ from unwalk.peers.decisions.decided import (
     read_end,
     words_of,
 )
-from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
+from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to, digest_of
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
 from unwalk.peers.forgetting.erasure import LEFT, Receipt, receipt_of
 from unwalk.peers.handover.checks import HEAD, PROTOCOL
@@ -102,6 +102,7 @@ class Council:
             told=self._decided,
             tell=self._show,
             pace=pace_of(progress.network.limits),
+            digest=lambda text: digest_of(self.read(number, text).text),
         )
 
     def _judge(self, text: str, polled: bool) -> bool:
@@ -284,7 +285,11 @@ class Council:
         return None if receipt is None else receipt.to_json()
 
     def _from(self, number: int) -> list[Any]:
-        return [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+        """Decided chapters from ``number`` on, as many as an answer has room for."""
+        found = [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+        while len(found) > 1 and len(codec.dump({"decided": found})) > MESSAGE:
+            found.pop()
+        return found
 
     # Questions
 

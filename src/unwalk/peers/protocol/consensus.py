@@ -450,9 +450,7 @@ def _next(state: State, rules: Rules, good: Collection[str]) -> State:
         seen = head(state.chain)
         if seen is not None and seen[0] == state.round and seen[1] in good:
             foreign, state = _bound(state, seen[1]), cast(state, PRECOMMIT, seen[1], seen[2])
-            return replace(
-                state, step=PRECOMMIT, locked=state.round, lock=seen[1], foreign=foreign
-            )
+            return replace(state, step=PRECOMMIT, locked=state.round, lock=seen[1], foreign=foreign)
         if NIL in dict(quorums(state, rules, PREVOTE)):
             return replace(cast(state, PRECOMMIT, NIL, NEVER), step=PRECOMMIT)
     if state.step == PRECOMMIT and NIL in dict(quorums(state, rules, PRECOMMIT)):
