@@ -5,6 +5,7 @@ The peers here are polls alone, with real keys, stores and messages, and a clock
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterable
@@ -15,13 +16,24 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import network
-from tests.peers.liars import Liar
+from tests.peers import deletions
+from tests.peers.deletions import ask, hamlet, trained_on
+from tests.peers.harness import network, town
+from tests.peers.liars import Liar, lying
+from unwalk.cli.forgetting import _hand_in
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.decisions import ballot
 from unwalk.peers.decisions.ballot import Poll
 from unwalk.peers.decisions.decided import matter_of, read_chapter
-from unwalk.peers.decisions.votes import LONGEST_TEXT, Clerk, Writer, decision_to, digest_of
+from unwalk.peers.decisions.votes import (
+    LONGEST_TEXT,
+    VOTER,
+    Clerk,
+    Writer,
+    decision_to,
+    digest_of,
+)
+from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
@@ -150,17 +162,54 @@ def proposals(room, texts, *peers):
         room.lie([vote], *peers, texts=[text])
 
 
-def test_two_proposals_with_long_texts_stop_nobody(room):
-    proposals(room, ["\x01" * (40 << 10), "\x02" * (40 << 10)], 0, 2, 3)
+def long_ones(chapter):
+    """Texts that are six times as long in a message, and chapters as long as there are."""
     ids = [f"{n:064d}" for n in range(MOST_REQUESTS)]
-    proposals(room, [room.chapter(requests=ids), room.chapter(requests=ids[::-1])], 0, 2, 3)
-    room.stands = set()
-    room.wishes[0] = room.chapter(0, ids)
-    room.turns(3)
-    for peer in (0, 2, 3):
-        room.start(peer)
-    room.stands = {0, 2, 3}
-    room.ends()
+    return ["\x01" * (40 << 10), "\x02" * (40 << 10), chapter(ids), chapter(ids[::-1])]
+
+
+def test_two_proposals_with_long_texts_stop_nobody(tmp_path):
+    """Each honest peer kept both, and what it showed with them could be read by nobody."""
+
+    async def script(here):
+        await here.until(here.trained)
+        liar = Liar(here.folder, LIAR, here.memory.at(LIAR))
+        spec = liar.against(3, 12)
+        for text in long_ones(lambda ids: liar.chapter(replace(spec, requests=tuple(ids)))):
+            vote = Vote(PROPOSE, 0, digest_of(text), NEVER, LIAR)
+            poll = liar.shown(liar.matter(1), [vote], texts=[text])
+            for peer in (0, 2, 3):
+                await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
+        await here.crash(LIAR)  # it need not be there any more
+        polls = [here.peers[p].council.poll for p in (0, 2, 3)]
+        assert all(len(codec.dump(poll.record())) < MESSAGE // 2 for poll in polls)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "r") in ("erasing", "done"))
+
+    hamlet(tmp_path, script)
+
+
+@pytest.mark.soak
+def test_nor_real_processes(tmp_path):
+    folder = tmp_path / "net"
+    made = deletions.network(folder, lease=2.0)
+    with town(folder, made) as here:
+        for peer in range(4):
+            here.start(peer)
+        here.until(here.finished, timeout=90)
+
+        async def lies():
+            async with lying(folder, LIAR) as liar:
+                spec = liar.against(3, 12)
+                for text in long_ones(lambda ids: liar.chapter(replace(spec, requests=tuple(ids)))):
+                    vote = Vote(PROPOSE, 0, digest_of(text), NEVER, LIAR)
+                    poll = liar.shown(liar.matter(1), [vote], texts=[text])
+                    message = liar.words("agenda-decide", number=1, poll=poll)
+                    await liar.tell_all((0, 2, 3), message)
+
+        asyncio.run(lies())
+        _hand_in(folder / "peer-0", RequestForm("r", tuple(deletions.ids_of(0, 5, 6)), "exact"))
+        here.until(lambda: here.state(0)["requests"].get("done", 0) == 1, timeout=90)
 
 
 def test_texts_that_were_kept_before_are_read_again(room):
@@ -253,13 +302,16 @@ def test_a_vote_of_a_revoked_member_poisons_no_message(room):
 
 def test_nor_after_a_start_with_it(room):
     revoked_votes(room)
-    room.wishes[0] = room.chapter(0)
+    room.now += LONG
     for peer in (0, 2, 3):
+        room.wishes[peer] = room.chapter(peer)
         room.polls[peer].step()
+        kept, _ = ballot.stored(room.polls[peer].store, room.matter.name) or ({}, {})
+        assert LIAR in {vote[VOTER] for vote in kept["votes"]}, "written down beside its own vote"
     revoke(room.folder, f"peer-{LIAR}", chapter=1)
     for peer in (0, 2, 3):
         room.start(peer)
-    room.ends(room.wishes[0])
+    room.ends()
 
 
 def test_a_lock_outlives_the_votes_of_a_revoked_member(room):
@@ -331,8 +383,8 @@ def test_a_quorum_for_what_nobody_can_read_any_more_stops_nobody(room):
 
 
 def pem_of(peer: int, number: int) -> str:
-    """As long as a certificate with the longest names; all different."""
-    body = hashlib.sha512(f"{peer} {number}".encode()).hexdigest() * 9
+    """A little longer than a certificate with the longest names (908); all different."""
+    body = hashlib.sha512(f"{peer} {number}".encode()).hexdigest() * 7
     lines = [body[n : n + 64] for n in range(0, len(body), 64)]
     return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----", ""])
 
@@ -346,7 +398,9 @@ class Hostile:
     def vote(self, kind: str, round: int, value: str, since: int, voter: int) -> Vote:
         number = next(self.numbers)
         signature = hashlib.sha512(str(number).encode()).hexdigest()
-        return Vote(kind, round, value, since, voter, signature, pem_of(voter, number % 2))
+        return Vote(
+            kind, round, value, since, voter, signature, pem_of(voter, int(signature, 16) % 2)
+        )
 
     def all_of(self, kind: str, round: int, value: str, since: int) -> frozenset[Vote]:
         return frozenset(self.vote(kind, round, value, since, p) for p in self.rules.members)
