@@ -31,7 +31,7 @@ from unwalk.peers.protocol.consensus import (
 )
 
 VALUES = ("a", "b")
-Key = tuple[int, str, int, tuple[int, str, int] | None]
+Key = tuple[int, str, int, str, int, tuple[int, str, int] | None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class World:
 
 
 def start(case: Case) -> World:
-    return World(((0, PROPOSE, NEVER, None),) * len(case.honest), frozenset())
+    return World(((0, PROPOSE, NEVER, NIL, NEVER, None),) * len(case.honest), frozenset())
 
 
 @lru_cache
@@ -125,11 +125,12 @@ class Votes:
 
 
 def state_of(case: Case, votes: Votes, peer: int, key: Key) -> de.State:
-    round, step, locked, head = key
+    round, step, locked, lock, foreign, head = key
     own = frozenset(v for v in votes.pool if (v.voter, v.round) == (peer, round))
     chain = () if head is None else votes.chain(*head)
     assert chain is not None
-    return de.State(peer, round, step, locked, own, frozenset(), chain, chain)
+    state = de.State(peer, round, step, locked, own, frozenset(), chain)
+    return replace(state, lock=lock, foreign=foreign)
 
 
 Move = tuple[Key, frozenset[Vote]]
@@ -159,7 +160,8 @@ def result(case: Case, state: de.State) -> Move:
     """
     later = range(state.round + (state.step != PROPOSE), case.rounds)
     leads = state.me in {case.rules.leader(r) for r in later}
-    key = (state.round, state.step, state.locked, de.head(state.chain) if leads else None)
+    head = de.head(state.chain) if leads else None
+    key = (state.round, state.step, state.locked, state.lock, state.foreign, head)
     return key, frozenset(v for v in state.votes if v.voter == state.me)
 
 
@@ -172,17 +174,28 @@ def moves(state: de.State, case: Case, votes: Votes) -> Iterator[de.State]:
         yield de.hear(state, rules, Heard(chains=(chain,)), VALUES)
     if state.step == PROPOSE:
         yield de.timed_out(state, rules, VALUES)
-        if de.may_propose(state, rules):
-            for value in VALUES[: 1 if state.round == 0 else 2]:  # which is called a is all one
-                yield de.propose(state, rules, value, VALUES)
-        for said, proof in _proposals(state, case, votes):
-            heard = Heard(frozenset({said}), chains=(proof,) if proof else ())
-            yield de.hear(state, rules, heard, VALUES)
+        for some in _rivals(state):
+            if de.may_propose(some, rules):
+                for value in VALUES[: 1 if state.round == 0 else 2]:  # which is called a is all one
+                    yield de.propose(some, rules, value, VALUES)
+            for said, proof in _proposals(state, case, votes):
+                heard = Heard(frozenset({said}), chains=(proof,) if proof else ())
+                yield de.hear(some, rules, heard, VALUES)
     if state.step == PREVOTE:
         for some in combinations(_any(case, votes, PREVOTE, state.round), rules.quorum):
             for good in (VALUES, ()):
                 after = de.hear(state, rules, Heard(frozenset(some)), good)
                 yield de.timed_out(after, rules, good) if after.step == PREVOTE else after
+        ahead = frozenset(_any(case, votes, PRECOMMIT, state.round))
+        yield de.timed_out(de.hear(state, rules, Heard(ahead)), rules)
+
+
+def _rivals(state: de.State) -> Iterator[de.State]:
+    """A peer may know of a polka for a third value in any round, or of none: so any reason for a
+    value may be the oldest that will do."""
+    yield state
+    for round in range(state.round):
+        yield replace(state, rival=(frozenset({Vote(PREVOTE, round, "c", NEVER, 0)}),))
 
 
 def _any(case: Case, votes: Votes, kind: str, round: int) -> list[Vote]:
@@ -243,7 +256,7 @@ def explore(case: Case) -> Found:
 def follows(before: Key, after: Key, round: int, kind: str) -> bool:
     """Whether a step belongs to the part of a round that begins in step ``kind``."""
     if kind == PRECOMMIT:  # or on to the next round, from anywhere
-        return before[0] == round and (after[0] == round + 1 or after[3] != before[3])
+        return before[0] == round and (after[0] == round + 1 or after[-1] != before[-1])
     return before[:2] == (round, kind) and after[0] == round
 
 

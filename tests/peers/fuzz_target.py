@@ -186,7 +186,7 @@ class Target:
         """What of the peer's objects a message may change, to put it back without a new start."""
         chapters = self.chapters
         service, council = chapters.service, chapters.council
-        polls = ("state", "texts", "offers", "heard_any", "fork")
+        polls = ("state", "texts", "offers", "fork")
         kept = (
             (service, ("state", "open_move", "arrivals")),
             (service.ends, ("void",)),

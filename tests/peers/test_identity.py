@@ -295,6 +295,13 @@ def test_a_certificate_that_others_keep_has_one_form(made):
         trust.identity("some words\n" + pem)
     with pytest.raises(Refused, match="text around it"):
         trust.identity(pem + pem)
+    for space in ("\n", " ", "\x0b" * 3000, "\x85", "\u2003"):
+        with pytest.raises(Refused, match="text around it"):
+            trust.identity(pem + space)
+        with pytest.raises(Refused, match="text around it"):
+            trust.identity(space + pem)
+    with pytest.raises(Refused, match="text around it"):
+        trust.identity(pem.strip())
     with pytest.raises(Refused, match="characters; allowed: up to 4096"):
         trust.identity(" " * 300_000 + pem)
     raw = bytearray(x509.load_pem_x509_certificate(pem.encode()).public_bytes(Encoding.DER))

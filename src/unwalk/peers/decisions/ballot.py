@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -20,7 +21,6 @@ from unwalk.peers.decisions.votes import (
     LONGEST_TEXT,
     Clerk,
     Matter,
-    digest_of,
     state_from,
     state_to,
 )
@@ -42,6 +42,8 @@ TICK, IDLE = 0.02, 0.1
 SLOWER = 1.25
 LONGEST = 10.0
 """Seconds that a step waits at most; each round waits a little longer than the one before."""
+TEXTS = 2
+"""Texts that are shown with votes: of what is proposed, and of the latest polka."""
 FIELDS = (*HEARD, "texts", "offer")
 
 Tell = Callable[[int, dict[str, Any]], Awaitable[Any]]
@@ -89,7 +91,7 @@ class Poll:
     ``judge`` says whether this peer stands for a value now, given its text and whether a quorum
     has voted for it before.  ``offer`` is what it would have decided itself, if anything.  ``told``
     hears of the decision, once it is written down.  ``tell`` shows something to another peer.
-    ``digest`` makes of a text the value that is voted on.
+    ``digest`` makes of a text the value that is voted on; a text that it refuses is not kept.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Poll:
         told: Callable[[str, Decision], None],
         tell: Tell,
         pace: float,
-        digest: Callable[[str], str] = digest_of,
+        digest: Callable[[str], str],
     ) -> None:
         self.clerk, self.store, self.journal, self.matter = clerk, store, journal, matter
         self.judge, self.offer, self.told, self.tell, self.pace = judge, offer, told, tell, pace
@@ -113,11 +115,12 @@ class Poll:
         self.offers: dict[int, str] = {}
         self.fork: str | None = None
         self.forked = asyncio.Event()
-        self.state, self.heard_any = State(self.me), False
+        self.state, self.network = State(self.me), clerk.trust.network
         found = stored(store, matter.name)
         if found is not None:
-            self.state = state_from(found[0], len(clerk.bundle.network.peers))
-            self.texts, self.heard_any = found[1], True
+            state = state_from(found[0], len(clerk.bundle.network.peers))
+            self.texts = found[1] if state.decided else self._read(found[1].values())
+            self.state = clerk.sign(matter, clerk.in_force(matter, state))
         self.since = monotonic()
         self.news = asyncio.Event()
 
@@ -136,15 +139,41 @@ class Poll:
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to decide, as far as is known here."""
-        return self.heard_any or self.offer() is not None
+        """Whether there is anything to decide that this peer can help with.
+
+        A vote or a wish of another that this peer does not stand for is no reason to let a round
+        go by; a quorum's vote is, and a decision that others may not know.
+        """
+        state = self.state
+        if state.decided is not None or state.chain or state.locked != de.NEVER:
+            return True
+        wished = (text for text in self.offers.values() if self.judge(text, False))
+        return self.offer() is not None or bool(self._good(state)) or any(wished)
 
     def _named(self, state: State) -> set[str]:
-        """The values that matter now: proposed, voted for, or decided."""
+        """The values that matter now: proposed, voted for, locked on, or decided."""
         if state.decided is not None:
             return {state.decided.value}
-        proposed = {v.value for v in state.votes if v.kind == de.PROPOSE}
-        return proposed | _polled(state)
+        return _proposed(state) | _polled(state) | ({state.lock} - {de.NIL})
+
+    def _shown(self, state: State) -> set[str]:
+        """The values whose texts others need; a leader that proposes two has none of them shown."""
+        if state.decided is not None:
+            return {state.decided.value}
+        proposed, found = _proposed(state), de.head(state.chain)
+        return (proposed if len(proposed) == 1 else set()) | (
+            set() if found is None else {found[1]}
+        )
+
+    def _read(self, texts: Iterable[str]) -> dict[str, str]:
+        """Texts by the values that they stand for, without those that are refused here."""
+        found = {}
+        for text in texts:
+            try:
+                found[self.digest(text)] = text
+            except UnwalkError as error:
+                self.journal.write("refused", reason=str(error)[:300])
+        return found
 
     def _good(self, state: State) -> set[str]:
         """The values that this peer stands for."""
@@ -154,33 +183,53 @@ class Poll:
     # What is shown
 
     def record(self) -> dict[str, Any]:
-        """All that another peer is shown."""
-        named = sorted(self._named(self.state))
-        texts = [self.texts[v] for v in named if v in self.texts]
+        """All that another peer is shown; as long as a message may be, whoever lies."""
+        self._look_again()
+        texts = [self.texts[v] for v in sorted(self._shown(self.state)) if v in self.texts]
         offer = self.offer() if self.state.decided is None and self.counts else None
         return {**self.clerk.show(self.state), "texts": texts, "offer": offer}
 
     def hear(self, sender: int, record: Any) -> None:
         """Take over what another peer shows; refused where anything in it is wrong."""
+        self._look_again()
         found = codec.fields_of(record, "what a peer shows", *FIELDS)
-        texts = codec.listed(found["texts"], "texts", most=3)
-        for text in (*texts, *([] if found["offer"] is None else [found["offer"]])):
-            if not isinstance(text, str) or not text.isascii() or len(text) > LONGEST_TEXT:
+        texts = codec.listed(found["texts"], "texts", most=TEXTS)
+        offers = [] if found["offer"] is None else [found["offer"]]
+        for text in (*texts, *offers):
+            if not isinstance(text, str) or not text.isascii() or long_text(text):
                 raise Corrupt("a value is no short plain text.")
-        known = {self.digest(text): text for text in texts}
+        known = self._read(text for text in texts if text not in self.texts.values())
         with codec.reading("what a peer shows"):
             heard = self.clerk.heard(self.matter, found, self.state)
         self._check_fork(heard.decided)
         if self.state.decided is not None:
             return
-        if found["offer"] is not None and sender in self.rules.members:
-            self.offers[sender] = found["offer"]
+        fresh = sender in self.rules.members and self.offers.get(sender) not in offers
+        if offers and fresh and self._read(offers):
+            self.offers[sender] = offers[0]
         if heard.decided is not None and heard.decided.value not in {**self.texts, **known}:
             raise Refused("a decision came without what was decided.")
-        if heard.votes or heard.opened or heard.chains or found["offer"] is not None:
-            self.heard_any = True
         self.texts = {**known, **self.texts}
-        self._put(self._stepped(de.hear(self.state, self.rules, heard)))
+        self._put(self._stepped(self._after(heard)))
+
+    def _after(self, heard: de.Heard) -> State:
+        """What follows from what was heard; nothing from votes for what nobody here can read."""
+        latest = de.head(self.state.chain)
+        newer = {c for c in heard.chains if latest is None or _head(c)[0] > latest[0]}
+        unread = {c for c in newer if _head(c)[1] not in self.texts}
+        heard = replace(heard, chains=tuple(c for c in heard.chains if c not in unread))
+        after = de.hear(self.state, self.rules, heard)
+        found = de.head(after.chain)
+        if found is None or found[1] in self.texts:
+            return after
+        votes = frozenset(v for v in heard.votes if v.value in {*self.texts, de.NIL})
+        return de.hear(self.state, self.rules, replace(heard, votes=votes))
+
+    def _look_again(self) -> None:
+        """Once the network file has changed: what was voted with revoked certificates is gone."""
+        if self.network is not self.clerk.trust.network:
+            self.network = self.clerk.trust.network
+            self._put(self.clerk.in_force(self.matter, self.state))
 
     def answer(self, sender: int, record: Any) -> dict[str, Any]:
         """The answer to what another peer shows."""
@@ -257,6 +306,7 @@ class Poll:
 
     def step(self) -> None:
         """What can be done now; a step that has waited long enough ends."""
+        self._look_again()
         if self.state.decided is not None or not self.counts:
             return
         if not self.active:
@@ -315,6 +365,21 @@ class Poll:
             self.journal.refused(peer, error)
             return False
         return True
+
+
+def long_text(text: str) -> bool:
+    """Whether a text is longer in a message than a value may be."""
+    return len(json.dumps(text)) > LONGEST_TEXT
+
+
+def _proposed(state: State) -> set[str]:
+    return {v.value for v in state.votes if v.kind == de.PROPOSE}
+
+
+def _head(chain: de.Chain) -> tuple[int, str, int]:
+    found = de.head(chain)
+    assert found is not None
+    return found
 
 
 def _polled(state: State) -> set[str]:

@@ -10,23 +10,24 @@ votes that stay let nobody test a guess of a model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import canonical
-from unwalk.peers.identity.trust import LONGEST_PEM, Bundle, Trust
+from unwalk.peers.identity.trust import LONGEST_PEM, Bundle, NotInForce, Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.consensus import Chain, Decision, Heard, Rules, State, Vote, Votes
 
 PREFIX = b"unwalk-vote-1:"
-DEEPEST_CHAIN = 64
-LONGEST_TEXT = 40 << 10
+LONGEST_TEXT = 24 << 10
+"""Bytes of a value's text, as it stands in a message; a chapter with 256 requests has 20,000."""
 KNOWN = 8192
 VOTER = 4
 """Where a vote that was written down says whose it is."""
+MOST_CHAINS = 3
 HEARD = ("certificates", "votes", "opened", "chains", "decided")
 
 
@@ -124,7 +125,7 @@ class Reader:
         return frozenset(self.vote(v) for v in codec.listed(record, "votes", most=most))
 
     def chain(self, record: Any) -> Chain:
-        return tuple(self.votes(p) for p in codec.listed(record, "a chain", most=DEEPEST_CHAIN))
+        return tuple(self.votes(p) for p in codec.listed(record, "a chain", most=de.DEEPEST))
 
     def decision(self, record: Any) -> Decision | None:
         if record is None:
@@ -191,36 +192,43 @@ class Clerk(Checker):
         self.bundle = bundle
 
     def sign(self, matter: Matter, state: State) -> State:
-        """The state with this peer's own new votes signed, wherever they stand."""
+        """The state with this peer's own votes signed, wherever they stand: new ones, and those
+        that it cast under an earlier certificate."""
         pem = self.bundle.certificate_pem.decode()
         fresh: dict[Vote, Vote] = {}
 
         def signed(vote: Vote) -> Vote:
-            if vote.signature or vote.voter != state.me:
+            if vote.voter != state.me or (vote.signature and vote.certificate == pem):
                 return vote
             if vote not in fresh:
                 signature = self.bundle.sign(words(self.network, matter, vote)).hex()
                 fresh[vote] = replace(vote, signature=signature, certificate=pem)
             return fresh[vote]
 
-        def all_of(votes: Votes) -> Votes:
-            return frozenset(map(signed, votes))
+        return _each(state, lambda votes: frozenset(map(signed, votes)))
 
-        def chain(polkas: Chain) -> Chain:
-            return tuple(map(all_of, polkas))
+    def in_force(self, matter: Matter, state: State) -> State:
+        """The state without others' votes whose certificates are not in force for the matter.
 
-        decided = state.decided
-        if decided is not None:
-            precommits = all_of(decided.precommits)
-            decided = replace(decided, precommits=precommits, chain=chain(decided.chain))
-        return replace(
-            state,
-            votes=all_of(state.votes),
-            opened=all_of(state.opened),
-            chain=chain(state.chain),
-            proof=chain(state.proof),
-            decided=decided,
-        )
+        Nobody would believe a polka without them.  What this peer cast itself, and its lock, stay.
+        """
+        kept = _each(state, lambda votes: self._valid(matter, votes, state.me))
+
+        def whole(chain: Chain) -> Chain:
+            return chain if de.check_chain(matter.rules, chain) else ()
+
+        chain, proof, rival = whole(kept.chain), whole(kept.proof), whole(kept.rival)
+        return replace(kept, chain=chain, proof=proof, rival=rival, decided=state.decided)
+
+    def _valid(self, matter: Matter, votes: Votes, me: int | None = None) -> Votes:
+        return frozenset(v for v in votes if v.voter == me or self._stands(matter, v))
+
+    def _stands(self, matter: Matter, vote: Vote) -> bool:
+        try:
+            self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
+        except NotInForce:
+            return False
+        return True
 
     def show(self, state: State) -> dict[str, Any]:
         """What others are shown of a state."""
@@ -234,18 +242,47 @@ class Clerk(Checker):
         return {**said, "certificates": writer.certificates}
 
     def heard(self, matter: Matter, record: Mapping[str, Any], state: State) -> Heard:
-        """What somebody shows that matters in ``state``; refused where a signature is not right."""
+        """What somebody shows that matters in ``state``; refused where a signature is not right.
+
+        A vote whose certificate is not in force here is left out: an honest peer that has not
+        heard of its revocation shows it with its own votes.
+        """
         reader = Reader(record["certificates"], len(self.trust.network.peers))
-        chains = codec.listed(record["chains"], "chains", most=2)
+        chains = codec.listed(record["chains"], "chains", most=MOST_CHAINS)
+
+        def valid(votes: Votes) -> Votes:
+            return self._valid(matter, votes)
+
         shown = Heard(
-            reader.votes(record["votes"]),
-            reader.votes(record["opened"]),
-            tuple(reader.chain(c) for c in chains),
+            valid(reader.votes(record["votes"])),
+            valid(reader.votes(record["opened"])),
+            tuple(tuple(map(valid, reader.chain(c))) for c in chains),
             reader.decision(record["decided"]),
         )
         found = de.usable(state, matter.rules, shown)
         self.check_all(matter, found)
         return found
+
+
+def _each(state: State, change: Callable[[Votes], Votes]) -> State:
+    """The state with every set of votes in it changed."""
+
+    def chain(polkas: Chain) -> Chain:
+        return tuple(map(change, polkas))
+
+    decided = state.decided
+    if decided is not None:
+        precommits = change(decided.precommits)
+        decided = replace(decided, precommits=precommits, chain=chain(decided.chain))
+    return replace(
+        state,
+        votes=change(state.votes),
+        opened=change(state.opened),
+        chain=chain(state.chain),
+        proof=chain(state.proof),
+        rival=chain(state.rival),
+        decided=decided,
+    )
 
 
 def state_to(state: State) -> dict[str, Any]:
@@ -256,10 +293,13 @@ def state_to(state: State) -> dict[str, Any]:
         "round": state.round,
         "step": state.step,
         "locked": state.locked,
+        "lock": state.lock,
+        "foreign": state.foreign,
         "votes": writer.votes(state.votes),
         "opened": writer.votes(state.opened),
         "chain": writer.chain(state.chain),
         "proof": writer.chain(state.proof),
+        "rival": writer.chain(state.rival),
         "decided": writer.decision(state.decided),
         "evidence": [[writer.vote(a), writer.vote(b)] for a, b in state.evidence],
     }
@@ -280,4 +320,7 @@ def state_from(record: Mapping[str, Any], peers: int) -> State:
         reader.chain(record["proof"]),
         reader.decision(record["decided"]),
         tuple((reader.vote(a), reader.vote(b)) for a, b in record["evidence"]),
+        record.get("lock", de.NIL),
+        record.get("foreign", record["locked"]),
+        reader.chain(record.get("rival", [])),
     )

@@ -38,6 +38,10 @@ SIGNATURE = 128
 """Digits of a signature."""
 
 
+class NotInForce(Refused):
+    """A certificate of this network that is not valid yet, or any more, or was revoked."""
+
+
 @dataclass(frozen=True)
 class Identity:
     """What a good certificate says."""
@@ -68,7 +72,7 @@ class Trust:
         certificate, identity = self._known[pem]
         ended = certificate.not_valid_after_utc < now() and not past
         if ended or now() < certificate.not_valid_before_utc:
-            raise Refused(
+            raise NotInForce(
                 f"the certificate of {identity.peer} is not valid now: it runs from "
                 f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC."
@@ -76,9 +80,9 @@ class Trust:
         if identity.serial in self.network.revoked:
             first = self.network.revoked[identity.serial]
             if not past:
-                raise Refused(f"the certificate of {identity.peer} was revoked.")
+                raise NotInForce(f"the certificate of {identity.peer} was revoked.")
             if first is not None and chapter is not None and chapter >= first:
-                raise Refused(
+                raise NotInForce(
                     f"the certificate of {identity.peer} was revoked from chapter {first} on."
                 )
         return identity
@@ -134,7 +138,8 @@ class Trust:
 def certificate_from(pem: str) -> x509.Certificate:
     """The certificate in a text that another peer sent; refused unless it is nothing besides.
 
-    A text with more around it would be kept, and handed on, by whoever believes the certificate.
+    A text with more around it, be it white space, would be kept, and handed on, by whoever believes
+    the certificate.
     """
     if len(pem) > LONGEST_PEM:
         raise Refused(f"a certificate has {len(pem)} characters; allowed: up to {LONGEST_PEM}.")
@@ -143,7 +148,7 @@ def certificate_from(pem: str) -> x509.Certificate:
         plain = certificate.public_bytes(serialization.Encoding.PEM).decode()
     except Exception as error:  # the library raises a dozen kinds, some of them bare
         raise Refused("what was presented is no certificate.") from error
-    if pem.strip() != plain.strip():
+    if pem != plain:
         raise Refused("a certificate is not in its one form, or has text around it.")
     return certificate
 

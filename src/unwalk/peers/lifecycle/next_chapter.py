@@ -112,6 +112,7 @@ class Council:
             told=self._decided,
             tell=self._show,
             pace=pace_of(progress.network.limits),
+            digest=lambda text: digest_of(self.read(number, text).text),
         )
 
     def _judge(self, text: str, polled: bool) -> bool:
@@ -318,7 +319,11 @@ class Council:
         return None if receipt is None else receipt.to_json()
 
     def _from(self, number: int) -> list[Any]:
-        return [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+        """Decided chapters from ``number`` on, as many as an answer has room for."""
+        found = [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+        while len(found) > 1 and len(codec.dump({"decided": found})) > MESSAGE:
+            found.pop()
+        return found
 
     # Questions
 

@@ -13,9 +13,13 @@ honest one.  Three rules keep two values from being decided:
 * A peer casts one prevote and one precommit per round, and writes each down before it is told.
 * A vote names the round ``since`` that justifies it: -1 for a value that was never proposed
   before, otherwise the round of an earlier polka for that value, which is shown.  Who precommitted
-  in round r is *locked*: it prevotes for nothing in a later round that names less than r.
+  in round r is *locked*: for another value it prevotes only with a reason from round r or later.
 * A round is entered with a quorum of precommits of the round before, which is shown: nobody can
   open a round alone, nor name one that was never reached.
+
+A value is proposed again with the oldest reason that no lock on another value forbids, as far as
+polkas for others are known, and none is prevoted that names a newer one: so reasons do not pile up
+while a round follows the other, and what a peer shows stays short.
 
 A decision carries its precommits, the polka of its round, and the polkas that justify that one in
 turn.  Two decisions for two values therefore hold, whatever was sent to whom, two votes of more
@@ -35,8 +39,10 @@ NIL = ""
 NEVER = -1
 PROPOSE, PREVOTE, PRECOMMIT = "propose", "prevote", "precommit"
 KINDS = (PROPOSE, PREVOTE, PRECOMMIT)
-MOST_ROUNDS = 4096
-"""Rounds of one decision; without a quorum none is ever left, so that few are seen."""
+MOST_ROUNDS = 1 << 31
+"""Rounds of one decision: more than go by in a hundred years, at a second each half round."""
+DEEPEST = 4
+"""Polkas of a chain, at most: as often may polkas for two values take turns."""
 TWICE = 2
 """Votes of one kind and round that are kept of one peer: the second shows that it lies."""
 
@@ -118,9 +124,10 @@ class State:
     """What a peer must not forget of one decision.
 
     ``votes`` are those of ``round``, its own among them; ``opened`` the precommits with which that
-    round was entered; ``locked`` the last round in which this peer precommitted a value.  ``chain``
-    is the latest polka that is known, with what justifies it; ``proof`` the same for what is
-    proposed now.
+    round was entered; ``locked`` the last round in which this peer precommitted a value, ``lock``
+    that value, ``foreign`` the last round in which it precommitted another.  ``chain`` is the
+    latest polka that is known, with what justifies it; ``rival`` the latest for another value;
+    ``proof`` what justifies the value that is proposed now.
     """
 
     me: int
@@ -133,6 +140,9 @@ class State:
     proof: Chain = ()
     decided: Decision | None = None
     evidence: tuple[Evidence, ...] = ()
+    lock: str = NIL
+    foreign: int = NEVER
+    rival: Chain = ()
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,8 @@ def head(chain: Chain) -> tuple[int, str, int] | None:
 def check_chain(rules: Rules, chain: Chain) -> bool:
     """Whether each polka is a quorum for one value, justified by the one after it."""
     wanted: tuple[int, str] | None = None
+    if len(chain) > DEEPEST:
+        return False
     for polka in chain:
         found = agreeing(rules, polka, PREVOTE)
         if found is None or found[1] == NIL or (wanted is not None and found[:2] != wanted):
@@ -223,6 +235,8 @@ def conflict(one: Vote, other: Vote) -> bool:
     first, later = (one, other) if one.kind == PRECOMMIT else (other, one)
     if first.kind != PRECOMMIT or later.kind != PREVOTE or NIL in (first.value, later.value):
         return False
+    if first.value == later.value:
+        return False
     return later.round > first.round > later.since
 
 
@@ -254,11 +268,11 @@ def hear(state: State, rules: Rules, heard: Heard, good: Collection[str] = ()) -
         return replace(state, decided=heard.decided)
     opens = check_opened(rules, heard.opened)
     if state.round < opens < MOST_ROUNDS:
-        state = _enter(state, opens, heard.opened)
+        state = _enter(state, rules, opens, heard.opened)
     proofs = [c for c in heard.chains if c and check_chain(rules, c)]
     for chain in proofs:
-        state = _know(state, chain)
-    for vote in sorted(heard.votes, key=_order):
+        state = _know(state, rules, chain)
+    for vote in sorted({*heard.votes, *heard.opened}, key=_order):
         state = _merge(state, rules, vote, proofs)
     return advance(state, rules, good)
 
@@ -266,8 +280,8 @@ def hear(state: State, rules: Rules, heard: Heard, good: Collection[str] = ()) -
 def usable(state: State, rules: Rules, heard: Heard) -> Heard:
     """What of ``heard`` could change anything here; the signatures of the rest need no look.
 
-    Whatever somebody sends, this is at most a decision, or a quorum of precommits, two chains and
-    two votes of each kind per peer.
+    Whatever somebody sends, this is at most a decision, or a quorum of precommits, three chains
+    and two votes of each kind per peer.
     """
     decided = heard.decided
     if decided is not None:
@@ -279,19 +293,17 @@ def usable(state: State, rules: Rules, heard: Heard) -> Heard:
     opens = check_opened(rules, heard.opened)
     later = state.round < opens < MOST_ROUNDS
     round, votes = (opens if later else state.round), set[Vote]()
-    for vote in sorted(heard.votes, key=_order):
+    for vote in sorted({*heard.votes, *heard.opened}, key=_order):
         alike = [v for v in votes if (v.kind, v.voter) == (vote.kind, vote.voter)]
         fresh = vote.voter != state.me and vote not in state.votes and len(alike) < TWICE
         if vote.round == round and fresh and well_formed(rules, vote):
             votes.add(vote)
-    latest = head(state.chain)
     since = {v.since for v in votes if v.kind == PROPOSE}
-    chains = []
-    for chain in heard.chains:
-        top = head(chain) if check_chain(rules, chain) else None
-        newer = top is not None and (latest is None or top[0] > latest[0])
-        if top is not None and (newer or top[0] in since):
-            chains.append(chain)
+    chains = [
+        c
+        for c in heard.chains
+        if c and check_chain(rules, c) and (_newer(state, c) or since & {_top(p)[0] for p in c})
+    ]
     opened = heard.opened if later else frozenset()
     return Heard(frozenset(votes), opened, tuple(chains), None)
 
@@ -300,18 +312,64 @@ def _order(vote: Vote) -> tuple[str, int, str, int]:
     return vote.kind, vote.voter, vote.value, vote.since
 
 
-def _enter(state: State, round: int, opened: Votes) -> State:
+def few(rules: Rules, votes: Votes) -> Votes:
+    """A quorum of ``votes``, one of each peer: more need not be shown."""
+    found = {vote.voter: vote for vote in sorted(votes, key=_order, reverse=True)}
+    return frozenset(found[voter] for voter in sorted(found)[: rules.quorum])
+
+
+def _enter(state: State, rules: Rules, round: int, opened: Votes) -> State:
     return replace(
-        state, round=round, step=PROPOSE, votes=frozenset(), opened=opened, proof=state.chain
+        state, round=round, step=PROPOSE, votes=frozenset(), opened=few(rules, opened), proof=()
     )
 
 
-def _know(state: State, chain: Chain) -> State:
-    """Keep the latest polka; one of a round that is not reached yet is not needed."""
+def _top(polka: Votes) -> tuple[int, str, int]:
+    return next(iter(polka)).subject
+
+
+def _newer(state: State, chain: Chain) -> bool:
+    """Whether a chain tells of a later polka than is known: of any, or for another value."""
+    known, rival, found = head(state.chain), head(state.rival), head(chain)
+    if found is None or known is None or found[0] > known[0]:
+        return found is not None
+    return found[1] != known[1] and (rival is None or found[0] > rival[0])
+
+
+def _know(state: State, rules: Rules, chain: Chain) -> State:
+    """Keep the latest polkas; one of a round that is not reached yet is not needed."""
     found, known = head(chain), head(state.chain)
-    if found is None or found[0] > state.round or (known is not None and found[0] <= known[0]):
+    if found is None or found[0] > state.round or not _newer(state, chain):
         return state
-    return replace(state, chain=chain)
+    chain = tuple(few(rules, polka) for polka in chain)
+    if known is None or found[0] > known[0]:
+        other = known is not None and known[1] != found[1]
+        return replace(state, chain=chain, rival=state.chain if other else state.rival)
+    return replace(state, rival=chain)
+
+
+def _tails(chains: Iterable[Chain]) -> Iterator[Chain]:
+    for chain in chains:
+        for place in range(len(chain)):
+            yield chain[place:]
+
+
+def _reason(state: State, chain: Chain) -> Chain:
+    """The oldest part of ``chain`` that justifies its value again: no other has a later polka."""
+    found = head(chain)
+    if found is None:
+        return ()
+    rivals = [top for c in (state.chain, state.rival) if (top := head(c)) and top[1] != found[1]]
+    later = max([_bound(state, found[1]), *(top[0] for top in rivals)])
+    enough = [p for p in range(len(chain)) if _top(chain[p])[0] >= later]
+    if later == NEVER or not enough:
+        return () if later == NEVER else chain[-DEEPEST + 1 :]
+    return chain[enough[-1] :][-DEEPEST + 1 :]
+
+
+def _bound(state: State, value: str) -> int:
+    """The last round in which this peer precommitted another value than ``value``."""
+    return state.foreign if value == state.lock else state.locked
 
 
 def _merge(state: State, rules: Rules, vote: Vote, proofs: Iterable[Chain]) -> State:
@@ -320,13 +378,14 @@ def _merge(state: State, rules: Rules, vote: Vote, proofs: Iterable[Chain]) -> S
     if vote.voter == state.me:  # what it cast itself is written down here, or was never cast
         return state
     if vote.kind == PROPOSE and vote.since != NEVER:
-        proof = next((c for c in (state.chain, *proofs) if shows(c, vote)), None)
-        if proof is None:
+        known = (state.chain, state.rival, *proofs)
+        proof = next((c for c in _tails(known) if shows(c, vote)), None)
+        if proof is None or len(proof) >= DEEPEST:
             return state
         state = replace(state, proof=proof)
     same = [v for v in state.votes if (v.kind, v.voter) == (vote.kind, vote.voter)]
-    known = {e[0].voter for e in state.evidence}
-    if vote.voter not in known:
+    named = {e[0].voter for e in state.evidence}
+    if vote.voter not in named:
         for earlier in (*state.votes, *state.opened, *(v for p in state.chain for v in p)):
             if conflict(earlier, vote):
                 state = replace(state, evidence=(*state.evidence, (earlier, vote)))
@@ -356,18 +415,16 @@ def may_propose(state: State, rules: Rules) -> bool:
 def to_propose(state: State) -> str:
     """The value that has to be proposed because it may have been decided; nothing if any may."""
     found = head(state.chain)
-    return NIL if found is None else found[1]
+    return state.lock if found is None else found[1]
 
 
 def propose(state: State, rules: Rules, value: str, good: Collection[str] = ()) -> State:
     """Propose ``value``, or the one that may have been decided already."""
     if not may_propose(state, rules):
         return state
-    found = head(state.chain)
-    since = NEVER
-    if found is not None:
-        since, value = found[0], found[1]
-        state = replace(state, proof=state.chain)
+    state = replace(state, proof=_reason(state, state.chain))
+    found = head(state.proof)
+    value, since = to_propose(state) or value, NEVER if found is None else found[0]
     return advance(cast(state, PROPOSE, value, since), rules, good)
 
 
@@ -392,22 +449,23 @@ def _next(state: State, rules: Rules, good: Collection[str]) -> State:
     if state.step == PREVOTE:
         seen = head(state.chain)
         if seen is not None and seen[0] == state.round and seen[1] in good:
-            state = cast(state, PRECOMMIT, seen[1], seen[2])
-            return replace(state, step=PRECOMMIT, locked=state.round)
+            foreign, state = _bound(state, seen[1]), cast(state, PRECOMMIT, seen[1], seen[2])
+            return replace(state, step=PRECOMMIT, locked=state.round, lock=seen[1], foreign=foreign)
         if NIL in dict(quorums(state, rules, PREVOTE)):
             return replace(cast(state, PRECOMMIT, NIL, NEVER), step=PRECOMMIT)
     if state.step == PRECOMMIT and NIL in dict(quorums(state, rules, PRECOMMIT)):
-        return _leave(state)
+        return _leave(state, rules)
     return state
 
 
 def quorums(state: State, rules: Rules, kind: str) -> list[tuple[str, Votes]]:
-    """The values that a quorum has voted for in this round, each with those votes."""
+    """The values that a quorum has voted for in this round, each with a quorum of votes."""
     groups: dict[tuple[int, str, int], set[Vote]] = {}
     for vote in state.votes:
         if vote.kind == kind:
             groups.setdefault(vote.subject, set()).add(vote)
-    return [(s[1], frozenset(g)) for s, g in sorted(groups.items()) if len(g) >= rules.quorum]
+    every = [(s[1], few(rules, frozenset(g))) for s, g in sorted(groups.items())]
+    return [(value, votes) for value, votes in every if len(votes) >= rules.quorum]
 
 
 def _see_polka(state: State, rules: Rules) -> State:
@@ -417,11 +475,12 @@ def _see_polka(state: State, rules: Rules) -> State:
         if value == NIL or found is None:
             continue
         vote = next(iter(polka))
-        rest = next((c for c in (state.proof, state.chain) if shows(c, vote)), None)
+        known = (state.proof, state.chain, state.rival)
+        rest = next((c for c in _tails(known) if shows(c, vote)), None)
         if found[2] == NEVER:
-            state = _know(state, (polka,))
-        elif rest is not None:
-            state = _know(state, (polka, *rest))
+            state = _know(state, rules, (polka,))
+        elif rest is not None and len(rest) < DEEPEST:
+            state = _know(state, rules, (polka, *rest))
     return state
 
 
@@ -429,28 +488,36 @@ def _prevote(state: State, rules: Rules, good: Collection[str]) -> State:
     """Vote for what the leader proposes, if this peer stands for it and no lock forbids it."""
     leader = rules.leader(state.round)
     said = [v for v in state.votes if v.kind == PROPOSE and v.voter == leader]
-    if len(said) > 1 or (said and said[0].since < state.locked):
+    if len(said) > 1 or (said and not _allowed(state, said[0])):
         return replace(cast(state, PREVOTE, NIL, NEVER), step=PREVOTE)
     if not said or said[0].value not in good:
         return state
     return replace(cast(state, PREVOTE, said[0].value, said[0].since), step=PREVOTE)
 
 
-def _leave(state: State) -> State:
+def _allowed(state: State, vote: Vote) -> bool:
+    """Whether no lock forbids a proposal, and its reason is not newer than it need be."""
+    if vote.since < _bound(state, vote.value):
+        return False
+    oldest = head(_reason(state, state.proof)) if vote.since != NEVER else None
+    return vote.since == NEVER or (oldest is not None and vote.since <= oldest[0])
+
+
+def _leave(state: State, rules: Rules) -> State:
     """On to the next round, with the precommits of this one to show for it."""
     if state.round + 1 >= MOST_ROUNDS:
         return state
     opened = frozenset(v for v in state.votes if v.kind == PRECOMMIT)
-    return _enter(state, state.round + 1, opened)
+    return _enter(state, rules, state.round + 1, opened)
 
 
 def waits(state: State, rules: Rules) -> bool:
     """Whether a time-out would change anything now."""
     if state.decided is not None:
         return False
-    kind = {PROPOSE: None, PREVOTE: PREVOTE, PRECOMMIT: PRECOMMIT}[state.step]
-    voters = {v.voter for v in state.votes if v.kind == kind}
-    return kind is None or len(voters) >= rules.quorum
+    kinds = (PREVOTE, PRECOMMIT) if state.step == PREVOTE else (PRECOMMIT,)
+    voters = {v.voter for v in state.votes if v.kind in kinds}
+    return state.step == PROPOSE or len(voters) >= rules.quorum
 
 
 def timed_out(state: State, rules: Rules, good: Collection[str] = ()) -> State:
@@ -462,7 +529,7 @@ def timed_out(state: State, rules: Rules, good: Collection[str] = ()) -> State:
     elif state.step == PREVOTE:
         state = replace(cast(state, PRECOMMIT, NIL, NEVER), step=PRECOMMIT)
     else:
-        state = _leave(state)
+        state = _leave(state, rules)
     return advance(state, rules, good)
 
 
@@ -470,5 +537,7 @@ def shown(state: State) -> Heard:
     """All that somebody else needs to be where this peer is."""
     if state.decided is not None:
         return Heard(decided=state.decided)
-    chains = tuple(dict.fromkeys(c for c in (state.chain, state.proof) if c))
-    return Heard(state.votes, state.opened, chains)
+    chains = [c for c in (state.chain, state.rival) if c]
+    if state.proof and state.proof not in _tails(chains):
+        chains.append(state.proof)
+    return Heard(state.votes, state.opened, tuple(chains))
