@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -100,7 +101,7 @@ class Council:
             judge=self._judge,
             offer=lambda: self.wish,
             told=self._decided,
-            tell=self._show,
+            tell=partial(self._show, number),
             pace=pace_of(progress.network.limits),
         )
 
@@ -195,11 +196,11 @@ class Council:
                     raise
             await space.wait()
 
-    async def _show(self, peer: int, record: dict[str, Any]) -> Any:
-        """Show another peer what is known of the next number; what it knows of it."""
-        number = len(self.known) + 1
-        if self.poll.decided is not None:
-            return None
+    async def _show(self, number: int, peer: int, record: dict[str, Any]) -> Any:
+        """Show another peer what is known of a number; what it knows of it, if that is the next.
+
+        A vote that was just decided is shown once more, under its own number.
+        """
         message = self.words("agenda-decide", number=number, poll=record)
         answer = await self._exchange(peer, message)
         self._take_in(number, answer.get("decided"))
