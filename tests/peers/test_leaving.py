@@ -10,7 +10,7 @@ import pytest
 from tests.peers.deletions import ask, check, ended, hamlet, trained_on
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
@@ -53,7 +53,11 @@ def test_peers_leave_one_after_the_other_and_the_rest_goes_on(tmp_path):
     document = check(here, 0, seen["name"])
     assert document["peers"]["pending"] == []
     runs = {r["peer"]: r["run"] for r in document["peers"]["receipts"]}
-    assert {p for p, run in runs.items() if run == LEFT} == {"peer-1", "peer-3", "peer-4"}
+    assert {p for p, run in runs.items() if run == left_of(here.network.run_id)} == {
+        "peer-1",
+        "peer-3",
+        "peer-4",
+    }
     for peer in (1, 3, 4):
         store = here.folder / f"peer-{peer}" / "store"
         assert not list((store / "tokens").iterdir()), "it kept no model"
@@ -150,7 +154,8 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
         await here.until(here.trained)
         words = here.peers[1].council.words
         time = "2026-01-01T00:00:00+00:00"
-        receipt = Receipt("test", LEFT, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
+        left = left_of(here.network.run_id)
+        receipt = Receipt("test", left, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
         message = words("agenda-left", number=0, receipt=receipt.to_json())
         answer = codec.parse(here.peers[0].council.answer(2, message), 1 << 20)
         assert "says that peer-1 has left" in answer["reason"]

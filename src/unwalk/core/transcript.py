@@ -21,6 +21,10 @@ from unwalk.core.errors import Corrupt
 
 FORMAT = 2
 """1 had noise that was not rounded; its certificates are not to be relied on."""
+DEEPEST = 64
+"""Levels of JSON that are read; transcripts and certificates have about ten."""
+LONGEST = 256 << 20
+"""Bytes of a transcript that is read, or of its visits as peers signed them."""
 
 _PEER = may.whole(0, 2**40)
 _COUNT = may.whole()
@@ -64,6 +68,34 @@ HEADER_RANGES = {
 def is_format(said: Any, number: int) -> bool:
     """Whether a document says that it has this format: the whole number, nothing that equals it."""
     return type(said) is int and said == number
+
+
+def read_short(path: Path, longest: int) -> bytes:
+    """The bytes of a file; :class:`Corrupt` where it has more than ``longest``."""
+    with path.open("rb") as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise Corrupt(f"{path.name} has more than {longest >> 20} MiB; no such file is so long.")
+    return data
+
+
+def read_json(text: str | bytes) -> Any:
+    """What a JSON text holds; ValueError where it is none, or nested more deeply than ours is.
+
+    >>> read_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level = [found]
+    for _ in range(DEEPEST):
+        level = [v for v in level if isinstance(v, dict | list)]
+        if not level:
+            return found
+        level = [w for v in level for w in (v.values() if isinstance(v, dict) else v)]
+    raise ValueError("nested too deeply")
 
 
 def canonical(record: dict[str, Any]) -> str:
@@ -208,10 +240,10 @@ class Transcript:
         for number, line in enumerate(lines, 1):
             line = line.rstrip("\n")
             try:
-                record = json.loads(line)
+                record = read_json(line)
                 claimed = record.pop("chain")
                 body = canonical(record)
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise Corrupt(f"transcript line {number} is not a chained record.") from error
             chain = hashlib.sha256((chain + body).encode()).hexdigest()
             if claimed != chain or line != f'{body[:-1]},"chain":"{chain}"}}':
@@ -232,7 +264,7 @@ class Transcript:
     @staticmethod
     def read(path: Path) -> Transcript:
         """The transcript in a file, whose bytes must be those that :meth:`text` gives."""
-        text = path.read_bytes().decode("utf-8")
+        text = read_short(path, LONGEST).decode("utf-8")
         lines = text.split("\n")
         transcript = Transcript.parse(lines if lines[-1] else lines[:-1])
         if transcript.text() != text:

@@ -23,7 +23,7 @@ from unwalk.peers.decisions.decided import (
 )
 from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
-from unwalk.peers.forgetting.erasure import LEFT, Receipt, receipt_of
+from unwalk.peers.forgetting.erasure import Receipt, left_of, receipt_of
 from unwalk.peers.handover.checks import HEAD, PROTOCOL
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
@@ -271,7 +271,7 @@ class Council:
     def hear_left(self, sender: int, record: Any) -> None:
         """Another peer says that it has left, with its receipt; refused unless it signed that."""
         progress, receipt = self.progress, Receipt.from_json(record)
-        if receipt.check(progress.trust, run=LEFT, chapter=0) != sender:
+        if receipt.check(progress.trust, run=left_of(self.run_id)) != sender:
             raise Refused(f"peer {sender} says that {receipt.peer} has left.")
         history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
         progress.left.add(sender)
