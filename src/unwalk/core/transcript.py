@@ -91,11 +91,18 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
     level = [found]
     for _ in range(DEEPEST):
-        level = [v for v in level if isinstance(v, dict | list)]
+        level = [w for v in level for w in _inside(v)]
         if not level:
             return found
-        level = [w for v in level for w in (v.values() if isinstance(v, dict) else v)]
-    raise ValueError("nested too deeply")
+    if any(isinstance(v, dict | list) for v in level):
+        raise ValueError("nested too deeply")
+    return found
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def canonical(record: dict[str, Any]) -> str:
