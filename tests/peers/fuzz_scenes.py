@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from tests.peers.deletions import SETTINGS as RECORDS
 from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
 from unwalk.peers.demo import free_addresses
-from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.credentials import Authority, Keys, now, request
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.protocol import codec
@@ -306,7 +306,8 @@ async def _made_up(record: Record, here: Recorded) -> None:
     ):
         await end.tell(0, message, 5.0)
     time = now().isoformat(timespec="seconds")
-    receipt = Receipt("test", LEFT, 0, bundle.name, (), 0, time).signed(bundle)
+    left = left_of(bundle.network.run_id)
+    receipt = Receipt("test", left, 1, bundle.name, (), 0, time).signed(bundle)
     words = council.words("agenda-left", number=1, receipt=receipt.to_json())
     record.calls.append(Call("tell", "agenda-left", 2, 0, (words,), codec.dump({"left": True})))
     greeting = bytes(range(NONCE))

@@ -11,7 +11,7 @@ import pytest
 from tests.peers.deletions import ask, check, ended, hamlet, trained_on
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
@@ -56,7 +56,11 @@ def test_peers_leave_one_after_the_other_and_the_rest_goes_on(tmp_path):
     document = check(here, 0, seen["name"])
     assert document["peers"]["pending"] == []
     runs = {r["peer"]: r["run"] for r in document["peers"]["receipts"]}
-    assert {p for p, run in runs.items() if run == LEFT} == {"peer-1", "peer-3", "peer-4"}
+    assert {p for p, run in runs.items() if run == left_of(here.network.run_id)} == {
+        "peer-1",
+        "peer-3",
+        "peer-4",
+    }
     for peer in (1, 3, 4):
         store = here.folder / f"peer-{peer}" / "store"
         assert not list((store / "tokens").iterdir()), "it kept no model"
@@ -153,7 +157,8 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
         await here.until(here.trained)
         words = here.peers[1].council.words
         time = "2026-01-01T00:00:00+00:00"
-        receipt = Receipt("test", LEFT, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
+        left = left_of(here.network.run_id)
+        receipt = Receipt("test", left, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
         message = words("agenda-left", number=0, receipt=receipt.to_json())
         answer = codec.parse(here.peers[0].council.answer(2, message), 1 << 20)
         assert "says that peer-1 has left" in answer["reason"]
@@ -173,7 +178,11 @@ def test_who_says_to_one_peer_alone_that_it_has_left_is_counted_out_by_all(tmp_p
     async def script(here):
         await here.until(here.trained)
         time, bundle = "2026-01-01T00:00:00+00:00", here.peers[liar].bundle
-        receipt = Receipt("test", LEFT, 0, bundle.name, (), 0, time).signed(bundle).to_json()
+        receipt = (
+            Receipt("test", left_of(here.network.run_id), 0, bundle.name, (), 0, time)
+            .signed(bundle)
+            .to_json()
+        )
         here.peers[victim].council.hear_left(liar, receipt)
         await here.crash(liar)
         ask(here, victim, "r", *trained_on(here, victim)[:1])
@@ -190,8 +199,16 @@ def test_nobody_is_counted_out_without_its_own_word(tmp_path):
     async def script(here):
         await here.until(here.trained)
         one, other, time = here.peers[0], here.peers[1], "2026-01-01T00:00:00+00:00"
-        forged = Receipt("test", LEFT, 0, "peer-2", (), 0, time).signed(other.bundle).to_json()
-        old = Receipt("test", LEFT, 0, "peer-2", (), 0, time).signed(here.peers[2].bundle).to_json()
+        forged = (
+            Receipt("test", left_of(here.network.run_id), 0, "peer-2", (), 0, time)
+            .signed(other.bundle)
+            .to_json()
+        )
+        old = (
+            Receipt("test", left_of(here.network.run_id), 0, "peer-2", (), 0, time)
+            .signed(here.peers[2].bundle)
+            .to_json()
+        )
         ask(here, 1, "r", *trained_on(here, 1)[:1])
         spec = other.aftermath.plan(other.requests.batch(1))
         assert spec is not None

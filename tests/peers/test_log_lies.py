@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import Village, lived
+from tests.peers.harness import Village, lived, network
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.peers.handover import log_rules
-from unwalk.peers.handover.checks import Offer
+from unwalk.peers.handover.checks import PROTOCOL, Offer
 from unwalk.peers.handover.control_messages import Seen
+from unwalk.peers.handover.log_rules import Succession
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import Parcel, Sighting
-from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, recovery_body
+from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, recovery_body, sign_entry
 from unwalk.peers.storage.store import ARRIVALS, Arrival, Store
+from unwalk.peers.transport.wire import MESSAGE
 
 LIAR, HONEST = 2, (0, 1, 3)
 
@@ -156,8 +160,13 @@ def _sightings(here: Village, service: Service) -> None:
         return log_rules.sign(bundle, service.run_id, 0, "c", said)
 
     assert service.succession.sighted(record(100), 0, "c")[0] == LIAR
+    assert service.succession.sighted(record(4000), 0, "c")[0] == LIAR
+    longer = record(codec.RECENT + 1)
+    longer["sighting"]["lineage"].append([codec.RECENT + 1, LIAR, codec.RECENT + 1])
+    with pytest.raises(Corrupt, match="lineage is no list"):
+        service.succession.sighted(longer, 0, "c")
     with pytest.raises(Refused, match="a sighting has"):
-        service.succession.sighted(record(4000), 0, "c")
+        service.succession.sighted(record(1), 0, "c" * log_rules.LONGEST_SIGHTING)
     padded = record(1)
     padded["signature"] = padded["signature"].replace("a", "a" + " " * 40)
     with pytest.raises(Refused, match="signature is not"):
@@ -282,5 +291,77 @@ def test_numbers_of_generations_end_where_a_peer_can_still_start_again(tmp_path)
         assert any("no generation is left" in str(e.get("reason")) for e in here.events)
         await here.crash(1)
         assert here.start(1).state.fence == (last, 1)
+
+    lived(tmp_path, script, peers=4, lease=60.0)
+
+
+@pytest.mark.parametrize("peers", [4, 37])
+def test_however_many_generations_liars_open_an_honest_peer_can_still_recover(tmp_path, peers):
+    """Each opens all that it may, with the longest numbers there are; the entry fits a message."""
+    made = network(tmp_path / "net", peers=peers)
+    bundles = [Bundle.read(tmp_path / "net" / f"peer-{peer}") for peer in range(peers)]
+    honest, liar, share = 0, 1, log_rules.share_of(peers)
+    start, chain, hop = "0" * 64, "c" * 64, codec.LARGEST - 1
+    work = Work(plan_of(made, None), 0)
+    checks = Succession(bundles[honest].trust(), work, made.rules(), made.run_id, start)
+    first = codec.LAST_GENERATION - peers * share
+    openers = [peer for peer in range(peers) for _ in range(share)][1:]  # one is left to the honest
+    numbered = enumerate(openers, first)
+    before = (((0, honest), 0), *(((number, peer), hop) for number, peer in numbered))
+
+    def opened(peer: int, before: pr.Lineage, known: pr.Lineage = ()) -> Entry:
+        """A generation that a peer opens after all others have signed that they know ``known``."""
+        known = known or before
+        seen = Sighting(known[-1][0], known, (known[-1][0], (hop, 0)))
+        generation = (known[-1][0][0] + 1, peer)
+        body = recovery_body(
+            run=made.run_id,
+            generation=generation,
+            lineage=(*before, (generation, hop)),
+            peer=peer,
+            hop=hop,
+            token=start,
+            lost=-1,
+            sightings=[
+                log_rules.sign(b, made.run_id, peer, chain, seen)
+                for b in bundles
+                if b.index != peer
+            ],
+        )
+        pem = bundles[peer].certificate_pem.decode()
+        return sign_entry(chain, body, bundles[peer].sign, pem)
+
+    entry = opened(honest, before)
+    words = codec.dump({"protocol": PROTOCOL, "run": made.run_id, "kind": "fence", "entry": entry})
+    assert MESSAGE // 4 < len(words) < MESSAGE - 4096
+    stranger = (((0, honest), 0), ((1, liar), 1))
+    for known in (before, stranger):  # also who was led astray believes what others signed
+        assert checks.opening(entry, known)[2][:-1] == before
+    with pytest.raises(Refused, match=f"more than {share} generations"):
+        checks.opening(opened(liar, before), before)
+    other = (*before[:5], *before[6:])
+    with pytest.raises(Refused, match="a lineage that nobody knows"):
+        checks.opening(opened(honest, other, before), stranger)
+
+
+def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path):
+    """Else others would drop their tokens for one that a single peer has."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        await here.until(lambda: any(s.state.stage for s in services))
+        service = next(s for s in services if pr.basis(s.state) is not None)
+        basis = pr.basis(service.state)
+        assert basis is not None
+        service.lookout._recover(0, [])
+        guess = service.talk.words("opening", generation=[1, service.me])
+
+        async def shown() -> Any:
+            return codec.parse(await service.answer(LIAR, guess), 1 << 18)["entry"]
+
+        assert service.state.public is not None
+        assert await shown() is None
+        service.put(replace(service.state, public=None))
+        assert (await shown())["body"]["generation"] == [1, service.me]
 
     lived(tmp_path, script, peers=4, lease=60.0)

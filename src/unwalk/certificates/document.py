@@ -9,7 +9,6 @@ that there is one text to sign.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ from unwalk.certificates.claims import claims_of, phase_that_forgets
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.grades import PROVED
-from unwalk.core.transcript import Hop, Transcript, canonical, is_format
+from unwalk.core.transcript import Hop, Transcript, canonical, is_format, read_json, read_short
 from unwalk.methods import METHODS
 from unwalk.methods.record import NOBODY
 
 FORMAT = 2
 """Format 1 relied on noise that was not rounded; such a run has to be repeated."""
+LONGEST = 64 << 20
+"""Bytes of a certificate that is read: those of peers hold the votes of every chapter so far."""
 FILE, MODEL = "certificate.json", "model.safetensors"
 NOISE = {
     "simulation": "the noise came from a known seed: this is a simulation, which shows what a "
@@ -181,7 +182,7 @@ def text_of(document: dict[str, Any]) -> str:
 def read_certificate(path: Path) -> dict[str, Any]:
     """The document in a file; bytes other than its canonical text are rejected."""
     try:
-        raw = path.read_bytes()
+        raw = read_short(path, LONGEST)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
     return parse_certificate(raw)
@@ -190,9 +191,9 @@ def read_certificate(path: Path) -> dict[str, Any]:
 def parse_certificate(raw: bytes) -> dict[str, Any]:
     """The document in these bytes."""
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Corrupt("the certificate is not JSON.") from error
+        document = read_json(raw)
+    except ValueError as error:
+        raise Corrupt("the certificate is not JSON, or nested too deeply.") from error
     if not isinstance(document, dict) or not is_format(document.get("certificate"), FORMAT):
         raise Corrupt(f"this is not a certificate of format {FORMAT}.")
     try:

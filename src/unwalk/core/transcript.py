@@ -21,6 +21,10 @@ from unwalk.core.errors import Corrupt
 
 FORMAT = 2
 """Format 1 had noise that was not rounded; do not rely on its certificates."""
+DEEPEST = 64
+"""Levels of JSON that are read; transcripts and certificates have about ten."""
+LONGEST = 256 << 20
+"""Bytes of a transcript that is read, or of its visits as peers signed them."""
 
 _PEER = may.whole(0, 2**40)
 _COUNT = may.whole()
@@ -66,6 +70,41 @@ HEADER_RANGES = {
 def is_format(value: Any, number: int) -> bool:
     """Whether a document states exactly this format: an integer, not a value equal to it."""
     return type(value) is int and value == number
+
+
+def read_short(path: Path, longest: int) -> bytes:
+    """The bytes of a file; :class:`Corrupt` where it has more than ``longest``."""
+    with path.open("rb") as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise Corrupt(f"{path.name} has more than {longest >> 20} MiB; no such file is so long.")
+    return data
+
+
+def read_json(text: str | bytes) -> Any:
+    """What a JSON text holds; ValueError where it is none, or nested more deeply than ours is.
+
+    >>> read_json('{"a": [1]}')
+    {'a': [1]}
+    """
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level = [found]
+    for _ in range(DEEPEST):
+        level = [w for v in level for w in _inside(v)]
+        if not level:
+            return found
+    if any(isinstance(v, dict | list) for v in level):
+        raise ValueError("nested too deeply")
+    return found
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def canonical(record: dict[str, Any]) -> str:
@@ -214,10 +253,10 @@ class Transcript:
         for number, line in enumerate(lines, 1):
             line = line.rstrip("\n")
             try:
-                record = json.loads(line)
+                record = read_json(line)
                 claimed = record.pop("chain")
                 body = canonical(record)
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise Corrupt(f"transcript line {number} is not a chained record.") from error
             chain = hashlib.sha256((chain + body).encode()).hexdigest()
             if claimed != chain or line != f'{body[:-1]},"chain":"{chain}"}}':
@@ -238,7 +277,7 @@ class Transcript:
     @staticmethod
     def read(path: Path) -> Transcript:
         """The transcript in a file, whose bytes must be those that :meth:`text` gives."""
-        text = path.read_bytes().decode("utf-8")
+        text = read_short(path, LONGEST).decode("utf-8")
         lines = text.split("\n")
         transcript = Transcript.parse(lines if lines[-1] else lines[:-1])
         if transcript.text() != text:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from unwalk.certificates.document import FILE, MODEL
+from unwalk.certificates.document import LONGEST as LONGEST_CERTIFICATE
 from unwalk.core.errors import Corrupt, InvalidInput
+from unwalk.core.transcript import LONGEST
 from unwalk.peers.forgetting.peer_certificate import TRANSCRIPT, VISITS, intact, released
 
-FILES = (FILE, TRANSCRIPT, VISITS, MODEL)
-LARGEST = 2 << 30
-"""Bytes of one file of an archive, at most."""
+FILES = {FILE: LONGEST_CERTIFICATE, TRANSCRIPT: LONGEST, VISITS: LONGEST, MODEL: 2 << 30}
+"""The files of an archive, with the bytes that each may have."""
 CHUNK = 1 << 20
+END = struct.Struct("<4s4H2LH")
+"""What an archive ends with: a mark, four counts of disks and files, the list's size and place, and
+the length of a remark."""
+LOCATOR = 20
+"""Bytes before that end which would name a second one, of an archive larger than ours are."""
+MOST, LONGEST_LIST = 64, 64 << 10
+"""Files of an archive, and bytes of the list of them."""
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:
@@ -49,6 +58,7 @@ def pack(certificate: Path) -> bytes:
 def unpack(file: Path, folder: Path) -> Path:
     """Lay the files of an archive into ``folder``; where the certificate is then."""
     try:
+        _check_list(file)
         with zipfile.ZipFile(file) as archive:
             if FILE not in archive.namelist():
                 raise Corrupt(f"{file} holds no {FILE}.")
@@ -64,11 +74,23 @@ def unpack(file: Path, folder: Path) -> Path:
     return folder / FILE
 
 
+def _check_list(file: Path) -> None:
+    """Refuse an archive with a long list of files, before all of that list is read."""
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - END.size - LOCATOR))
+        tail = opened.read()
+    mark, _, _, _, files, size, _, remark = END.unpack(tail[-END.size :])
+    if mark != b"PK\5\6" or remark or tail.startswith(b"PK\6\7"):
+        raise Corrupt(f"{file} is no archive as peers give it out, or not whole.")
+    if files > MOST or size > LONGEST_LIST:
+        raise Corrupt(f"{file} lists more than {MOST} files; that of a certificate has four.")
+
+
 def _lay(archive: zipfile.ZipFile, name: str, place: Path) -> None:
-    left = LARGEST
+    left = FILES[name]
     with archive.open(name) as inside, place.open("wb") as out:
         while chunk := inside.read(CHUNK):
             left -= len(chunk)
             if left < 0:
-                raise Corrupt(f"{name} in the archive is larger than {LARGEST} bytes.")
+                raise Corrupt(f"{name} in the archive is larger than {FILES[name] >> 20} MiB.")
             out.write(chunk)

@@ -22,7 +22,8 @@ from unwalk.peers.identity.credentials import now
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.storage.store import Store
 
-FORMAT = 2
+FORMAT = 3
+"""2 had receipts of peers that left which named neither their run nor when they left."""
 PREFIX = b"unwalk-erasure-1:"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS erasures (
@@ -33,8 +34,15 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
 MOST_DIGESTS = 100_000
 LONGEST_CERTIFICATE = 1 << 16
-LEFT = "left"
-"""Stands for the run in the receipt of a peer that has left: it kept nothing of any chapter."""
+
+
+def left_of(run: str) -> str:
+    """Stands for the run in the receipt of a peer that left the network's run: it kept nothing.
+
+    >>> left_of("0a")
+    'left-0a'
+    """
+    return f"left-{run}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,8 @@ class Receipt:
 
     ``run`` and ``chapter`` say which forgetting it belongs to, ``end`` what the peers had decided
     that it ended with (see :mod:`unwalk.peers.decisions.walk_end`), ``time`` when it was done
-    (UTC).
+    (UTC).  A peer that has left signs one for all chapters (see :func:`left_of`), in which
+    ``chapter`` is the last that was decided then.
     """
 
     network: str
@@ -120,10 +129,10 @@ class Receipt:
         """The number of the peer that signed it; :class:`Refused` where anything is wrong.
 
         ``run``, ``chapter`` and ``end``, where given, are what it has to be for; the signer's
-        certificate must not be revoked from that chapter on.
+        certificate must not be revoked from the chapter on that it names.
         """
-        words, of = self.words(), None if self.run == LEFT else self.chapter
-        signer = trust.check(self.certificate, self.signature, words, past=True, chapter=of)
+        pem, words = self.certificate, self.words()
+        signer = trust.check(pem, self.signature, words, past=True, chapter=self.chapter)
         if signer != self.peer:
             raise Refused(f"a receipt of {self.peer} was signed by {signer}.")
         if self.network != trust.network.name:
@@ -132,6 +141,18 @@ class Receipt:
             if wanted is not None and getattr(self, name) != wanted:
                 raise Refused(f"a receipt is for {name} {getattr(self, name)}, not {wanted}.")
         return trust.network.index(signer)
+
+    def check_left(self, trust: Trust, chapter: int, counted_out: Collection[int]) -> None:
+        """Refuse the receipt of a peer that has left where it does not stand for ``chapter``.
+
+        It does if the peer left then or later, or if that chapter has it ``counted_out``.
+        """
+        peer = self.check(trust, run=left_of(trust.network.run_id))
+        if self.chapter < chapter and peer not in counted_out:
+            raise Refused(
+                f"{self.peer} signed that it left after chapter {self.chapter}, but it is counted "
+                f"in chapter {chapter}."
+            )
 
 
 def erase_since(

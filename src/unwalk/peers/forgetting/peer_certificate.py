@@ -28,12 +28,19 @@ from unwalk.certificates.signing import check_signature, sign
 from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
-from unwalk.core.transcript import Hop, Transcript, canonical
+from unwalk.core.transcript import (
+    LONGEST,
+    Hop,
+    Transcript,
+    canonical,
+    read_json,
+    read_short,
+)
 from unwalk.peers.decisions.decided import MOST_CHAPTERS, read_end
 from unwalk.peers.decisions.decided import read_all as read_chapters
 from unwalk.peers.decisions.history import check_visit
 from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
-from unwalk.peers.forgetting.erasure import LEFT, Receipt
+from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.forgetting.plans import Book, as_walked, silent_spec
 from unwalk.peers.identity.credentials import now, raw_key
 from unwalk.peers.identity.credentials import read_certificate as read_pem
@@ -47,6 +54,13 @@ from unwalk.runs.store import write_file
 
 FOLDER = "certificates"
 TRANSCRIPT, VISITS = "transcript.jsonl", "visits.jsonl"
+QUIET = "quiet-"
+"""Begins the names of certificates for requests that needed no chapter."""
+STATED = {
+    *("run", "requests", "version", "issued", "receipts", "pending"),
+    *("erased_after_hop", "decisions", "ends"),
+}
+"""What a peer reads of its own certificates later."""
 RULE = (
     "for all records that this peer ever asked to forget together: epsilons add up, "
     "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
@@ -104,12 +118,20 @@ def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def read_all(folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
+def chapter_name(number: int) -> str:
+    """The name of a chapter's certificate.
+
+    >>> chapter_name(2)
+    'chapter-2'
+    """
+    return f"chapter-{number}"
+
+
+def read_all(bundle: Bundle) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
     """The certificates of a peer, oldest first, and the names of those changed since."""
-    found, changed = [], []
+    found, changed, folder = [], [], bundle.store / FOLDER
     for place in sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else ():
-        seen = place.stat()
-        document = _known(place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+        document = own(bundle, place)
         if document is None:
             changed.append(place.parent.name)
         else:
@@ -117,10 +139,34 @@ def read_all(folder: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]
     return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
 
 
+def own(bundle: Bundle, place: Path) -> dict[str, Any] | None:
+    """The certificate in a file of a peer's store, if it is what that peer wrote there.
+
+    That is: intact, issued by this peer in a run of its network, for the chapter that its folder
+    names.
+    """
+    try:
+        seen = place.stat()
+    except OSError:
+        return None
+    return _known(bundle, place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+
+
 @lru_cache(maxsize=256)
-def _known(place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
-    """A certificate that is looked at often, as the file was seen; None where it was changed."""
-    return intact(place)
+def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
+    """A certificate that is looked at often, as the file was ``seen``."""
+    try:
+        document = intact(place) or {}
+        said = document["peers"]
+        trust = _trust(said, bundle.folder / "ca.pem", None)
+        _check_issuer(document, said, trust, newest=False)
+        decided, name = said["decided"] is True, place.parent.name
+        named = name == chapter_name(said["chapter"]) if decided else name.startswith(QUIET)
+        mine = named and said["issuer"] == bundle.name
+        whole = said.keys() >= STATED
+    except (UnwalkError, LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return document if mine and whole else None
 
 
 def intact(place: Path) -> dict[str, Any] | None:
@@ -131,6 +177,18 @@ def intact(place: Path) -> dict[str, Any] | None:
     except UnwalkError:
         return None
     return document
+
+
+def states(
+    document: Mapping[str, Any],
+    run: str,
+    requests: Sequence[str],
+    receipts: Mapping[str, dict[str, Any]],
+) -> bool:
+    """Whether a certificate is of this walk, for these requests, with these receipts."""
+    said = document["peers"]
+    wanted = (run, list(requests), [receipts[peer] for peer in sorted(receipts)])
+    return (said["run"], said["requests"], said["receipts"]) == wanted
 
 
 def rule_without(changed: Sequence[str]) -> str:
@@ -147,15 +205,15 @@ def issue(
     issued: str,
 ) -> dict[str, Any]:
     """Write a certificate, or issue it again; the document."""
-    network, folder = bundle.network, bundle.store / FOLDER
-    place = folder / name
+    network, place = bundle.network, bundle.store / FOLDER / name
     text = visits_text(visits)
     version = 1
-    if (before := intact(place / FILE)) is not None:
+    before = own(bundle, place / FILE)
+    if before is not None and before["peers"]["run"] == facts.run:
         version, issued = before["peers"]["version"] + 1, before["peers"]["issued"]
     document = certificate_of(transcript, released_as(closing_from(facts.ends[-1][1])))
     claim = proved(document)
-    issued_before, changed = read_all(folder)
+    issued_before, changed = read_all(bundle)
     others = [
         c
         for other, d in issued_before
@@ -209,9 +267,9 @@ def visits_text(visits: Sequence[dict[str, Any]]) -> str:
 def read_visits(path: Path) -> list[dict[str, Any]]:
     """The visits that :func:`visits_text` wrote."""
     try:
-        first, *rest = path.read_text(encoding="ascii").splitlines()
-        pems = json.loads(first)["certificates"]
-        found = [json.loads(text) for text in rest]
+        first, *rest = read_short(path, LONGEST).decode("ascii").splitlines()
+        pems = read_json(first)["certificates"]
+        found = [read_json(text) for text in rest]
         return [{**v, "certificate": str(pems[v["certificate"]])} for v in found]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
@@ -241,7 +299,7 @@ def check(
         path = place.with_name(VISITS)
         if not path.is_file():
             return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
-        if hashlib.sha256(path.read_bytes()).hexdigest() != said["visits"]:
+        if hashlib.sha256(read_short(path, LONGEST)).hexdigest() != said["visits"]:
             return [f"{VISITS} is not the file that was certified"], []
         visits = read_visits(path)
         specs = _check_decided(said, trust, names)
@@ -251,7 +309,7 @@ def check(
         last = _check_ends(said, trust, specs, visits, places)
         if document["model"] != released_as(last):
             return ["the model is not the one that the peers decided on"], []
-        signers = _check_receipts(said, trust, last.digest)
+        signers = _check_receipts(said, trust, specs, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return ["peers.peer is not the peer that forgets"], []
     except UnwalkError as error:
@@ -269,7 +327,8 @@ def check(
         notes.append(f"revocation checked with version {trust.network.version} of the network")
     if signers:
         notes.append(f"erasure is signed by {', '.join(signers)}")
-    gone = sorted(r["peer"] for r in said["receipts"] if r["run"] == LEFT)
+    left = left_of(trust.network.run_id)
+    gone = sorted(r["peer"] for r in said["receipts"] if r["run"] == left)
     if gone:
         notes.append(f"left, with everything erased: {', '.join(gone)}")
     if said["pending"]:
@@ -439,12 +498,15 @@ def _check_ends(
     return closing
 
 
-def _check_receipts(said: Mapping[str, Any], trust: Trust, end: str) -> list[str]:
-    names = set()
+def _check_receipts(
+    said: Mapping[str, Any], trust: Trust, specs: Sequence[Spec], end: str
+) -> list[str]:
+    """Whoever is said to have erased has to have signed that; their names."""
+    names, out = set(), specs[-1].left if specs else ()
     for record in said["receipts"]:
         receipt = Receipt.from_json(record)
-        if receipt.run == LEFT:  # it kept nothing at all
-            receipt.check(trust, chapter=0)
+        if receipt.run == left_of(trust.network.run_id):  # it kept nothing at all
+            receipt.check_left(trust, said["chapter"], out)
         else:
             receipt.check(trust, run=said["run"], chapter=said["chapter"], end=end)
         names.add(receipt.peer)

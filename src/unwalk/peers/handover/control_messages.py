@@ -73,6 +73,8 @@ class Talk:
             await self.hear_opening(sender, record["entry"])
         elif kind == "opening":
             generation = codec.pair(record["generation"], "generation")
+            if generation > pr.shown(walk.state)[0]:
+                return {"entry": None}  # one that is tentative here is shown to nobody
             return {"entry": opening(walk.store, walk.run_id, generation)}
         elif kind == "beginning":
             return {"entry": beginning(walk.store, walk.run_id, walk.start_chain)}

@@ -23,17 +23,16 @@ from unwalk.peers.protocol.consensus import Rules
 from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
 from unwalk.peers.protocol.schedule import NO_TOKEN
-from unwalk.peers.transport.wire import MESSAGE
 from unwalk.walks import NOBODY, FirstTo
 from unwalk.walks.routes import Uniform
 
-PREFIX = b"unwalk-sighting-1:"
+PREFIX = b"unwalk-sighting-2:"
 MOST_ENTRIES = 64
 """Entries of the log that travel with a token; what is missing is asked for."""
 MOST_RECOVERIES = 4096
 """Entries of one log besides its hops."""
-SHORT_SIGHTING = 2048
-"""Bytes that a signed sighting may have, however many peers there are."""
+LONGEST_SIGHTING = 2048
+"""Bytes that a signed sighting may have: a recovery shows one of each peer, in one message."""
 SIGNED = ("sighting", "signature", "certificate")
 
 
@@ -58,6 +57,30 @@ def prefix(one: Lineage, other: Lineage) -> bool:
     True
     """
     return other[: len(one)] == one
+
+
+def agrees(before: Lineage, seen: Sighting) -> bool:
+    """Whether what a peer has seen goes on from ``before``, as far as it says.
+
+    >>> agrees((((0, 1), 0),), Sighting((1, 2), (((0, 1), 0), ((1, 2), 5)), ((1, 2), (5, 0))))
+    True
+    """
+    same_root = codec.root_of(before[: seen.older]) == seen.root
+    return len(before) >= seen.older and same_root and prefix(before[seen.older :], seen.lineage)
+
+
+def share_of(peers: int) -> int:
+    """Generations that one peer may open in a lineage, so that there is room for all others'.
+
+    >>> share_of(4), share_of(37)
+    (1023, 110)
+    """
+    return (codec.LONGEST_LINEAGE - 1) // peers
+
+
+def opened_by(peer: int, lineage: Lineage) -> int:
+    """How many generations of a lineage a peer has opened; the first nobody did."""
+    return sum(opener == peer for (_, opener), _ in lineage[1:])
 
 
 def known_by(seen: Iterable[Sighting], lies: int) -> int:
@@ -125,9 +148,8 @@ class Succession:
         found = codec.fields_of(record, "a sighting", *SIGNED)
         sighting = codec.sighting_from(found["sighting"])
         data = words(self.run, asker, chain, found["sighting"])
-        most = max(SHORT_SIGHTING, MESSAGE // (2 * len(self.trust.network.peers)))
-        if len(data) > most:  # or a recovery could not be handed on that shows it
-            raise Refused(f"a sighting has {len(data)} bytes; allowed: up to {most}.")
+        if len(data) > LONGEST_SIGHTING:
+            raise Refused(f"a sighting has {len(data)} bytes; allowed: {LONGEST_SIGHTING}.")
         pem, signature = str(found["certificate"]), str(found["signature"])
         name = self.trust.check(pem, signature, data, past=True)
         return self.trust.network.index(name), sighting
@@ -144,6 +166,9 @@ class Succession:
         before = tuple(rest)
         if not before or since != hop or generation != tuple(body["generation"]):
             raise Refused("a recovery does not open one generation after another.")
+        most = share_of(len(self.trust.network.peers))
+        if opened_by(peer, lineage) > most:
+            raise Refused(f"peer {peer} opens more than {most} generations of one walk.")
         items = codec.listed(body["sightings"], "sightings", most=len(self.rules.members))
         seen: dict[int, Sighting] = {}
         for item in items:
@@ -160,7 +185,7 @@ class Succession:
         highest = max(before[-1][0][0], known_of)
         if generation != (highest + 1, peer):
             raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
-        agreeing = [s for s in seen.values() if prefix(before, s.lineage)]
+        agreeing = [s for s in seen.values() if agrees(before, s)]
         fits = prefix(before, known) or prefix(known, before)
         if not fits and len(agreeing) <= self.rules.lies:
             raise Refused("a recovery goes on from a lineage that nobody knows.")

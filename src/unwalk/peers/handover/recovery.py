@@ -10,7 +10,7 @@ from typing import Any
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import Seen, Talk
 from unwalk.peers.handover.end_vote import Ends
-from unwalk.peers.handover.log_rules import known_by
+from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
@@ -126,7 +126,8 @@ class Lookout:
             if max(highest, before.generation[0]) < walk.state.fence[0]:
                 await self.talk.announce()  # so that others can sign that they know of it
                 return
-            if max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
+            full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
+            if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
                 why = "no generation is left; begin a new network to train on"
                 walk.journal.write("not recovered", reason=why)
                 return

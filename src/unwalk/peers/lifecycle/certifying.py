@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -85,7 +86,7 @@ class Certifying:
         own = receipt_of(progress.store, progress.runs[number], number)
         if own is not None:
             known[progress.bundle.name] = own.to_json()
-        known = {**history.receipts_of(progress.store, history.LEAVERS), **known}
+        known = {**self._leavers(number), **known}
         if monotonic() < self.again.get(number, 0.0):
             return known
         closing = await self.council.have_end(number)
@@ -115,6 +116,16 @@ class Certifying:
             progress.store.fault("receipt kept")
         self.again[number] = monotonic() + min(progress.network.limits.lease, AGAIN)
         return known
+
+    def _leavers(self, number: int) -> dict[str, dict[str, Any]]:
+        """Receipts of peers that have left, as far as they stand for a chapter."""
+        progress, found = self.progress, dict[str, dict[str, Any]]()
+        out = progress.specs[number - 1].left
+        for peer, record in history.receipts_of(progress.store, history.LEAVERS).items():
+            with suppress(UnwalkError):
+                Receipt.from_json(record).check_left(progress.trust, number, out)
+                found[peer] = record
+        return found
 
     async def erase_records(self, batch: Batch) -> bool:
         """Erase the records of a batch; False where that has to be tried again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -23,7 +24,7 @@ from unwalk.peers.decisions.decided import (
 )
 from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to, digest_of
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
-from unwalk.peers.forgetting.erasure import LEFT, Receipt, receipt_of
+from unwalk.peers.forgetting.erasure import Receipt, left_of, receipt_of
 from unwalk.peers.handover.checks import HEAD, PROTOCOL
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
@@ -110,7 +111,7 @@ class Council:
             judge=self._judge,
             offer=lambda: self.wish,
             told=self._decided,
-            tell=self._show,
+            tell=partial(self._show, number),
             pace=pace_of(progress.network.limits),
             digest=lambda text: digest_of(self.read(number, text).text),
         )
@@ -220,11 +221,11 @@ class Council:
                     raise
             await space.wait()
 
-    async def _show(self, peer: int, record: dict[str, Any]) -> Any:
-        """Show another peer what is known of the next number; what it knows of it."""
-        number = len(self.known) + 1
-        if self.poll.decided is not None:
-            return None
+    async def _show(self, number: int, peer: int, record: dict[str, Any]) -> Any:
+        """Show another peer what is known of a number; what it knows of it, if that is the next.
+
+        A vote that was just decided is shown once more, under its own number.
+        """
         message = self.words("agenda-decide", number=number, poll=record)
         answer = await self._exchange(peer, message)
         self._take_in(number, answer.get("decided"))
@@ -295,7 +296,7 @@ class Council:
     def hear_left(self, sender: int, record: Any) -> None:
         """Another peer says that it has left, with its receipt; refused unless it signed that."""
         progress, receipt = self.progress, Receipt.from_json(record)
-        if receipt.check(progress.trust, run=LEFT, chapter=0) != sender:
+        if receipt.check(progress.trust, run=left_of(self.run_id)) != sender:
             raise Refused(f"peer {sender} says that {receipt.peer} has left.")
         history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
         progress.left.add(sender)

@@ -187,12 +187,13 @@ class Aftermath:
         progress, requests = self.progress, self.progress.requests
         assert requests is not None
         known = await self.certifying.receipts(number)
-        name = f"chapter-{number}"
+        spec, name = self._spec(number), peer_certificate.chapter_name(number)
         place = progress.bundle.store / peer_certificate.FOLDER / name / FILE
-        document = peer_certificate.intact(place)
-        if document is None or len(document["peers"]["receipts"]) != len(known):
+        document = peer_certificate.own(progress.bundle, place)
+        wanted = (progress.runs[number], spec.requests, known)
+        if document is None or not peer_certificate.states(document, *wanted):
             transcript, visits = self.transcript(number)
-            spec, places = self._spec(number), self._places(number)
+            places = self._places(number)
             facts = peer_certificate.Facts(
                 number,
                 progress.runs[number],

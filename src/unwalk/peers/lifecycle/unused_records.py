@@ -7,7 +7,8 @@ a certificate says that no visit on the line used them, with the receipts of the
 
 from __future__ import annotations
 
-from unwalk.certificates.document import FILE, read_certificate
+from unwalk.certificates.document import FILE
+from unwalk.core.errors import UnwalkError
 from unwalk.core.transcript import Transcript
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import silent_spec, walked
@@ -35,18 +36,20 @@ class Quiet:
         stages = ("committed", "erasing")
         open_ = [r for s in stages for r in requests.at(s, MOST_REQUESTS) if r.chapter == CHAPTER]
         fresh = [r for r in open_ if r.certificate is None]
+        for name in sorted({r.certificate for r in open_ if r.certificate is not None}):
+            asked = [r for r in open_ if r.certificate == name]
+            if not await self._again(name, asked):
+                fresh += asked  # its files were changed: they need another
         if fresh:
-            await self._certify(fresh)
-        for name in {r.certificate for r in open_ if r.certificate is not None}:
-            await self._again(name, [r.id for r in open_ if r.certificate == name])
+            await self._certify(sorted(fresh, key=lambda r: r.number))
 
     async def _certify(self, fresh: list[Request]) -> None:
         progress = self.progress
         requests = progress.requests
         assert requests is not None
         batch = requests.batch_of(fresh)
-        if not await self.certifying.have_line():
-            return
+        if not progress.over or not await self.certifying.have_line():
+            return  # while a chapter is under way the line is not what it will be
         if not await self.certifying.erase_records(batch):
             return
         requests.advance(batch.ids, "erasing")
@@ -71,7 +74,7 @@ class Quiet:
             decided=False,
             silent=not last,
         )
-        name = f"quiet-{batch.requests[0].number}"
+        name = f"{peer_certificate.QUIET}{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
         peer_certificate.issue(
             progress.bundle, name, walked(header, places, visits), signed, facts, issued
@@ -79,16 +82,25 @@ class Quiet:
         progress.store.fault("certificate written")
         requests.advance(batch.ids, "erasing", certificate=name)
 
-    async def _again(self, name: str, ids: list[str]) -> None:
+    async def _again(self, name: str, asked: list[Request]) -> bool:
+        """Issue a certificate again if there are more receipts; False where it was changed."""
         progress = self.progress
         requests = progress.requests
         assert requests is not None
-        place = progress.bundle.store / peer_certificate.FOLDER / name
-        stated = read_certificate(place / FILE)["peers"]
+        place, ids = progress.bundle.store / peer_certificate.FOLDER / name, [r.id for r in asked]
+        document = peer_certificate.own(progress.bundle, place / FILE)
+        if document is None or not set(ids) <= set(document["peers"]["requests"]):
+            return False
+        stated = document["peers"]
         if stated["pending"]:
             known = await self.certifying.receipts(stated["chapter"])
             if len(known) == len(stated["receipts"]):
-                return
+                return True
+            try:
+                transcript = Transcript.read(place / peer_certificate.TRANSCRIPT)
+                visits = peer_certificate.read_visits(place / peer_certificate.VISITS)
+            except (UnwalkError, OSError, UnicodeError):
+                return False
             facts = peer_certificate.Facts(
                 stated["chapter"],
                 stated["run"],
@@ -100,13 +112,9 @@ class Quiet:
                 decided=False,
             )
             stated = peer_certificate.issue(
-                progress.bundle,
-                name,
-                Transcript.read(place / peer_certificate.TRANSCRIPT),
-                peer_certificate.read_visits(place / peer_certificate.VISITS),
-                facts,
-                stated["issued"],
+                progress.bundle, name, transcript, visits, facts, stated["issued"]
             )["peers"]
         if not stated["pending"] and await self.certifying.verifies(name, ids):
             requests.advance(ids, "done")
             progress.store.fault("request done")
+        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,8 @@ LAST_GENERATION = 1 << 30
 EPSILONS, DELTAS = (1e-6, 1e6), (1e-30, 0.999)
 """The least and the largest budget of a certified request: less would be noise and nothing else."""
 LONGEST_LINEAGE = 4096
+RECENT = 32
+"""Generations that a sighting names, at most; older ones stand in a digest."""
 DEEPEST = 12
 
 
@@ -138,8 +141,13 @@ def fields_of(record: Any, what: str, *names: str) -> dict[str, Any]:
 
 def lineage_from(value: Any) -> Lineage:
     """A lineage: generations strictly grow, visits done never fall."""
+    return _grown(listed(value, "lineage"), first=True)
+
+
+def _grown(items: list[Any], *, first: bool) -> Lineage:
+    """A lineage, or the last part of one; ``first``: with its first generation."""
     found: list[tuple[Generation, int]] = []
-    for item in listed(value, "lineage"):
+    for item in items:
         three = listed(item, "lineage", most=3)
         if len(three) != 3:
             raise Corrupt("lineage holds something that is no (number, peer, visits).")
@@ -149,7 +157,7 @@ def lineage_from(value: Any) -> Lineage:
         if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
             raise Corrupt("lineage does not grow.")
         found.append(((number, peer), start))
-    if not found or found[0][1] != 0:
+    if not found or (first and found[0][1] != 0):
         raise Corrupt("lineage does not start at the first hop.")
     return tuple(found)
 
@@ -247,24 +255,39 @@ def reply_from(record: Any) -> tuple[Reply, str]:
     return Reply(kind, pair(found["fence"], "fence"), lineage), str(found["reason"])
 
 
+def root_of(lineage: Lineage) -> str:
+    """A digest of generations; empty for none."""
+    return hashlib.sha256(dump({"root": lineage_to(lineage)})).hexdigest() if lineage else ""
+
+
 def sighting_to(sighting: Sighting) -> dict[str, Any]:
-    """What a peer knows, as JSON."""
+    """What a peer knows, as JSON, with the last generations of the whole lineage."""
     generation, place = sighting.reached
+    older = max(0, len(sighting.lineage) - RECENT)
     return {
         "fence": list(sighting.fence),
-        "lineage": lineage_to(sighting.lineage),
+        "lineage": lineage_to(sighting.lineage[older:]),
+        "older": older,
+        "root": root_of(sighting.lineage[:older]),
         "reached": [list(generation), list(place)],
         "over": sighting.over,
     }
 
 
 def sighting_from(record: Any) -> Sighting:
-    """The sighting that :func:`sighting_to` wrote."""
-    found = fields_of(record, "a sighting", "fence", "lineage", "reached", "over")
+    """The sighting that :func:`sighting_to` wrote, as far as it travels."""
+    names = ("fence", "lineage", "older", "root", "reached", "over")
+    found = fields_of(record, "a sighting", *names)
     if not isinstance(found["over"], bool):
         raise Corrupt("a sighting does not say whether the walk is over.")
-    fence, lineage = pair(found["fence"], "fence"), lineage_from(found["lineage"])
-    return Sighting(fence, lineage, _reached(found["reached"]), found["over"])
+    older = whole(found["older"], "older", high=LONGEST_LINEAGE - RECENT)
+    if older:
+        digest(found["root"], "root")
+    elif found["root"] != "":
+        raise Corrupt("a sighting has a digest of no generations.")
+    lineage = _grown(listed(found["lineage"], "lineage", most=RECENT), first=not older)
+    fence, reached = pair(found["fence"], "fence"), _reached(found["reached"])
+    return Sighting(fence, lineage, reached, found["over"], older, found["root"])
 
 
 def _reached(value: Any) -> tuple[Generation, Place]:

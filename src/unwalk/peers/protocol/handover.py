@@ -111,12 +111,18 @@ class Reply:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a peer says when asked where the token is."""
+    """What a peer says when asked where the token is.
+
+    As it travels, ``lineage`` holds the last generations alone; of the ``older`` ones before them
+    it has their number and a digest, ``root``.
+    """
 
     fence: Generation
     lineage: Lineage
     reached: tuple[Generation, Place]
     over: bool = False
+    older: int = 0
+    root: str = ""
 
 
 @dataclass(frozen=True)

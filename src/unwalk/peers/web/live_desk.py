@@ -130,7 +130,7 @@ class Reception:
 
     def _privacy(self) -> Privacy:
         parts = []
-        known, changed = peer_certificate.read_all(self._folder)
+        known, changed = peer_certificate.read_all(self.chapters.bundle)
         for name, document in known:
             claim = peer_certificate.proved(document)
             if claim is not None:
@@ -194,7 +194,7 @@ class Reception:
 
     def certificates(self) -> Sequence[CertificateView]:
         """The latest version of each certificate, newest first; changed ones before them."""
-        known, changed = peer_certificate.read_all(self._folder)
+        known, changed = peer_certificate.read_all(self.chapters.bundle)
         found = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
         for name, document in reversed(known):
             said, claim = document["peers"], peer_certificate.proved(document)

@@ -1,0 +1,155 @@
+"""Certificates that lie at a peer: files that are not what it wrote, receipts that are not due."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.deletions import (
+    Hamlet,
+    ask,
+    certificate,
+    check,
+    ended,
+    hamlet,
+    trained_on,
+)
+from tests.peers.liars import Liar
+from unwalk.certificates.document import read_certificate, text_of
+from unwalk.certificates.signing import sign
+from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.forgetting.erasure import Receipt, left_of
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.provision import revoke
+
+TIME = "2026-01-01T00:00:00+00:00"
+AWAY = "peer-3"
+
+
+@dataclass
+class Past:
+    """A network in which two requests were answered, the second while one peer was away."""
+
+    here: Hamlet
+    pending: dict[str, Any]
+    seen: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
+    """Peer 0 is stopped meanwhile, and the files of both of its certificates are replaced."""
+    kept: dict[str, Any] = {}
+
+    async def script(here: Hamlet) -> None:
+        await here.until(here.trained)
+        rows = trained_on(here, 0)
+        ask(here, 0, "one", *rows[:1])
+        await here.until(ended(here, one=0))
+        await here.crash(3)
+        ask(here, 0, "two", *rows[1:2])
+        first, second = (certificate(here, 0, f"chapter-{n}") for n in (1, 2))
+
+        def all_but_one() -> bool:
+            return second.exists() and len(read_certificate(second)["peers"]["receipts"]) == 3
+
+        await here.until(all_but_one)
+        await here.crash(0)
+        kept["pending"] = read_certificate(second)
+        shutil.rmtree(second.parent)
+        shutil.copytree(first.parent, second.parent)
+        _without_peers(first, Bundle.read(here.folder / "peer-0"))
+        here.start(0)
+        bundle = here.peers[0].bundle
+        kept["first"] = peer_certificate.read_all(bundle)
+        await here.until(lambda: len(peer_certificate.read_all(bundle)[0]) == 2)
+        kept["stage"] = here.stage(0, "two")
+        here.start(3)
+        await here.until(ended(here, two=0))
+        found = here.peers[0].requests
+        assert found is not None
+        kept["two"] = found.get("two")
+
+    here = hamlet(tmp_path_factory.mktemp("past"), script)
+    return Past(here, kept.pop("pending"), kept)
+
+
+def _without_peers(place: Path, bundle: Bundle) -> None:
+    """A certificate that this peer's key signed, and that says nothing of peers."""
+    document = read_certificate(place)
+    plain = {k: v for k, v in document.items() if k not in ("peers", "signature", "signer")}
+    place.write_text(text_of(sign(plain, bundle.keys.signing, None)))
+
+
+def test_files_that_are_not_a_peers_own_certificates_are_issued_again(past: Past) -> None:
+    """One says nothing of peers, the other is that of another chapter: neither answers anything."""
+    assert past.seen["first"] == ([], ["chapter-1", "chapter-2"])
+    assert past.seen["stage"] == "erasing"
+    assert (past.seen["two"].stage, past.seen["two"].certificate) == ("done", "chapter-2")
+    for number, id in ((1, "one"), (2, "two")):
+        said = check(past.here, 0, f"chapter-{number}")["peers"]
+        assert (said["chapter"], said["requests"], said["pending"]) == (number, [id], [])
+
+
+def test_where_nobody_lies_no_signature_is_refused(past: Past) -> None:
+    refused = [str(e) for e in past.here.events if e["event"] == "refused"]
+    assert not [text for text in refused if "signature" in text]
+
+
+def test_receipts_of_leaving_count_for_the_run_and_the_chapter_they_were_signed_in(
+    past: Past,
+) -> None:
+    """Not of another run, nor from before a chapter that counts it, nor with a revoked key."""
+    here = past.here
+    place, authority = certificate(here, 0, "chapter-2"), here.folder / "ca.pem"
+    thief, issuer = Liar(here.folder, 3), Liar(here.folder, 0)
+    said, run = past.pending["peers"], here.network.run_id
+    assert said["pending"] == [AWAY]
+
+    def problems(left: str, chapter: int, network: Path | None = None) -> list[str]:
+        receipt = Receipt("test", left, chapter, AWAY, (), 0, TIME).signed(thief.bundle)
+        receipts = sorted([*said["receipts"], receipt.to_json()], key=lambda r: str(r["peer"]))
+        forged = issuer.resigned(past.pending, receipts=receipts, pending=[])
+        place.write_text(text_of(forged))
+        return list(peer_certificate.verified(place, authority, network)["problems"])
+
+    good = place.read_text()
+    try:
+        assert problems(left_of(run), 2) == []
+        assert "for run left-" in problems(left_of("0" * 32), 2)[0]
+        assert "for run left," in problems("left", 0)[0]
+        assert "is counted in chapter 2" in problems(left_of(run), 1)[0]
+        revoke(here.folder, AWAY, chapter=2)
+        newest = here.folder / "network.json"
+        assert "revoked from chapter 2 on" in problems(left_of(run), 2, newest)[0]
+        assert "is counted in chapter 2" in problems(left_of(run), 1, newest)[0]
+    finally:
+        place.write_text(good)
+
+
+def test_a_damaged_certificate_for_records_that_were_never_used_is_issued_again(tmp_path):
+    async def script(here: Hamlet) -> None:
+        await here.until(here.trained)
+        held_out = sorted(set(range(40)) - set(trained_on(here, 0)))[:2]
+        await here.crash(3)
+        ask(here, 0, "one", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "one") == "erasing")
+        ask(here, 0, "two", *held_out[:1])
+        place = certificate(here, 0, "quiet-2")
+        await here.until(place.exists)
+        await here.crash(0)
+        place.write_text(certificate(here, 0, "chapter-1").read_text())
+        here.start(0)
+        bundle = here.peers[0].bundle
+        await here.until(lambda: peer_certificate.own(bundle, place) is not None)
+        await here.crash(0)
+        place.with_name(peer_certificate.TRANSCRIPT).write_text("{")
+        here.start(0)
+        here.start(3)
+        await here.until(ended(here, one=0, two=0))
+
+    here = hamlet(tmp_path, script, peers=4, train__hops=6)
+    assert check(here, 0, "quiet-2")["peers"]["requests"] == ["two"]
