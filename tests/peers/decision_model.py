@@ -174,13 +174,13 @@ def moves(state: de.State, case: Case, votes: Votes) -> Iterator[de.State]:
         yield de.hear(state, rules, Heard(chains=(chain,)), VALUES)
     if state.step == PROPOSE:
         yield de.timed_out(state, rules, VALUES)
-        for some in _rivals(state):
-            if de.may_propose(some, rules):
+        for aware in _rivals(state):
+            if de.may_propose(aware, rules):
                 for value in VALUES[: 1 if state.round == 0 else 2]:  # which is called a is all one
-                    yield de.propose(some, rules, value, VALUES)
+                    yield de.propose(aware, rules, value, VALUES)
             for said, proof in _proposals(state, case, votes):
                 heard = Heard(frozenset({said}), chains=(proof,) if proof else ())
-                yield de.hear(some, rules, heard, VALUES)
+                yield de.hear(aware, rules, heard, VALUES)
     if state.step == PREVOTE:
         for some in combinations(_any(case, votes, PREVOTE, state.round), rules.quorum):
             for good in (VALUES, ()):

@@ -82,8 +82,8 @@ def within(case):
     assert found.worlds > 100
 
 
-BEYOND = [(3, 0, {0}), (3, 0, {2}), (4, 1, {1, 2}), (4, 1, {2, 3})]
-BEYOND_LONG = [(3, 0, {1}), (4, 1, {0, 1}), (4, 1, {0, 2})]
+BEYOND = [(3, 0, {1}), (3, 0, {2}), (4, 1, {1, 2}), (4, 1, {2, 3})]
+BEYOND_LONG = [(3, 0, {0}), (4, 1, {0, 1}), (4, 1, {0, 2})]
 
 
 @pytest.mark.parametrize("case", BEYOND, ids=words)

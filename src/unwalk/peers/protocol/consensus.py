@@ -40,7 +40,7 @@ NEVER = -1
 PROPOSE, PREVOTE, PRECOMMIT = "propose", "prevote", "precommit"
 KINDS = (PROPOSE, PREVOTE, PRECOMMIT)
 MOST_ROUNDS = 1 << 31
-"""Rounds of one decision: more than go by in a hundred years, at a second each half round."""
+"""Rounds of one decision: at ten seconds each they last for centuries."""
 DEEPEST = 4
 """Polkas of a chain, at most: as often may polkas for two values take turns."""
 TWICE = 2
