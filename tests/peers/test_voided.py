@@ -243,20 +243,24 @@ def test_a_peer_that_vanished_in_its_own_chapter_is_forgotten_by_another(tmp_pat
             records = here.peers[peer].records
             with records.transaction(touches=False):
                 records.put_fact(f"{VANISHED}{U}", "gone-for-good")
-        await here.until(lambda: len(here.peers[w].specs) == 2)
-        w = here.peers[w].specs[1].holder
-        await here.until(certificate(here, w, "chapter-2").exists)
-        assert here.peers[w].specs[1].left == (U,)
+
+        def forgotten() -> bool:  # on a slow machine a chapter may be given up, and come again
+            last = here.peers[w].specs[-1]
+            name = f"chapter-{last.number}"
+            seen.update(last=last, name=name)
+            return last.vanished and certificate(here, last.holder, name).exists()
+
+        await here.until(forgotten)
+        assert seen["last"].left == (U,)
         here.start(U)
         await here.until(ended(here, a=U))
         assert here.stage(U, "a") == "done"
         kept = here.peers[U].records.counts()
         assert (kept.train + kept.hold_out, kept.forgotten) == (39, 1), "only what u asked for goes"
-        seen.update(w=w)
 
-    seen: dict[str, int] = {}
+    seen: dict[str, Any] = {}
     here = hamlet(tmp_path, script, **QUICK)
-    assert check(here, seen["w"], "chapter-2")["public"]["forgotten"] == "all"
+    assert check(here, seen["last"].holder, seen["name"])["public"]["forgotten"] == "all"
     assert check(here, U, "quiet-1")["peers"]["requests"] == ["a"]
 
 

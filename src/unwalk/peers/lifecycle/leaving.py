@@ -13,7 +13,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from unwalk.certificates.document import FILE, read_certificate
+from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
@@ -78,7 +78,8 @@ class Leaving:
             return asked.stage == "done"
         bundle = self.progress.bundle
         place = bundle.store / peer_certificate.FOLDER / asked.certificate / FILE
-        pending = read_certificate(place)["peers"]["pending"]
+        document = peer_certificate.own(bundle, place)
+        pending = [] if document is None else document["peers"]["pending"]
         names = [bundle.network.peers[p].name for p in self.progress.vanished]
         return asked.stage == "erasing" and len(pending) > 0 and set(pending) <= set(names)
 
