@@ -34,7 +34,7 @@ from torch.nn import functional
 import unwalk
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
-from unwalk.settings.presets import preset_settings
+from unwalk.settings.config import preset_settings
 from unwalk.tasks import Deletion, ShardedTask, build_task, heart
 from unwalk.tasks.digits import flattened
 from unwalk.tasks.models import resolve_model

@@ -15,8 +15,7 @@ from unwalk.core.errors import Refused
 from unwalk.core.grades import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
 from unwalk.methods import METHODS, defaults
 from unwalk.privacy.claims import FACT_CODES
-from unwalk.settings.config import flatten
-from unwalk.settings.presets import PRESETS
+from unwalk.settings.config import PRESETS, flatten
 from unwalk.tasks import TASKS
 
 ROOT = Path(unwalk.__file__).parent

@@ -26,7 +26,7 @@ from unwalk.core.program import (
     Steps,
 )
 from unwalk.core.rounding import grid_for, onto_ball
-from unwalk.core.workspace import State, Workspace
+from unwalk.core.token import State, Workspace
 from unwalk.engines.linear import BareLinear
 from unwalk.engines.per_example import add_clipped
 from unwalk.engines.sums import replace_sums

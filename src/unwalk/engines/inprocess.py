@@ -8,7 +8,7 @@ import torch
 
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.cuda import executor_for
 from unwalk.engines.execute import execute
 from unwalk.engines.walk import Walk

@@ -20,7 +20,7 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Local
 from unwalk.core.program import ReplaceSums
-from unwalk.core.workspace import State
+from unwalk.core.token import State
 
 CHUNK = 8192
 

@@ -11,9 +11,8 @@ from unwalk.core.data import Shard
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Project, Visit
-from unwalk.core.token import Token
+from unwalk.core.token import State, Token, Workspace
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.workspace import State, Workspace
 from unwalk.engines.execute import Bench, StepExecutor, check_finite
 from unwalk.engines.linear import BareLinear, head_of, prepared
 

@@ -22,8 +22,7 @@ from unwalk.reports.reproduction_page import render_reproduction
 from unwalk.reports.terminal import reproduction_table
 from unwalk.runs.store import write_file
 from unwalk.runs.watch import Tell, silent
-from unwalk.settings.config import apply
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": paper.figure_cells,

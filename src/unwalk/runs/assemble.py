@@ -18,18 +18,24 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan
 from unwalk.core.seeds import PublicSeeds
+from unwalk.core.token import build_model
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_choice, check_private_file
-from unwalk.core.workspace import build_model
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
 from unwalk.methods.network_sgd import train_phase
 from unwalk.methods.record import Calibrated, Decided, Request
 from unwalk.runs.facts import ModelFacts, capacity, nominal_facts, public_facts
 from unwalk.runs.releases import Draws, RunRegister, marks_of
-from unwalk.settings.config import Config, apply, run_id, settings_digest, table
-from unwalk.settings.fields import Value
-from unwalk.settings.presets import preset_settings
+from unwalk.settings.config import (
+    Config,
+    Value,
+    apply,
+    preset_settings,
+    run_id,
+    settings_digest,
+    table,
+)
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
 
 T = TypeVar("T", Deletion, Trigger)

@@ -17,7 +17,7 @@ from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Task
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.engines.linear import BareLinear, bare_linear
 from unwalk.methods import METHODS
 from unwalk.methods.network_sgd import train_descent

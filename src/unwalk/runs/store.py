@@ -40,8 +40,7 @@ from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs import partial_of
 from unwalk.runs.metrics import Reading
-from unwalk.settings.config import Config, apply, flatten, read_toml, to_toml
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value, apply, flatten, read_toml, to_toml
 from unwalk.tasks import ShardedTask
 from unwalk.tasks.blobs import Blobs
 from unwalk.tasks.sources import Ids

@@ -18,8 +18,7 @@ from safetensors.torch import save as save_safetensors
 from torch import nn
 
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
-from unwalk.core.token import Layout, Token
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.engines.choose import carriers
 from unwalk.runs.metrics import Meter, Reading
 from unwalk.runs.store import WalkFile

@@ -3,7 +3,7 @@
 A built-in model is a function of the input shape and the number of classes.  Those with
 BatchNorm have buffers, which travel with the token and are covered by no guarantee; their ``-gn``
 variants have GroupNorm instead, and parameters are all that travels.  Initial values come from
-torch's global generator, which :func:`unwalk.core.workspace.build_model` seeds.
+torch's global generator, which :func:`unwalk.core.token.build_model` seeds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Loss
+from unwalk.core.token import build_model
 from unwalk.core.validation import check_choice
-from unwalk.core.workspace import build_model
 from unwalk.tasks.named import call_named, is_name, load_named, told
 from unwalk.tasks.resnet import Norm
 from unwalk.tasks.resnet import resnet18 as _resnet18

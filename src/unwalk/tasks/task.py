@@ -16,8 +16,8 @@ from unwalk.core.outside import held_fast, leftovers, visits
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
+from unwalk.core.token import build_model
 from unwalk.core.validation import check_count
-from unwalk.core.workspace import build_model
 from unwalk.tasks.forgetting import Deletion, Marked, Stamper, Trigger, mark
 from unwalk.tasks.models import Factory, check_model
 from unwalk.tasks.sources import Cells, Holdings, Ids, Source
