@@ -55,7 +55,7 @@ def raised() -> Iterator[tuple[str, int, ast.expr | None]]:
                 code = node.args[1] if len(node.args) > 1 else None
                 named = [word.value for word in node.keywords if word.arg == "code"]
                 yield name, node.lineno, named[0] if named else code
-            elif node.func.id == "refused" and name == "certificates/claims.py":
+            elif node.func.id == "refused" and name == "certificates/document.py":
                 yield name, node.lineno, node.args[1]
 
 

@@ -21,8 +21,7 @@ from unwalk.methods.network_sgd import Descent
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.sisa import hops_of, members, shard_of
 from unwalk.runs.assemble import assemble
-from unwalk.runs.run import run
-from unwalk.runs.watch import Together
+from unwalk.runs.run import Together, run
 
 SHARDS: dict[str, Any] = {
     "preset": "certified",

@@ -20,8 +20,8 @@ from unwalk.methods import defaults
 from unwalk.reports.reproduction_figure import figure_picture
 from unwalk.reports.reproduction_page import render_reproduction
 from unwalk.reports.terminal import reproduction_table
+from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
-from unwalk.runs.watch import Tell, silent
 from unwalk.settings.config import Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {

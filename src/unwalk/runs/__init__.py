@@ -3,9 +3,8 @@
 This is the one place where tasks, walks, methods, privacy and engines meet.
 
 =================== =========================================================================
-assemble, facts     resolves settings; makes task, graph, noise and plans; facts of the header
-run, compare        one run, or one run per seed, and their results
-watch               measures walks under way; several models that answer together
+assemble            resolves settings; makes task, graph, noise and plans; facts of the header
+run, compare        one run, watched and measured, or one run per seed, and their results
 metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data
 releases            the register of draws of noise

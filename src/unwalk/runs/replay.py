@@ -21,9 +21,8 @@ from unwalk.core.transcript import Transcript
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import Assembled, assemble, resolve
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
-from unwalk.runs.run import Runner
+from unwalk.runs.run import Runner, carry
 from unwalk.runs.store import CONFIG
-from unwalk.runs.watch import carry
 from unwalk.settings.config import read_toml
 from unwalk.tasks import ShardedTask
 
