@@ -16,11 +16,10 @@ from unwalk.certificates import conditions
 from unwalk.certificates import document as certificate_document
 from unwalk.core.errors import Refused
 from unwalk.methods import METHODS
-from unwalk.privacy import accountants, claims, exact, iteration, ledger, stability
+from unwalk.privacy import accountants, exact, iteration, ledger, stability
 
 MODULES: tuple[ModuleType, ...] = (
     accountants,
-    claims,
     iteration,
     ledger,
     stability,

@@ -14,7 +14,7 @@ from tests.certificates.test_conditions import BROKEN, the_claim
 from unwalk.core.errors import Refused
 from unwalk.core.grades import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
 from unwalk.methods import METHODS, defaults
-from unwalk.privacy.claims import FACT_CODES
+from unwalk.privacy.accountants import FACT_CODES
 from unwalk.settings.config import PRESETS, flatten
 from unwalk.tasks import TASKS
 

@@ -22,8 +22,7 @@ from unwalk.core.grades import PROVED
 from unwalk.core.transcript import Hop, Transcript, canonical, is_format
 from unwalk.methods import METHODS
 from unwalk.methods.record import NOBODY
-from unwalk.privacy.accountants import events_claim
-from unwalk.privacy.claims import SCALINGS, Claim
+from unwalk.privacy.accountants import SCALINGS, Claim, events_claim
 
 FORMAT = 2
 """Format 1 relied on noise that was not rounded; such a run has to be repeated."""

@@ -18,8 +18,7 @@ from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
 from unwalk.methods import defaults
 from unwalk.reports.reproduction_figure import figure_picture
-from unwalk.reports.reproduction_page import render_reproduction
-from unwalk.reports.terminal import reproduction_table
+from unwalk.reports.reproduction_page import render_reproduction, reproduction_table
 from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
 from unwalk.settings.config import Value, apply

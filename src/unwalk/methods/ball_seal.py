@@ -25,8 +25,7 @@ from unwalk.methods.record import (
 )
 from unwalk.methods.restart import wiping
 from unwalk.methods.seal import SEALED_WITHOUT, SealSettings
-from unwalk.privacy.accountants import ball_seal_claim
-from unwalk.privacy.claims import of_phase
+from unwalk.privacy.accountants import ball_seal_claim, of_phase
 from unwalk.privacy.seal import seal_steps
 from unwalk.settings.config import Config
 

@@ -17,7 +17,7 @@ from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps
 from unwalk.methods.network_sgd import Descending, unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
-from unwalk.privacy.claims import of_walk
+from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.stability import release_claim
 from unwalk.settings.config import Config
 

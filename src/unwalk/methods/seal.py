@@ -44,7 +44,7 @@ from unwalk.methods.record import (
 )
 from unwalk.methods.restart import wiping
 from unwalk.methods.rrdu import Correction
-from unwalk.privacy.claims import of_phase
+from unwalk.privacy.accountants import of_phase
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.stability import ledger_claim
 from unwalk.settings.config import Config, setting

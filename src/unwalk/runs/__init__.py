@@ -13,16 +13,3 @@ replay              repeats a run and compares
 
 Start reading at ``run.run``, then ``assemble.Assembled``.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-
-
-def partial_of(out: Path) -> Path:
-    """Where the results of a run to ``out`` grow until they are complete.
-
-    >>> partial_of(Path("runs/first")).as_posix()
-    'runs/first.partial'
-    """
-    return out.parent / f"{out.name}.partial"
