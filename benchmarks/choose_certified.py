@@ -34,12 +34,11 @@ from torch.nn import functional
 import unwalk
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
-from unwalk.settings.presets import preset_settings
+from unwalk.settings.config import preset_settings
 from unwalk.tasks import Deletion, ShardedTask, build_task, heart
 from unwalk.tasks.digits import flattened
 from unwalk.tasks.models import resolve_model
-from unwalk.tasks.partitions import split
-from unwalk.tasks.sources import Source, Table
+from unwalk.tasks.sources import Source, Table, split
 
 SMOOTHNESS = 0.5
 """Of cross-entropy on inputs of length 1 at most."""

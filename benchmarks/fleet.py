@@ -47,14 +47,13 @@ from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Performance, Phase, Plan, Progress
 from unwalk.core.program import Records, StepRule
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines import fleet_steps
 from unwalk.engines.cuda import executor_for
 from unwalk.engines.cuda.groups import without
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_gradients import BatchedGradient
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.tasks.models import flnet, mlp, small_cnn
 
 BATCH = 64

@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.baselines import Report, captured, compile_much, plain_step, seconds
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.cuda.groups import without
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 from unwalk.tasks.models import MODELS
 
 WALK_LIMITS = {"mnist": 1.5, "cifar10": 10.0}

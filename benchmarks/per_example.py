@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.engines.per_example import choose_way, ghost_gradients, vmap_gradients
 from unwalk.tasks.models import MODELS
 

@@ -33,10 +33,9 @@ from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Phase, Plan, Progress, Task
 from unwalk.core.program import Program, StepRule, Steps, Visit
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.tasks import Deletion, ShardedTask, build_task, from_arrays
 
 PEERS = (10, 1_000, 100_000)

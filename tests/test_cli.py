@@ -22,8 +22,7 @@ from unwalk.cli import terminal
 from unwalk.core.grades import REFUSALS
 from unwalk.methods import defaults
 from unwalk.runs import partial_of
-from unwalk.settings.config import flatten
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, flatten
 
 SMALL = options(BLOBS)
 SMALL_DIGITS = options(DIGITS)

@@ -16,8 +16,7 @@ from unwalk.core.noise import NoiseSource, SimulatedNoise
 from unwalk.core.plan import Loss, Performance, Phase, Plan
 from unwalk.core.program import Records, StepRule
 from unwalk.core.seeds import PublicSeeds
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 
 
 def linear(features: int = 3, classes: int = 2, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -10,8 +10,7 @@ from unwalk.runs import compare as comparing
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
-from unwalk.settings.config import Config
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value
 from unwalk.tasks import ShardedTask
 
 SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")

@@ -12,19 +12,18 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from unwalk.certificates import claims as certificate_claims
 from unwalk.certificates import conditions
+from unwalk.certificates import document as certificate_document
 from unwalk.core.errors import Refused
 from unwalk.methods import METHODS
-from unwalk.privacy import accountants, claims, exact, iteration, ledger, stability
+from unwalk.privacy import accountants, exact, iteration, ledger, stability
 
 MODULES: tuple[ModuleType, ...] = (
     accountants,
-    claims,
     iteration,
     ledger,
     stability,
-    certificate_claims,
+    certificate_document,
     conditions,
     exact,
 )

@@ -28,7 +28,7 @@ from tests.certificates.fuzz import (
 )
 from tests.certificates.fuzz_maker import Maker
 from tests.certificates.fuzz_twin import Seen, Twin
-from unwalk.certificates.claims import claims_of
+from unwalk.certificates.document import claims_of
 from unwalk.core.errors import UnwalkError
 from unwalk.core.program import AddNoise
 

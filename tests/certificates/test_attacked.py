@@ -17,8 +17,7 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.rounding import onto_ball
 from unwalk.core.transcript import Transcript
 from unwalk.runs.replay import replay
-from unwalk.settings.config import run_id, settings_digest
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, run_id, settings_digest
 
 RUN: dict[str, Value] = {"method": "restart", "train.hops": 3, "unlearn.hops": 2}
 

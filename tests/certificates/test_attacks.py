@@ -25,8 +25,7 @@ from tests.certificates.test_conditions import (
 )
 from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput
-from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.facts import capacity
+from unwalk.runs.assemble import assemble, capacity, resolve
 from unwalk.runs.run import run
 from unwalk.tasks import build_task
 

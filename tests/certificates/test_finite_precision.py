@@ -22,9 +22,8 @@ from unwalk.core.errors import Refused
 from unwalk.core.events import GaussianNoise
 from unwalk.core.plan import Phase
 from unwalk.core.program import StepRule, Steps
-from unwalk.engines.execute import apply_rule
+from unwalk.engines.execute import BareLinear, apply_rule
 from unwalk.engines.inprocess import InProcess
-from unwalk.engines.linear import BareLinear
 from unwalk.methods.network_sgd import NetworkSGD, train_descent, unlearn_descent
 from unwalk.methods.release import Release
 from unwalk.methods.retrain import Retrain

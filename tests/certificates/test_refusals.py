@@ -14,9 +14,8 @@ from tests.certificates.test_conditions import BROKEN, the_claim
 from unwalk.core.errors import Refused
 from unwalk.core.grades import PRESET, REFUSALS, UNKNOWN, Refusal, advised, explained
 from unwalk.methods import METHODS, defaults
-from unwalk.privacy.claims import FACT_CODES
-from unwalk.settings.config import flatten
-from unwalk.settings.presets import PRESETS
+from unwalk.privacy.accountants import FACT_CODES
+from unwalk.settings.config import PRESETS, flatten
 from unwalk.tasks import TASKS
 
 ROOT = Path(unwalk.__file__).parent
@@ -56,7 +55,7 @@ def raised() -> Iterator[tuple[str, int, ast.expr | None]]:
                 code = node.args[1] if len(node.args) > 1 else None
                 named = [word.value for word in node.keywords if word.arg == "code"]
                 yield name, node.lineno, named[0] if named else code
-            elif node.func.id == "refused" and name == "certificates/claims.py":
+            elif node.func.id == "refused" and name == "certificates/document.py":
                 yield name, node.lineno, node.args[1]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks import fleet, gpu
 from benchmarks.baselines import PlainFleet, PlainSteps, Report, plain_fleet_step, plain_step
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines import fleet_steps
 from unwalk.engines.cuda.groups import GROUPS
 from unwalk.engines.fleet_gradients import BatchedGradient

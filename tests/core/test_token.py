@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.token import Layout, Token
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Layout, Token, Workspace, build_model
 
 
 def token():

@@ -8,7 +8,7 @@ from torch import nn
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
 from unwalk.core.plan import Performance, Phase
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.engines import choose
 from unwalk.engines.choose import carriers, carries, goes_together
 from unwalk.methods.network_sgd import NetworkSGD

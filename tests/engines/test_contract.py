@@ -16,8 +16,7 @@ from unwalk.core.program import Ball, StepRule
 from unwalk.core.transcript import Transcript
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
 ENGINES = [InProcess, Fleet]

@@ -10,7 +10,7 @@ from tests.tiny import TinyTask, plan
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Local
 from unwalk.core.program import AddNoise, Ball, Forget, StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.execute import Bench, execute, project
 
 TASK = TinyTask(size=12)

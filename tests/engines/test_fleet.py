@@ -18,8 +18,7 @@ from unwalk.engines import cuda, fleet_steps
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_steps import Step
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
 

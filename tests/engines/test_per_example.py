@@ -16,7 +16,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GradientSteps
 from unwalk.core.plan import Local
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines import per_example
 from unwalk.engines.execute import Bench, execute
 from unwalk.engines.per_example import (

@@ -26,8 +26,7 @@ from unwalk.experiments.reproduce import (
 )
 from unwalk.methods import defaults
 from unwalk.runs.assemble import resolve
-from unwalk.settings.config import apply, run_id
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, apply, run_id
 
 TINY: dict[str, Value] = {
     "train.hops": 3,

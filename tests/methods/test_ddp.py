@@ -18,11 +18,11 @@ from unwalk.core.events import GradientSteps, Projection
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Project, Records, StepRule, Steps, Visit
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods import defaults
 from unwalk.methods.ddp import DDP, DDPSettings, ddp_noise, feasible_ball
-from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.network_sgd import Descent, LocalWork
 from unwalk.privacy.nominal import nominal_ddp_sigma
 
 ETA, CLIP, SIGMA, RADIUS = 0.1, 0.7, 1.5, 0.9

@@ -8,12 +8,11 @@ from tests.tiny import TinyTask, descent, plan
 from unwalk import walks
 from unwalk.core.plan import Local, Phase
 from unwalk.core.program import AddNoise, Ball, Project, StepRule, Visit
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.execute import Bench, execute
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.finetune import Finetune
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rrdu import RRDU, Correction
 

@@ -16,11 +16,11 @@ from unwalk.core.events import GradientSteps
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Phase
 from unwalk.core.program import Records, StepRule, Steps, Visit
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods import defaults
 from unwalk.methods.dpsgd import DPSGD, DPSGDSettings, dpsgd_noise, sampling
-from unwalk.methods.local_work import Descent, LocalWork
+from unwalk.methods.network_sgd import Descent, LocalWork
 from unwalk.privacy.subsampled import sampled_epsilon, sampled_multiplier
 
 ETA, CLIP, Z = 0.1, 0.4, 1.3

@@ -13,13 +13,11 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
 from unwalk.methods import METHODS, defaults
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import Descending, unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
 from unwalk.privacy.exact import fresh_claim
-from unwalk.settings.config import Config, flatten, to_toml
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, flatten, setting, to_toml
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from unwalk.core.program import Forget, Records, StepRule, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork, slice_of
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD, slice_of
 from unwalk.methods.restart import Restart
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rewind import Rewind, first_use
@@ -340,7 +339,7 @@ def test_a_restart_wipes_and_begins_from_the_initial_model():
 
 
 def test_schedules_go_on_where_they_were():
-    from unwalk.methods.local_work import Schedule
+    from unwalk.methods.network_sgd import Schedule
 
     rule = descent().rule
     base = Descent(rule, LocalWork("iid", batch=1, minibatches=1), Schedule("inverse", 0.1))

@@ -29,8 +29,7 @@ from unwalk.core.program import (
 from unwalk.core.seeds import PublicSeeds
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.rrdu import Correction
 from unwalk.methods.seal import LedgerSeal

@@ -17,12 +17,11 @@ from unwalk.certificates import claims_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Phase
 from unwalk.core.transcript import Transcript
-from unwalk.methods.local_work import Descent
+from unwalk.methods.network_sgd import Descent
 from unwalk.methods.retrain import Retrain
 from unwalk.methods.sisa import hops_of, members, shard_of
 from unwalk.runs.assemble import assemble
-from unwalk.runs.run import run
-from unwalk.runs.watch import Together
+from unwalk.runs.run import Together, run
 
 SHARDS: dict[str, Any] = {
     "preset": "certified",

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unwalk.reports import charts, drawing, walk_chart
-from unwalk.reports.drawing import png
+from unwalk.reports import charts
+from unwalk.reports.charts import png
 from unwalk.reports.result import Visit, read
 
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ finite = st.floats(-1e6, 1e6)
 
 @given(st.lists(st.floats(0, 100), max_size=12), st.floats(1, 30))
 def test_spread_keeps_order_gap_and_bounds(wanted: list[float], gap: float) -> None:
-    places = drawing.spread(wanted, gap, 0.0, 100.0)
+    places = charts.spread(wanted, gap, 0.0, 100.0)
     fits = gap * (len(wanted) - 1) <= 100
     least = gap if fits else 100 / (len(wanted) - 1)
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
@@ -37,13 +37,13 @@ def test_spread_keeps_order_gap_and_bounds(wanted: list[float], gap: float) -> N
 def test_spread_moves_nothing_that_has_room(wanted: list[float]) -> None:
     gaps = [abs(a - b) for a in wanted for b in wanted if a != b]
     gap = 0.99 * min(gaps, default=1.0)
-    assert drawing.spread(wanted, gap, 0.0, 100.0) == pytest.approx(wanted)
+    assert charts.spread(wanted, gap, 0.0, 100.0) == pytest.approx(wanted)
 
 
 @given(finite, st.floats(1e-3, 1e6), st.integers(2, 8))
 def test_ticks_are_few_even_and_inside(low: float, span: float, most: int) -> None:
     high = low + span
-    found = drawing.ticks(low, high, most)
+    found = charts.ticks(low, high, most)
     assert len(found) <= most
     slack = 1e-6 * max(1.0, abs(low), abs(high))
     assert all(low - slack <= t <= high + slack for t in found)
@@ -53,17 +53,17 @@ def test_ticks_are_few_even_and_inside(low: float, span: float, most: int) -> No
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 1)), max_size=12), st.floats(0.1, 0.9))
-def test_clipped_lines_stay_above_the_floor(line: list[drawing.XY], floor: float) -> None:
-    parts = drawing.clip_below(line, floor)
+def test_clipped_lines_stay_above_the_floor(line: list[charts.XY], floor: float) -> None:
+    parts = charts.clip_below(line, floor)
     assert all(y >= floor for part in parts for _, y in part)
     kept = {point for part in parts for point in part}
     assert {point for point in line if point[1] >= floor} <= kept
 
 
 def test_scale_clamps_and_survives_an_empty_range() -> None:
-    scale = drawing.Scale(0.0, 10.0, 100.0, 200.0)
+    scale = charts.Scale(0.0, 10.0, 100.0, 200.0)
     assert [scale(v) for v in (-5, 0, 5, 10, 50)] == [100, 100, 150, 200, 200]
-    assert drawing.Scale(3.0, 3.0, 100.0, 200.0)(3.0) == 150
+    assert charts.Scale(3.0, 3.0, 100.0, 200.0)(3.0) == 150
 
 
 def test_edges_are_counted_along_the_whole_path() -> None:
@@ -73,7 +73,7 @@ def test_edges_are_counted_along_the_whole_path() -> None:
         Visit(3, "train", 2, ()),
         Visit(4, "unlearn", 3, (3,)),
     ]
-    first, second = walk_chart.stretches(hops)
+    first, second = charts.stretches(hops)
     assert first.crossings == {(3, 4): 1, (2, 3): 1}
     assert second.crossings == {(2, 3): 1}
     assert first.counts == {4: 1, 2: 2}
@@ -86,40 +86,40 @@ def test_torus_shape_is_found_from_its_edges(rows: int, columns: int) -> None:
     edges = [
         (a * columns + b, c * columns + d) for (a, b), (c, d) in graph.edges if (a, b) != (c, d)
     ]
-    assert walk_chart.torus_shape(rows * columns, edges) == (rows, columns)
+    assert charts.torus_shape(rows * columns, edges) == (rows, columns)
 
 
 def test_torus_shape_falls_back_to_the_squarest() -> None:
-    assert walk_chart.torus_shape(12, []) in {(3, 4), (4, 3)}
+    assert charts.torus_shape(12, []) in {(3, 4), (4, 3)}
 
 
 def test_unlearner_stands_at_the_top_and_a_hub_in_the_middle(make_result: Any) -> None:
-    places = walk_chart.layout(read(make_result("usual")))
+    places = charts.layout(read(make_result("usual")))
     assert min(places, key=lambda p: p[1]) == places[3]
-    star = walk_chart.layout(read(make_result("star")))
-    assert star[0] == walk_chart.CENTRE
-    far = [math.dist(p, walk_chart.CENTRE) for p in star[1:]]
-    assert far == pytest.approx([walk_chart.RADIUS] * 11)
+    star = charts.layout(read(make_result("star")))
+    assert star[0] == charts.CENTRE
+    far = [math.dist(p, charts.CENTRE) for p in star[1:]]
+    assert far == pytest.approx([charts.RADIUS] * 11)
 
 
 def test_strip_has_a_cell_a_hop_and_marks_the_unlearner(usual: Json) -> None:
     view = read(usual)
-    for part in walk_chart.stretches(view.walk):
-        text = walk_chart.strip(view, part)
+    for part in charts.stretches(view.walk):
+        text = charts.strip(view, part)
         assert text.count("<rect") == len(part.visits)
         assert text.count('class="cell unlearner"') == part.counts[3]
 
 
 def test_long_strips_share_cells(make_result: Any) -> None:
     view = read(make_result("many peers"))
-    part = walk_chart.stretches(view.walk)[1]
-    assert walk_chart.strip(view, part).count("<rect") == walk_chart.MOST_CELLS
+    part = charts.stretches(view.walk)[1]
+    assert charts.strip(view, part).count("<rect") == charts.MOST_CELLS
 
 
 def test_histogram_bars_add_up(make_result: Any) -> None:
     view = read(make_result("ring of 100"))
-    part = walk_chart.stretches(view.walk)[1]
-    text = walk_chart.histogram(view, part)
+    part = charts.stretches(view.walk)[1]
+    text = charts.histogram(view, part)
     bars = re.findall(r'<rect x="[\d.]+" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', text)
     unit = 150.0 / max(part.counts.values())
     assert sum(map(float, bars)) == pytest.approx(unit * 200, rel=1e-3)

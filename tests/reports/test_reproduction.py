@@ -29,8 +29,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.reports import page
 from unwalk.reports.reproduction import agreement, collect, reproduction_rows, start
 from unwalk.reports.reproduction_figure import chart
-from unwalk.reports.reproduction_page import render_reproduction
-from unwalk.reports.terminal import reproduction_table
+from unwalk.reports.reproduction_page import render_reproduction, reproduction_table
 
 TITLES = {"table-rho": "Trust radius ρ", "table-delta": "Privacy parameter δ"}
 SIGNS = {"agree": "✓", "spread": "✓±", "near": "≈", "differ": "✗"}

@@ -7,8 +7,7 @@ from typing import Any
 
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import RunResult, run
-from unwalk.settings.config import Config
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value
 
 BLOBS: dict[str, Value] = {
     "task": "blobs",

@@ -17,8 +17,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.methods import defaults
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import run
-from unwalk.settings.config import apply, flatten, parse_set, read_toml, table, to_toml
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, apply, flatten, parse_set, read_toml, table, to_toml
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tests.runs.small import small_run
-from unwalk.runs.assemble import resolve
-from unwalk.runs.facts import ModelFacts, public_facts
+from unwalk.runs.assemble import ModelFacts, public_facts, resolve
 from unwalk.tasks import Deletion, OwnData, build_task
 from unwalk.tasks.own import from_arrays
 

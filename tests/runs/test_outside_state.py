@@ -13,8 +13,7 @@ from safetensors.torch import load
 from torch import nn
 
 from unwalk.core.outside import Surroundings
-from unwalk.core.token import Token
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import run

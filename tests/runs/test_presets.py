@@ -10,7 +10,7 @@ import pytest
 from tests.runs.small import BLOBS, DIGITS, small_run
 from unwalk.core.program import AddNoise, Program, Project, Steps, Visit
 from unwalk.runs.assemble import Assembled, assemble, resolve
-from unwalk.settings.presets import PRESETS
+from unwalk.settings.config import PRESETS
 from unwalk.tasks import TASKS
 
 # The paper's MNIST setting: N = 10, p = 0.1, T_u = 100, L = 0.5, epsilon = 1, delta = 1e-5.

@@ -23,7 +23,7 @@ from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 
 FLAT: dict[str, Any] = {
     "preset": "certified",

@@ -23,8 +23,7 @@ from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 from unwalk.runs.store import Folder
-from unwalk.settings.config import Config
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value
 
 BITS = ("model.safetensors", "transcript.jsonl", "config.toml")
 LONG: dict[str, Value] = {**BLOBS, "train.hops": 120, "unlearn.hops": 120, "evaluate.every": 40}

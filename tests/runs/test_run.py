@@ -21,8 +21,7 @@ from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.transcript import Transcript
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import RunResult, run
-from unwalk.settings.config import read_toml
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, read_toml
 from unwalk.walks import GRAPHS
 
 FILES = {

@@ -10,7 +10,7 @@ import pytest
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 from unwalk.tasks import build_task
 from unwalk.tasks.a9a import SHRINK, parse
 

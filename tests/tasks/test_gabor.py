@@ -21,13 +21,12 @@ from unwalk.core.plan import Phase, Plan
 from unwalk.core.program import StepRule
 from unwalk.core.seeds import PublicSeeds
 from unwalk.engines.inprocess import InProcess
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.tasks import Deletion, Scale, ShardedTask, Source, Table, build_task, from_arrays, mnist
 from unwalk.tasks import gabor as room
 from unwalk.tasks.gabor import BIAS, DIRECTIONS, WAVES, GaborMap, cached, ridge_solution
-from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Split
+from unwalk.tasks.task import Request
 
 
 def pictures(records: int, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> torch.Tensor:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 from unwalk.tasks import build_task
 from unwalk.tasks.heart import ATTRIBUTES, FEATURES, HOSPITALS, SHRINK, Category, held_out, parse
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.tasks import MODELS, Deletion, build_task, check_model, load_factory
 from unwalk.tasks.models import Factory, resolve_model
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from unwalk.core.errors import InvalidInput
 from unwalk.tasks import build_task, from_arrays
 from unwalk.tasks.own import OwnData, own_task
-from unwalk.tasks.partitions import PARTITIONS, Dealing, checked, split
-from unwalk.tasks.sources import Table
+from unwalk.tasks.sources import PARTITIONS, Dealing, Table, checked, split
 
 ALPHAS = (1e-6, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e9)
 

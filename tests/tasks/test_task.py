@@ -16,8 +16,7 @@ from unwalk.core.plan import Task
 from unwalk.core.seeds import PublicSeeds
 from unwalk.tasks import KINDS, Deletion, Scale, ShardedTask, Source, Trigger, build_task
 from unwalk.tasks.models import resolve_model
-from unwalk.tasks.partitions import split
-from unwalk.tasks.sources import Split, Table
+from unwalk.tasks.sources import Split, Table, split
 
 DELETIONS = {
     "backdoor": Deletion("backdoor", size=30),

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import unwalk
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner
 

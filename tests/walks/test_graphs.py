@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
-from unwalk.walks import adjacency, graphs
-from unwalk.walks.adjacency import WalkGraph
+from unwalk.walks import graphs
+from unwalk.walks.graphs import WalkGraph
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -254,9 +254,9 @@ def test_unreadable_edge_lists_are_refused(tmp_path) -> None:
         (lambda: graphs.ring(5).path(0, 9), "peer 9 is not in the graph"),
         (lambda: graphs.ring(5).path(-1, 0), "peer -1 is not in the graph"),
         (lambda: graphs.complete(5).random_neighbour(-1, generator()), "peer -1 is not in"),
-        (lambda: adjacency.from_edges("own", 3, [0, 1], [1, 3]), "peer 3 is not in the graph"),
-        (lambda: adjacency.from_edges("own", 3, [0, 1], [1, 1]), "joins peer 1 to itself"),
-        (lambda: adjacency.from_edges("own", 3, [0], [1, 2]), "shapes (1,) and (2,)"),
+        (lambda: graphs.from_edges("own", 3, [0, 1], [1, 3]), "peer 3 is not in the graph"),
+        (lambda: graphs.from_edges("own", 3, [0, 1], [1, 1]), "joins peer 1 to itself"),
+        (lambda: graphs.from_edges("own", 3, [0], [1, 2]), "shapes (1,) and (2,)"),
     ],
 )
 def test_bad_input_is_refused_by_name(make, words: str) -> None:
@@ -269,7 +269,7 @@ def test_bad_input_is_refused_by_name(make, words: str) -> None:
 def test_next_hop_tables_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graphs.ring(12)
     assert graph.next_hops(3) is graph.next_hops(3)
-    monkeypatch.setattr(adjacency, "_NEXT_HOP_ENTRIES", 12)
+    monkeypatch.setattr(graphs, "_NEXT_HOP_ENTRIES", 12)
     for target in range(12):
         assert graph.path((target + 2) % 12, target)[-1] == target
     assert len(graph._next_hops) == 8

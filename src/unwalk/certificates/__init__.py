@@ -6,8 +6,8 @@ the transcript can compute again.  A method's proof and threat model come from i
 
 ========== ================================================================================
 conditions conditions that every proof needs; each one that fails is a refusal
-claims     every claim about a run: nominal numbers, the method's proof, refusals
-document   the certificate: claims, threat model, public facts, what was done, counted from events
+document   the certificate: every claim (nominal numbers, the method's proof, refusals), threat
+           model, public facts, what was done, counted from events
 signing    Ed25519 over canonical JSON (needs the cryptography package)
 verify     recomputes everything, compares, and names each difference
 words      the same content in sentences for readers without a background in privacy
@@ -16,8 +16,7 @@ words      the same content in sentences for readers without a background in pri
 Start reading at ``document.certificate_of``.  No torch is needed to check a certificate.
 """
 
-from unwalk.certificates.claims import claims_of
-from unwalk.certificates.document import certificate_of, read_certificate
+from unwalk.certificates.document import certificate_of, claims_of, read_certificate
 from unwalk.certificates.verify import Verdict, verify
 
 __all__ = ["Verdict", "certificate_of", "claims_of", "read_certificate", "verify"]

@@ -14,7 +14,7 @@ from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.methods import METHODS
-from unwalk.privacy.claims import MOMENTS, SCALINGS, refuse, start_of, unlearner_of
+from unwalk.privacy.accountants import MOMENTS, SCALINGS, refuse, start_of, unlearner_of
 
 ORIGINS = ("secret", "simulation")
 LABELS = {

@@ -20,7 +20,6 @@ from rich.table import Table
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import explained
-from unwalk.runs import partial_of
 
 if TYPE_CHECKING:
     from unwalk.settings.config import Config
@@ -137,6 +136,8 @@ def progress(out: Path | None) -> Generator[Bars]:
         with bars.progress:
             yield bars
     except KeyboardInterrupt:
+        from unwalk.runs.store import partial_of
+
         if out is not None and partial_of(out).exists():
             words = [a for a in sys.argv[1:] if a != "--resume"]
             text = f"go on with: {shlex.join(['unwalk', *words, '--resume'])}"

@@ -10,7 +10,7 @@ Start reading at ``token.Token`` and ``program.Visit``, then ``plan.Plan``.
 
 This ``__init__`` imports nothing, so that packages without torch (``methods``, ``privacy``,
 ``walks``) can use the torch-free modules.  Torch is imported in ``token``, ``data``,
-``workspace``, ``rounding``, ``noise`` and ``outside`` only.
+``rounding``, ``noise`` and ``outside`` only.
 """
 
 __version__ = "0.1.0.dev0"

@@ -37,3 +37,9 @@ class Refused(UnwalkError):
 
 class Corrupt(UnwalkError):
     """Bytes that do not match their digest, chain or declared shape."""
+
+
+def told(error: BaseException) -> str:
+    """An error's type and the first line of its text, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__

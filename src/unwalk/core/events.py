@@ -26,7 +26,7 @@ class GradientSteps:
     descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
     gradient, 0 for none, and ``grid`` what the noisy gradient was rounded to, None where it was
     left as floating-point arithmetic gave it.  ``batching`` is how records came into batches, one
-    of :data:`BATCHING`: a kind of :class:`unwalk.methods.local_work.LocalWork` where batches and
+    of :data:`BATCHING`: a kind of :class:`unwalk.methods.network_sgd.LocalWork` where batches and
     weights are as that kind makes them, ``other`` for everything else.
     """
 
@@ -125,7 +125,7 @@ _KINDS: dict[str, type[Event]] = {
 }
 DATA = ("all", "retained", "forgotten", "mixed")
 WORK = ("epochs", "averaged", "full", "iid", "slots")
-"""How a visit goes over its rows (:class:`unwalk.methods.local_work.LocalWork`)."""
+"""How a visit goes over its rows (:class:`unwalk.methods.network_sgd.LocalWork`)."""
 BATCHING = (*WORK, "other")
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")

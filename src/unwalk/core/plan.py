@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from unwalk.core.data import Shard
     from unwalk.core.noise import NoiseSource
-    from unwalk.core.token import Token
-    from unwalk.core.workspace import Workspace
+    from unwalk.core.token import Token, Workspace
 
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 KEEPS = ("last", "average", "random")

@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.int64]
 OPTIMIZERS = ("sgd", "momentum", "adam")
 OPTIMIZER_STATES = ("carried", "local", "fresh")
 SCHEDULES = ("constant", "sqrt", "inverse")
-"""Step sizes over the hops (:class:`unwalk.methods.local_work.Schedule`)."""
+"""Step sizes over the hops (:class:`unwalk.methods.network_sgd.Schedule`)."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unwalk.core.plan import Plan
 from unwalk.core.program import Steps, Visit
-from unwalk.core.token import Layout
-from unwalk.core.workspace import build_model
+from unwalk.core.token import Layout, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 

@@ -26,13 +26,11 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.program import Steps
-from unwalk.core.token import Layout
-from unwalk.core.workspace import State, Workspace, build_model
-from unwalk.engines.execute import check_finite, execute, steps_event
+from unwalk.core.token import Layout, State, Workspace, build_model
+from unwalk.engines.execute import check_finite, execute, head_of, steps_event
 from unwalk.engines.fleet_gradients import BatchedGradient
 from unwalk.engines.fleet_steps import LockStep, Order, settings
-from unwalk.engines.linear import head_of
-from unwalk.engines.walk import Arrival, Walk
+from unwalk.engines.inprocess import Arrival, Walk
 
 
 class Fleet:

@@ -22,7 +22,7 @@ from unwalk.core.outside import Surroundings, renewed
 from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 from unwalk.engines.cuda import Executor, executor_for
-from unwalk.engines.linear import BareLinear
+from unwalk.engines.execute import BareLinear
 
 Buffers = dict[str, torch.Tensor]
 Pair = tuple[int, int]
@@ -249,7 +249,7 @@ def _halves(pool: nn.MaxPool2d) -> bool:
 class BatchedGradient:
     """Weighted gradients of K models, each on its own batch.
 
-    Those of a bare linear ``head`` are written out (:mod:`unwalk.engines.linear`).
+    Those of a bare linear ``head`` are written out (:mod:`unwalk.engines.execute`).
     In ``bfloat16`` the models compute with lowered parameters and inputs; batch normalisation,
     losses and the gradients themselves stay as they were.
     """

@@ -34,7 +34,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
-from unwalk.core.workspace import Workspace
+from unwalk.core.token import Workspace
 
 MEMORY = 256 * 2**20
 """Bytes that the gradients of one chunk of examples may take (``vmap``)."""

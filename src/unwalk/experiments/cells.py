@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 
 TASKS = ("mnist", "cifar10")
 """The paper's datasets; ``digits`` stands in for both in quick runs."""

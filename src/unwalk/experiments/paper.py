@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from unwalk.experiments.cells import NOTHING, TASKS, Cell, Reported, over_seeds
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 
 Pair = tuple[float | None, float | None]
 

@@ -9,7 +9,7 @@ On a CPU both rows are the same computation.  Not an experiment of the paper, so
 from __future__ import annotations
 
 from unwalk.experiments.cells import Cell, over_seeds
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value
 
 SEEDS = 3
 

@@ -18,12 +18,10 @@ from unwalk.experiments.cells import TASKS, Cell
 from unwalk.experiments.study import Study, carry_out
 from unwalk.methods import defaults
 from unwalk.reports.reproduction_figure import figure_picture
-from unwalk.reports.reproduction_page import render_reproduction
-from unwalk.reports.terminal import reproduction_table
+from unwalk.reports.reproduction_page import render_reproduction, reproduction_table
+from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
-from unwalk.runs.watch import Tell, silent
-from unwalk.settings.config import apply
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": paper.figure_cells,

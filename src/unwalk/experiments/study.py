@@ -27,11 +27,9 @@ from unwalk.engines.choose import goes_together
 from unwalk.experiments.cells import Cell
 from unwalk.methods import defaults
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.run import Runner
+from unwalk.runs.run import Runner, Tell, Walked, carry, silent
 from unwalk.runs.store import write_file
-from unwalk.runs.watch import Tell, Walked, carry, silent
-from unwalk.settings.config import Config, flatten, run_id
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value, flatten, run_id
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")

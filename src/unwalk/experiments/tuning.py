@@ -13,8 +13,7 @@ from unwalk.experiments.cells import Cell, over_seeds
 from unwalk.experiments.paper import model
 from unwalk.methods.ddp import DDPSettings
 from unwalk.methods.dpsgd import DPSGDSettings
-from unwalk.settings.config import Config
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value
 
 SEEDS = 1
 

@@ -8,8 +8,8 @@ new method goes to the end.  To add one: a file with a ``RECORD`` here, its plac
 and its test.  Start reading at ``record.MethodRecord``, then ``restart.py``, the shortest method
 with settings of its own.
 
-Shared by several methods: ``local_work`` (batches, step sizes), ``network_sgd`` (training, and the
-visits that settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, release, noisy_start).
+Shared by several methods: ``network_sgd`` (batches, step sizes, training, and the visits that
+settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, release, noisy_start).
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import ROUNDING
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_IT_SEALED,
@@ -26,8 +25,7 @@ from unwalk.methods.record import (
 )
 from unwalk.methods.restart import wiping
 from unwalk.methods.seal import SEALED_WITHOUT, SealSettings
-from unwalk.privacy.accountants import ball_seal_claim
-from unwalk.privacy.claims import of_phase
+from unwalk.privacy.accountants import ball_seal_claim, of_phase
 from unwalk.privacy.seal import seal_steps
 from unwalk.settings.config import Config
 

@@ -25,7 +25,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descending
+from unwalk.methods.network_sgd import Descending
 from unwalk.methods.private import (
     READINGS,
     data_of,
@@ -37,8 +37,7 @@ from unwalk.methods.private import (
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_ddp_sigma
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 RADIUS_MEANS = ("diameter", "radius")
 NOISE_ON = ("gradient", "weights")

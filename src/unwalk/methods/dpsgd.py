@@ -23,7 +23,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descending, LocalWork
+from unwalk.methods.network_sgd import Descending, LocalWork
 from unwalk.methods.private import (
     READINGS,
     data_of,
@@ -36,8 +36,7 @@ from unwalk.methods.private import (
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
 from unwalk.privacy.subsampled import sampled_multiplier
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 
 @dataclass(frozen=True)

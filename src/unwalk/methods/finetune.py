@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config
 

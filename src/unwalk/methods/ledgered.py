@@ -14,8 +14,7 @@ from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.program import Project, Steps, Visit
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.methods.local_work import Descent
-from unwalk.methods.network_sgd import train_phase, unlearn_descent
+from unwalk.methods.network_sgd import Descent, train_phase, unlearn_descent
 from unwalk.methods.record import Request
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.ledger import Ledger, LinearHead, SlotSteps

@@ -18,15 +18,13 @@ from unwalk.core.program import AddNoise, Ball, Program, Project, Visit
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_number
 from unwalk.methods.ledgered import FINEST, LEAST_STD, ROUNDING, probe, reach_of, slot_steps
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.network_sgd import Descending, train_descent
 from unwalk.methods.record import ANY_WITHOUT_U, Decided, MethodRecord, Request, ThreatModel
-from unwalk.privacy.claims import of_walk
+from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.ledger import Ledger
 from unwalk.privacy.stability import Facts, noisy_start_claim
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 
 @dataclass(frozen=True)

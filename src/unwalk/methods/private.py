@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from unwalk.core.plan import Method, Phase, Route
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import train_descent, unlearn_descent
+from unwalk.methods.network_sgd import Descent, LocalWork, train_descent, unlearn_descent
 from unwalk.methods.record import Calibrated, Decided
 from unwalk.settings.config import Config, MethodSettings
 

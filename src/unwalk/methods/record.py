@@ -16,8 +16,7 @@ import numpy as np
 from unwalk.core.plan import Phase, Task
 from unwalk.core.program import Records
 from unwalk.core.transcript import Transcript
-from unwalk.privacy.accountants import events_claim
-from unwalk.privacy.claims import Proof
+from unwalk.privacy.accountants import Proof, events_claim
 from unwalk.privacy.formulas import Formula
 from unwalk.settings.config import Config, MethodSettings
 

@@ -14,11 +14,10 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Program, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps, std_for
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent
+from unwalk.methods.network_sgd import Descending, unlearn_descent
 from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
-from unwalk.privacy.claims import of_walk
+from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.stability import release_claim
 from unwalk.settings.config import Config
 

@@ -16,13 +16,11 @@ from unwalk import walks
 from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Forget, Program, Visit
 from unwalk.core.validation import check_count
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.methods.retrain import FRESH, WITHOUT_FORGOTTEN
 from unwalk.privacy.exact import fresh_claim
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 
 @dataclass(frozen=True)

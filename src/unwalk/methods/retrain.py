@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.network_sgd import Descending, train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_THE_MODEL,

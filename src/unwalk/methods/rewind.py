@@ -6,7 +6,7 @@ every peer's local state as it was then, gives a sample of training without the 
 
 *First use.*  u keeps the state at each arrival and knows which records its batches drew.  The walk
 continues from the visit with the first batch that drew a forgotten record; that visit is repeated
-up to this batch, and the rest is drawn again (:meth:`unwalk.methods.local_work.LocalWork.without`).
+up to this batch, and the rest is drawn again (:meth:`.LocalWork.without` of ``network_sgd``).
 Where no batch ever drew one there is nothing to do.
 
 Both are exact for requests that do not depend on the model.
@@ -29,8 +29,7 @@ from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Program, Records, Rows, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice
-from unwalk.methods.local_work import Descending, Descent
-from unwalk.methods.network_sgd import train_descent
+from unwalk.methods.network_sgd import Descending, Descent, train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_THE_MODEL,
@@ -42,8 +41,7 @@ from unwalk.methods.record import (
 )
 from unwalk.methods.restart import wiping
 from unwalk.privacy.exact import rewind_claim
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 WAYS = ("first-contact", "first-use")
 GOING_BACK = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U)

@@ -28,13 +28,11 @@ from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.local_work import Descent, LocalWork
-from unwalk.methods.network_sgd import feasible, unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_sigma
-from unwalk.settings.config import Config
-from unwalk.settings.sections import ALIASES, DIRECTIONS, NOISE_ON, VISITS
+from unwalk.settings.config import ALIASES, DIRECTIONS, NOISE_ON, VISITS, Config
 
 
 def direction_named(name: str) -> str:

@@ -33,8 +33,7 @@ from unwalk.methods.ledgered import (
     std_for,
     visit_to_u,
 )
-from unwalk.methods.local_work import Descending
-from unwalk.methods.network_sgd import unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_IT_SEALED,
@@ -45,11 +44,10 @@ from unwalk.methods.record import (
 )
 from unwalk.methods.restart import wiping
 from unwalk.methods.rrdu import Correction
-from unwalk.privacy.claims import of_phase
+from unwalk.privacy.accountants import of_phase
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.stability import ledger_claim
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 SEALED_WITHOUT = (
     "the same seal, with the same number of records, visit times and settings, on the "

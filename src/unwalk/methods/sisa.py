@@ -27,8 +27,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import Records
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count
-from unwalk.methods.local_work import Descent
-from unwalk.methods.network_sgd import NetworkSGD, train_descent
+from unwalk.methods.network_sgd import Descent, NetworkSGD, train_descent
 from unwalk.methods.record import Decided, MethodRecord, Request
 from unwalk.methods.rewind import (
     GOING_BACK,

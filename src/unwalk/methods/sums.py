@@ -20,8 +20,7 @@ from unwalk.core.program import Program, ReplaceSums, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.record import Decided, MethodRecord, ThreatModel
 from unwalk.privacy.exact import sums_claim
-from unwalk.settings.config import Config
-from unwalk.settings.fields import setting
+from unwalk.settings.config import Config, setting
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from unwalk.certificates.document import FILE
 from unwalk.core.data import Shard
 from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Plan
-from unwalk.core.token import Token
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
 from unwalk.peers.demo_liar import tell_lies

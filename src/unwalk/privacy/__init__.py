@@ -19,7 +19,7 @@ nominal, utility,   the paper's formulas with explicit constants, each beside it
 capacity, published form; the loss that noise costs; network DP as its papers state it
 calibrate           one function for all accountants: target in; sigma, epsilon or steps out
 accountants,        accountants over recorded events: they check their conditions and refuse
-stability, claims   what they cannot bound, by name
+stability           what they cannot bound, by name
 exact               proofs of exactness, read from events
 formulas            nominal numbers of a header, recomputed and compared with the events
 =================== =========================================================================
@@ -27,9 +27,8 @@ formulas            nominal numbers of a header, recomputed and compared with th
 Start reading at ``calibrate.calibrate`` for formulas, ``accountants.sealed_claim`` for events.
 """
 
-from unwalk.privacy.accountants import ball_seal_claim, public_coin_claim, sealed_claim
+from unwalk.privacy.accountants import Claim, ball_seal_claim, public_coin_claim, sealed_claim
 from unwalk.privacy.calibrate import ACCOUNTANTS, calibrate, list_accountants
-from unwalk.privacy.claims import Claim
 from unwalk.privacy.gaussian import (
     compose_mu,
     gaussian_delta,

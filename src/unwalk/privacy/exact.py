@@ -12,8 +12,15 @@ from typing import Any, NoReturn
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.privacy.accountants import PUBLIC, sealed_claim
-from unwalk.privacy.claims import Claim, fact, refuse, start_of, unlearner_of
+from unwalk.privacy.accountants import (
+    PUBLIC,
+    Claim,
+    fact,
+    refuse,
+    sealed_claim,
+    start_of,
+    unlearner_of,
+)
 
 NOT_ADAPTIVE = "the request does not depend on the model"
 AWAY = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from unwalk.core import events as ev
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.privacy.claims import unlearner_of
+from unwalk.privacy.accountants import unlearner_of
 from unwalk.privacy.nominal import nominal_ddp_sigma, nominal_sigma
 from unwalk.privacy.subsampled import sampled_multiplier
 

@@ -7,8 +7,8 @@ a bias counted, and ``outputs`` classes, from a public model of norm at most ``i
 ``precision`` = ``float64`` (of all arithmetic), ``batching`` = ``slots`` (records go to slots by a
 keyed hash, sums divided by ``nominal_batch``; each event has to say so too), ``slots``,
 ``slot_cap``, ``forget`` (the number m), ``normalisation`` (one of
-:data:`unwalk.privacy.claims.SCALINGS`) and ``iterate`` = ``last`` (the model that training gives is
-its last one, not an average of them).
+:data:`unwalk.privacy.accountants.SCALINGS`) and ``iterate`` = ``last`` (the model that training
+gives is its last one, not an average of them).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from unwalk.core import events as ev
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.validation import check_count, check_number
-from unwalk.privacy.accountants import PUBLIC, START_WITHOUT_NOISE, sealed_claim
-from unwalk.privacy.claims import (
+from unwalk.privacy.accountants import (
     FREE_CENTRES,
+    PUBLIC,
     SCALINGS,
+    START_WITHOUT_NOISE,
     Claim,
     check_ball,
     check_grid,
@@ -34,6 +35,7 @@ from unwalk.privacy.claims import (
     phase_of,
     refuse,
     refuse_unknown,
+    sealed_claim,
     start_of,
     unlearner_of,
 )

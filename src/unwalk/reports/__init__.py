@@ -5,7 +5,7 @@ that ``unwalk reproduce`` writes.  Out comes one HTML text, an SVG file, or a ta
 Nothing is measured here, and no other file is read.
 
 Start reading at :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each
-turns its dictionary into tables (``tables``) and pictures (``charts``, ``walk_chart``) and hands
+turns its dictionary into tables (``tables``) and pictures (``charts``) and hands
 them to a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction``
 check and read the dictionaries; ``numbers`` formats every number; ``page`` has the colours.
 """
@@ -13,6 +13,6 @@ check and read the dictionaries; ``numbers`` formats every number; ``page`` has 
 from __future__ import annotations
 
 from unwalk.reports.run_page import render
-from unwalk.reports.terminal import summary_rows, summary_table
+from unwalk.reports.tables import summary_rows, summary_table
 
 __all__ = ["render", "summary_rows", "summary_table"]

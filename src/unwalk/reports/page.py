@@ -1,7 +1,7 @@
 """Makes a page from a template: one HTML file without scripts or outside addresses.
 
 Templates are in ``templates/``.  They escape every text.  Two things pass as they are: the style
-sheet, and pictures of :mod:`~unwalk.reports.drawing`, which escapes what it is given.
+sheet, and pictures of :mod:`~unwalk.reports.charts`, which escapes what it is given.
 
 Every colour that carries text keeps a contrast of at least 4.5 to both backgrounds of its palette.
 The training line, the main method, retraining and the first other method stay apart for the three

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import drawing, numbers, page
+from unwalk.reports import charts, numbers, page
 from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Look, Runs
 from unwalk.reports.reproduction import (
     FIGURE,
@@ -198,7 +198,7 @@ def legend(drawn: Chart) -> list[Key]:
 
 def paper_mark(x: float, y: float) -> Markup:
     """The hollow mark of the paper's end points, for a legend."""
-    return drawing.marker(0, x, y, 4, stroke=INK, fill="none", stroke_width=1.6)
+    return charts.marker(0, x, y, 4, stroke=INK, fill="none", stroke_width=1.6)
 
 
 def has_paper(drawn: Chart) -> bool:
@@ -224,21 +224,21 @@ def figure_picture(
     height = HEAD + HEIGHT + FOOT
     seeds = seeds_text(len({r.seed for r in part.of(row, preset)}) for row in part.rows)
     heading = f"{task_title(part.task)}, preset {preset}, {seeds}"
-    body = [drawing.words(heading, MARGIN, 24.0, class_="heading")]
+    body = [charts.words(heading, MARGIN, 24.0, class_="heading")]
     for index, one in enumerate(drawn):
         at = MARGIN + index * (WIDE.width + GAP)
-        body.append(drawing.words(one.title, at, 48.0, class_="sub"))
-        place = f'<svg x="{drawing.number(at)}" y="{drawing.number(HEAD)}" width="{WIDE.width:g}" '
+        body.append(charts.words(one.title, at, 48.0, class_="sub"))
+        place = f'<svg x="{charts.number(at)}" y="{charts.number(HEAD)}" width="{WIDE.width:g}" '
         whole = str(one.draw())
         body.append(Markup(whole.replace("<svg ", f'{place}height="{HEIGHT:g}" ', 1)))
     body += _legend_line(drawn[0], height - FOOT / 2)
-    picture = drawing.tag(
+    picture = charts.tag(
         "svg",
-        drawing.tag("style", _rules("".join(body))),
-        drawing.tag("rect", width=width, height=height, fill="var(--card)"),
+        charts.tag("style", _rules("".join(body))),
+        charts.tag("rect", width=width, height=height, fill="var(--card)"),
         *body,
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {drawing.number(width)} {drawing.number(height)}",
+        viewBox=f"0 0 {charts.number(width)} {charts.number(height)}",
         width=width,
         height=height,
         font_family=FONT,
@@ -265,9 +265,9 @@ def _legend_line(drawn: Chart, at: float) -> list[Markup]:
     body, x = [], MARGIN
     for key in legend(drawn):
         body.append(key.draw(x, at))
-        body.append(drawing.words(key.label, x + 33, at + 4.5, class_="key"))
-        x += 33 + drawing.text_width(key.label) + 16
+        body.append(charts.words(key.label, x + 33, at + 4.5, class_="key"))
+        x += 33 + charts.text_width(key.label) + 16
     if has_paper(drawn):
         body.append(paper_mark(x + 5, at))
-        body.append(drawing.words("The paper's end", x + 15, at + 4.5, class_="key"))
+        body.append(charts.words("The paper's end", x + 15, at + 4.5, class_="key"))
     return body

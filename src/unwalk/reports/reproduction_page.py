@@ -1,6 +1,7 @@
 """Makes ``reproduction.html``: the paper's figure and tables beside ours, on one page.
 
-The page is made from the documents that ``unwalk reproduce`` writes and from nothing else;
+The page and the table for the terminal are made from the documents that ``unwalk reproduce`` writes
+and from nothing else;
 ``templates/reproduction.html`` has the HTML.
 """
 
@@ -11,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import rich.table
 from markupsafe import Markup
+from rich.text import Text
 
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import drawing, numbers
+from unwalk.reports import numbers
 from unwalk.reports.charts import Chart
 from unwalk.reports.page import render_page
 from unwalk.reports.reproduction import (
@@ -41,10 +44,13 @@ from unwalk.reports.reproduction import (
 )
 from unwalk.reports.reproduction_figure import CHARTS, charts_of, has_paper, legend, paper_mark
 from unwalk.reports.reproduction_trials import Section, times_table, trial_sections
-from unwalk.reports.tables import Body, Cell, Head, Row, Table
+from unwalk.reports.tables import Body, Cell, Head, Row, Table, terminal_table
 
 PAPER = "Fully Decentralized Certified Unlearning"
 TITLE = "The paper's figure and tables, rebuilt"
+COLOURS = {"agree": "green", "spread": "green", "near": "yellow", "differ": "red"}
+SHOWN = (("clean", "clean"), ("asr_paper", "ASR"))
+"""What the terminal's table shows, and in which colours."""
 OVERVIEW = "overview"
 """The name of the note that stands at the top of the page."""
 
@@ -297,7 +303,7 @@ def _plots(part: Part) -> list[dict[str, Any]]:
             continue
         keys = [(key.swatch, key.label) for key in legend(charts[0])]
         if has_paper(charts[0]):
-            mark = drawing.tag("svg", paper_mark(13, 6), viewBox="0 0 26 12", aria_hidden="true")
+            mark = charts.tag("svg", paper_mark(13, 6), viewBox="0 0 26 12", aria_hidden="true")
             keys.append((mark, "Paper"))
         plots.append(
             {
@@ -411,4 +417,48 @@ def _further(
         (numbers.sentence(name.replace("-", " ")), paragraphs)
         for name, paragraphs in notes.items()
         if name not in used and not name.startswith(EXPERIMENTS) and paragraphs
+    ]
+
+
+def reproduction_table(
+    documents: Mapping[str, Any], reported: Reported | None = None
+) -> rich.table.Table:
+    """Ours, the paper's and the difference of every row of the reproduction."""
+    parts = collect(documents, reported)
+    several = len({preset for p in parts for preset in p.presets}) > 1
+    table = terminal_table("ours beside the paper's, %")
+    table.caption = Text(
+        "✓ within 2 points, ✓± within 2 std, ≈ within 5 points, ✗ further; ASR as the "
+        "paper counts it"
+    )
+    heads = ["task", "row", *(["preset"] if several else [])]
+    for head in heads:
+        table.add_column(head, vertical="bottom", no_wrap=True)
+    for _, name in SHOWN:
+        for head in (f"{name}\nours", "\npaper", "\ndiff"):
+            table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+    for part in parts:
+        cells = {(c.row, c.hop, c.preset, c.measure): c for c in compared(part)}
+        for row, hop, preset in dict.fromkeys(key[:3] for key in cells):
+            name = method_title(row) if part.experiment == FIGURE else value_title(row)
+            if part.experiment != FIGURE:
+                name = f"{HEADS[part.experiment]} = {name}"
+            elif not cells[row, hop, preset, "clean"].final:
+                name = f"{name} @{hop}"
+            texts = [Text(task_title(part.task)), Text(name), *([Text(preset)] if several else [])]
+            for measure, _ in SHOWN:
+                texts += _compared_cells(cells[row, hop, preset, measure])
+            table.add_row(*texts)
+        table.add_section()
+    return table
+
+
+def _compared_cells(c: Compared) -> list[Text]:
+    std = "" if c.std is None else f"±{numbers.fixed(c.std)}"
+    sign = "" if c.agreement is None else f" {MARKS[c.agreement]}"
+    style = "" if c.agreement is None else COLOURS[c.agreement]
+    return [
+        Text(numbers.fixed(c.mean) + std),
+        Text(numbers.fixed(c.reported)),
+        Text(numbers.signed(c.difference, 1) + sign, style=style),
     ]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.grades import PROVED, SHOWN, Shown, shown_grade
-from unwalk.reports import charts, drawing, numbers, tables, walk_chart
+from unwalk.reports import charts, numbers, tables
 from unwalk.reports.page import render_page
 from unwalk.reports.result import Answer, Certificate, Claim, Forget, Method, Result, read
 from unwalk.reports.tables import Cell, Row, Table
@@ -132,20 +132,20 @@ def chart(result: Result, key: str) -> Figure | None:
 
 def walks(result: Result) -> list[Figure]:
     """Where the token went, a picture for each phase."""
-    stretches = [s for s in walk_chart.stretches(result.walk) if s.visits]
+    stretches = [s for s in charts.stretches(result.walk) if s.visits]
     peers, u = result.task.peers, result.task.unlearner
     if not stretches or not peers:
         return []
     busiest = max(max(s.counts.values()) / len(s.visits) for s in stretches)
     figures = []
     for part in stretches:
-        if peers <= walk_chart.MOST_DRAWN:
-            graph = walk_chart.graph_picture(result, part, busiest)
+        if peers <= charts.MOST_DRAWN:
+            graph = charts.graph_picture(result, part, busiest)
         else:
-            graph = walk_chart.histogram(result, part)
+            graph = charts.histogram(result, part)
         hops = numbers.counted(len(part.visits), "hop")
         at = "" if u is None else f", {numbers.counted(part.counts[u], 'visit')} to peer {u}"
-        figures.append(Figure(part.name, f"{hops}{at}.", (graph, walk_chart.strip(result, part))))
+        figures.append(Figure(part.name, f"{hops}{at}.", (graph, charts.strip(result, part))))
     return figures
 
 
@@ -158,7 +158,7 @@ def walk_heading(result: Result) -> str:
 def walk_note(result: Result) -> str:
     """How to read the pictures of the walk."""
     u = result.task.unlearner
-    if result.task.peers <= walk_chart.MOST_DRAWN:
+    if result.task.peers <= charts.MOST_DRAWN:
         drawn = "Circles: peers, larger where the token was more often. Lines: hand-overs, "
         drawn += "stronger where there were more."
     else:
@@ -166,8 +166,8 @@ def walk_note(result: Result) -> str:
     cells = "Below, every hop in order, row by row"
     if u is not None:
         cells += f"; tall cells are hops at peer {u}, which asks to forget"
-    longest = max((len(s.visits) for s in walk_chart.stretches(result.walk)), default=0)
-    if longest > walk_chart.MOST_CELLS:
+    longest = max((len(s.visits) for s in charts.stretches(result.walk)), default=0)
+    if longest > charts.MOST_CELLS:
         cells += " (several hops share a cell, darker where more of them were there)"
     return f"The walk of {result.main.label}. {drawn} {cells}."
 
@@ -191,7 +191,7 @@ def samples(result: Result) -> dict[str, Any] | None:
     for index, sample in enumerate(result.samples, 1):
         data = ""
         if sample.image:
-            image = drawing.png(sample.image, max(1, SAMPLE // len(sample.image)))
+            image = charts.png(sample.image, max(1, SAMPLE // len(sample.image)))
             data = base64.b64encode(image).decode()
         of = f"{index}" if sample.label is None else f"of class {sample.label}"
         pictures.append((data, f"sample {of}"))

@@ -1,4 +1,4 @@
-"""Tables as data: cells, rows and heads, which templates and the terminal show.
+"""Tables of a page as data (cells, rows and heads), and the summary of a run for the terminal.
 
 A :class:`Column` knows its heading, its unit and how a method's cell reads; page and terminal show
 the same columns.  A column that has no value for any method is left out.
@@ -6,13 +6,17 @@ the same columns.  A column that has no value for any method is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import rich.table
+from rich import box
+from rich.text import Text
 
 from unwalk.reports import numbers
-from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread
+from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread, read
 
 MEASURE_HEADS = {
     "clean": "Clean accuracy",
@@ -21,6 +25,7 @@ MEASURE_HEADS = {
     "forget": "Forget accuracy",
     "retain": "Retain accuracy",
 }
+SHORT_HEADS = {"clean": "clean", "asr": "ASR", "forget": "forget"}
 
 
 class Cell(NamedTuple):
@@ -232,3 +237,78 @@ def cost_cell(key: str, size: float = 1.0, decimals: int = 0) -> Callable[[Metho
 
 def _matched_cell(key: str) -> Callable[[Method], str]:
     return lambda method: numbers.fixed(method.matched.get(key), 0)
+
+
+def summary_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """One row for each method, heading to text, in the order of the result.
+
+    >>> method = {"name": "rrdu", "label": "RR-DU", "final": {"clean": 0.961, "asr": 0.03}}
+    >>> summary_rows({"format": 1, "methods": [method]})
+    [{'method': 'RR-DU', 'clean, %': '96.1', 'ASR, %': '3.0'}]
+    """
+    view = read(result)
+    columns = _summary_columns(view)
+    return [{"method": m.title} | {c.title: c.cell(m) for c in columns} for m in view.methods]
+
+
+def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
+    """The same rows as a table for the terminal; the main method stands out."""
+    view = read(result)
+    title = f"{view.task.name or 'result'}, seed {view.seed or numbers.DASH}"
+    if view.spreads:
+        title = f"{view.task.name}, mean ± standard deviation over {view.runs} seeds"
+    table = terminal_table(title)
+    table.add_column("method", vertical="bottom", no_wrap=True)
+    for column in _summary_columns(view):
+        head = column.head.replace(" ", "\n") + (f"\n{column.unit}" if column.unit else "")
+        table.add_column(Text(head), justify="right", vertical="bottom", no_wrap=True)
+    for method, row in zip(view.methods, summary_rows(result), strict=True):
+        style = "bold" if method is view.main else ""
+        table.add_row(*(Text(cell) for cell in row.values()), style=style)
+    if gap_columns(view):
+        table.caption = Text("gap: difference to retraining, in percentage points")
+    return table
+
+
+def _summary_columns(result: Result) -> tuple[Column, ...]:
+    """The few columns that fit a terminal; means over seeds where there are several."""
+    spreads = {s.name: s for s in result.spreads}
+
+    def final(key: str) -> Callable[[Method], str]:
+        def cell(method: Method) -> str:
+            if method.name in spreads:
+                return spread_text(spreads[method.name], key)
+            return final_cell(key)(method)
+
+        return cell
+
+    def gap(key: str) -> Callable[[Method], str]:
+        def cell(method: Method) -> str:
+            if method.name in spreads and not method.oracle:
+                return numbers.points(spreads[method.name].mean.get(f"gap.{key}"))
+            return gap_cell(key)(method)
+
+        return cell
+
+    columns = [
+        *(Column("", SHORT_HEADS[k], "%", final(k)) for k in measured(result)),
+        *(Column("", f"{SHORT_HEADS[k]} gap", "pts", gap(k)) for k in measured(result)),
+        Column("", "hops", "", cost_cell("hops")),
+        moved_column(result, "moved"),
+        Column("", "gradients", "", cost_cell("gradients")),
+        Column("", "time", "s", cost_cell("seconds", decimals=1)),
+    ]
+    return present(columns, result.methods)
+
+
+def terminal_table(title: str) -> rich.table.Table:
+    """An empty table for the terminal."""
+    return rich.table.Table(
+        title=Text(title),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )

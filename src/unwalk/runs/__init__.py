@@ -3,9 +3,8 @@
 This is the one place where tasks, walks, methods, privacy and engines meet.
 
 =================== =========================================================================
-assemble, facts     resolves settings; makes task, graph, noise and plans; facts of the header
-run, compare        one run, or one run per seed, and their results
-watch               measures walks under way; several models that answer together
+assemble            resolves settings; makes task, graph, noise and plans; facts of the header
+run, compare        one run, watched and measured, or one run per seed, and their results
 metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data
 releases            the register of draws of noise
@@ -14,16 +13,3 @@ replay              repeats a run and compares
 
 Start reading at ``run.run``, then ``assemble.Assembled``.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-
-
-def partial_of(out: Path) -> Path:
-    """Where the results of a run to ``out`` grow until they are complete.
-
-    >>> partial_of(Path("runs/first")).as_posix()
-    'runs/first.partial'
-    """
-    return out.parent / f"{out.name}.partial"

@@ -14,10 +14,9 @@ from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.reports import render
 from unwalk.runs.assemble import assemble
-from unwalk.runs.run import Runner, RunResult, open_folder, run
+from unwalk.runs.run import Runner, RunResult, Tell, open_folder, run, silent
 from unwalk.runs.run import results as results_of
 from unwalk.runs.store import Folder, write_file
-from unwalk.runs.watch import Tell, silent
 from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 

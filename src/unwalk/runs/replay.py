@@ -16,14 +16,13 @@ from unwalk.certificates.document import MODEL, model_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
+from unwalk.core.token import Workspace
 from unwalk.core.transcript import Transcript
-from unwalk.core.workspace import Workspace
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import Assembled, assemble, resolve
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
-from unwalk.runs.run import Runner
+from unwalk.runs.run import Runner, carry
 from unwalk.runs.store import CONFIG
-from unwalk.runs.watch import carry
 from unwalk.settings.config import read_toml
 from unwalk.tasks import ShardedTask
 

@@ -38,10 +38,8 @@ from unwalk.core.plan import Graph, Kept, Local, Progress
 from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
-from unwalk.runs import partial_of
 from unwalk.runs.metrics import Reading
-from unwalk.settings.config import Config, apply, flatten, read_toml, to_toml
-from unwalk.settings.fields import Value
+from unwalk.settings.config import Config, Value, apply, flatten, read_toml, to_toml
 from unwalk.tasks import ShardedTask
 from unwalk.tasks.blobs import Blobs
 from unwalk.tasks.sources import Ids
@@ -52,6 +50,15 @@ SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
 NAMED = 3
 """How many differences a message names."""
+
+
+def partial_of(out: Path) -> Path:
+    """Where the results of a run to ``out`` grow until they are complete.
+
+    >>> partial_of(Path("runs/first")).as_posix()
+    'runs/first.partial'
+    """
+    return out.parent / f"{out.name}.partial"
 
 
 def write_file(path: Path, data: bytes | str) -> None:

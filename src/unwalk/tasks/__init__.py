@@ -4,11 +4,11 @@ In comes the name of a task and its options, a file, or arrays; out comes a :cla
 one shard per peer, a function that makes the model, a test set, and the rows to be forgotten.
 
 ============================ =============================================================
-catalogue, recipes           the named tasks, and what each says about itself
+catalogue                    the named tasks, and what each says about itself
 digits, blobs, mnist, ...    one file per named task
 own, files, tables, pictures a user's own arrays, tables and folders of pictures
 declared                     the records of real peers, which agree on a format only
-partitions                   how records are dealt to peers
+sources                      records, and how they are dealt to peers
 forgetting                   triggers, and which records have to be forgotten
 models, resnet, gabor        models, and fixed features for a linear head
 ============================ =============================================================
@@ -24,10 +24,8 @@ from unwalk.tasks.files import from_file
 from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
 from unwalk.tasks.models import MODELS, check_model, load_factory
 from unwalk.tasks.own import OwnData, from_arrays, from_dataset
-from unwalk.tasks.partitions import PARTITIONS, Dealing
-from unwalk.tasks.recipes import Recipe
-from unwalk.tasks.sources import Holdings, Scale, Source, Table
-from unwalk.tasks.task import Samples, ShardedTask
+from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
+from unwalk.tasks.task import Recipe, Samples, ShardedTask
 
 __all__ = [
     "KINDS",

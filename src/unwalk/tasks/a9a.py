@@ -19,9 +19,8 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
-from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Source, Table
+from unwalk.tasks.sources import Holdings, Source, Table, split
+from unwalk.tasks.task import Request
 
 BINARY_FEATURES = 123
 ATTRIBUTES = 14

@@ -14,8 +14,8 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count, check_number
-from unwalk.tasks.recipes import Request
 from unwalk.tasks.sources import Holdings, Source, Table
+from unwalk.tasks.task import Request
 
 TEST_RECORDS = 1000
 

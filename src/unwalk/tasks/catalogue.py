@@ -12,12 +12,10 @@ from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
 from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, gabor, heart, mnist
 from unwalk.tasks.forgetting import Deletion, Trigger
-from unwalk.tasks.models import Model, resolve_model
-from unwalk.tasks.named import call_named, is_name, load_named
+from unwalk.tasks.models import Model, call_named, is_name, load_named, resolve_model
 from unwalk.tasks.own import own_data, own_task
-from unwalk.tasks.partitions import SETTINGS, Dealing, dealing
-from unwalk.tasks.recipes import Options, Recipe, Request
-from unwalk.tasks.task import ShardedTask
+from unwalk.tasks.sources import SETTINGS, Dealing, dealing
+from unwalk.tasks.task import Options, Recipe, Request, ShardedTask
 
 TASKS: Mapping[str, Recipe] = {
     recipe.name: recipe
@@ -130,7 +128,7 @@ def build_task(
     ``name`` is one of :data:`TASKS` or ``package.module:function``, a function that returns the
     user's own data: see :func:`unwalk.tasks.own.own_data`.  The trigger counts only when
     ``forget`` is a backdoor.  ``options`` holds the task's own settings and those of the
-    partition (:data:`unwalk.tasks.partitions.SETTINGS`).
+    partition (:data:`unwalk.tasks.sources.SETTINGS`).
 
     >>> task = build_task("blobs", peers=100_000, unlearner=7)
     >>> task.peers, task.classes, task.records(7).forgotten.size

@@ -18,9 +18,8 @@ from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
 from unwalk.tasks.mnist import PixelSplit, checked_labels, inputs
-from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Scale, Source, Table
+from unwalk.tasks.sources import Holdings, Scale, Source, Table, split
+from unwalk.tasks.task import Request
 
 LABELS = (
     "airplane",

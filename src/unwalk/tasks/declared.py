@@ -25,10 +25,9 @@ from unwalk.core.validation import check_count, check_number
 from unwalk.tasks.files import columns_of
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model, usual_model
-from unwalk.tasks.recipes import Options, Recipe, Request
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 from unwalk.tasks.tables import Columns
-from unwalk.tasks.task import ShardedTask
+from unwalk.tasks.task import Options, Recipe, Request, ShardedTask
 
 NAME = "records"
 SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")

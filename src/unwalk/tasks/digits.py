@@ -15,9 +15,8 @@ import torch
 
 from unwalk.core.data import Held
 from unwalk.core.seeds import PublicSeeds
-from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Scale, Source, Table
+from unwalk.tasks.sources import Holdings, Scale, Source, Table, split
+from unwalk.tasks.task import Request
 
 RECORDS, TEST_RECORDS = 1797, 359
 PUBLISHED = (RECORDS - TEST_RECORDS,)

@@ -15,10 +15,9 @@ import numpy.typing as npt
 from unwalk.core.errors import InvalidInput
 from unwalk.tasks.own import OwnData, load_own, own_task
 from unwalk.tasks.pictures import read_folder
-from unwalk.tasks.recipes import Options, Request
 from unwalk.tasks.sources import Holdings, Source
 from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
-from unwalk.tasks.task import ShardedTask
+from unwalk.tasks.task import Options, Request, ShardedTask
 
 NAME = "file"
 HOLDOUT = 0.2

@@ -38,9 +38,8 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
 from unwalk.tasks import mnist, official
-from unwalk.tasks.partitions import Dealing, split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Scale, Source, Table
+from unwalk.tasks.sources import Dealing, Holdings, Scale, Source, Table, split
+from unwalk.tasks.task import Request
 
 
 @dataclass(frozen=True)

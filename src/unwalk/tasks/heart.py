@@ -34,9 +34,8 @@ from unwalk.core.errors import Corrupt
 from unwalk.core.program import Rows
 from unwalk.core.validation import check_number
 from unwalk.tasks import official
-from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Source, Table
+from unwalk.tasks.sources import Holdings, Source, Table, split
+from unwalk.tasks.task import Request
 
 HOSPITALS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
 """The hospitals, in the order of the peers, and how many patients each has published."""

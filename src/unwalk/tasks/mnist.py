@@ -23,9 +23,8 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.tasks import official
-from unwalk.tasks.partitions import split
-from unwalk.tasks.recipes import Request
-from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table
+from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table, split
+from unwalk.tasks.task import Request
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -3,28 +3,34 @@
 A built-in model is a function of the input shape and the number of classes.  Those with
 BatchNorm have buffers, which travel with the token and are covered by no guarantee; their ``-gn``
 variants have GroupNorm instead, and parameters are all that travels.  Initial values come from
-torch's global generator, which :func:`unwalk.core.workspace.build_model` seeds.
+torch's global generator, which :func:`unwalk.core.token.build_model` seeds.
+
+What a user names as ``package.module:function``, a model or a task, is loaded at the end.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from unwalk.core.data import Held
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, told
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Loss
-from unwalk.core.validation import check_choice
-from unwalk.core.workspace import build_model
-from unwalk.tasks.named import call_named, is_name, load_named, told
+from unwalk.core.token import build_model
+from unwalk.core.validation import check_choice, near
 from unwalk.tasks.resnet import Norm
 from unwalk.tasks.resnet import resnet18 as _resnet18
 
@@ -328,3 +334,70 @@ def check_model(
                 f"the loss of {records} records has shape {tuple(loss(output, sample.y).shape)}; "
                 f"allowed: {(records,)}, one number per record."
             )
+
+
+def is_name(text: str) -> bool:
+    """Whether ``text`` names something in a module.
+
+    >>> is_name("shop.models:small"), is_name("small-cnn")
+    (True, False)
+    """
+    return ":" in text
+
+
+def load_named(text: str, key: str) -> Callable[..., Any]:
+    """The callable that ``package.module:function`` names; ``key`` is the setting that names it.
+
+    A module that is not on Python's path is looked for in the current directory as well.
+
+    >>> load_named("math:sqrt", "model")(9.0)
+    3.0
+    """
+    module_name, _, attribute = text.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise InvalidInput(f"{key} is {text!r}; allowed: package.module:function.")
+    module = _import(module_name, text, key)
+    target = getattr(module, attribute, None)
+    if target is None:
+        raise InvalidInput(
+            f"{key} is {text!r}, but module {module_name!r} has no "
+            f"{attribute!r}{near(attribute, vars(module))}."
+        )
+    if not callable(target):
+        raise InvalidInput(
+            f"{key} is {text!r}, which is a {type(target).__name__}; allowed: a function or class."
+        )
+    return target  # type: ignore[no-any-return]
+
+
+def call_named(function: Callable[..., Any], text: str, key: str) -> Any:
+    """Call it without arguments; whatever goes wrong is told in one sentence."""
+    try:
+        return function()
+    except InvalidInput:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise InvalidInput(f"{key} {text!r} failed when it was called: {told(error)}.") from error
+
+
+def _import(name: str, text: str, key: str) -> ModuleType:
+    here = os.getcwd()
+    for attempt in ("path", "current directory"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not (error.name and (name == error.name or name.startswith(error.name + "."))):
+                raise InvalidInput(_broken(name, text, key, error)) from error
+            if attempt == "path" and here not in sys.path:
+                sys.path.append(here)
+                importlib.invalidate_caches()
+        except Exception as error:  # a user's module may raise anything
+            raise InvalidInput(_broken(name, text, key, error)) from error
+    raise InvalidInput(
+        f"{key} is {text!r}, but there is no module {name!r} on Python's path "
+        "or in the current directory."
+    )
+
+
+def _broken(name: str, text: str, key: str, error: Exception) -> str:
+    return f"{key} is {text!r}, but importing {name!r} failed: {told(error)}."

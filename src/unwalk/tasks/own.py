@@ -20,8 +20,18 @@ from unwalk.core.validation import check_count, check_number
 from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
 from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model, usual_model
-from unwalk.tasks.partitions import Dealing, checked, dealing, split
-from unwalk.tasks.sources import Cells, Holdings, Scale, Source, Split, Table
+from unwalk.tasks.sources import (
+    Cells,
+    Dealing,
+    Holdings,
+    Scale,
+    Source,
+    Split,
+    Table,
+    checked,
+    dealing,
+    split,
+)
 from unwalk.tasks.task import ShardedTask
 
 PEERS = 10

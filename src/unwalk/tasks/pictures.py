@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from unwalk.core.errors import InvalidInput
-from unwalk.tasks.named import told
+from unwalk.core.errors import InvalidInput, told
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MODES = {"1": "L", "L": "L", "RGB": "RGB"}

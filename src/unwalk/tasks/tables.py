@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, told
 from unwalk.core.validation import check_number, near
-from unwalk.tasks.named import told
 from unwalk.tasks.sources import Cells
 
 ARRAYS = ("x", "y", "id", "group")

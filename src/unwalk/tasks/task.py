@@ -1,10 +1,14 @@
-"""A task as walks use it: shards, a model, and the sets on which it is measured."""
+"""A task as walks use it: shards, a model, what it is measured on; the recipe of a named one.
+
+A :class:`Recipe` says how a named task is loaded, and its usual model and deletion.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -16,11 +20,54 @@ from unwalk.core.outside import held_fast, leftovers, visits
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.validation import check_count
-from unwalk.core.workspace import build_model
+from unwalk.core.token import build_model
+from unwalk.core.validation import check_count, near
 from unwalk.tasks.forgetting import Deletion, Marked, Stamper, Trigger, mark
 from unwalk.tasks.models import Factory, check_model
-from unwalk.tasks.sources import Cells, Holdings, Ids, Source
+from unwalk.tasks.sources import Cells, Dealing, Holdings, Ids, Source
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a loader."""
+
+    peers: int
+    partition: Dealing
+    seeds: PublicSeeds
+    options: Options
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named task.
+
+    ``about`` is its one line in ``unwalk tasks``.  ``options`` holds the task's own settings with
+    their defaults; the rest are defaults.
+    """
+
+    name: str
+    about: str
+    load: Callable[[Request], tuple[Source, Holdings]]
+    model: str
+    forget: Deletion
+    peers: int = 10
+    partition: str = "iid"
+    trigger: Trigger = field(default_factory=Trigger)
+    options: Options = field(default_factory=dict)
+
+    def complete(self, options: Options) -> Options:
+        """The task's options with ``options`` put in; unknown ones are refused."""
+        for key in options:
+            if key not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise InvalidInput(
+                    f"task {self.name!r} has no option {key!r}{near(key, self.options)}; "
+                    f"allowed: {known}."
+                )
+        return {**self.options, **options}
+
 
 RETAINED_SAMPLE = 2000
 RETAINED_PEERS = 20

@@ -5,8 +5,7 @@ token to whom), the route (who is next), and numbers about both: visits, delays,
 hitting and mixing times.
 
 ========== ================================================================================
-adjacency  the two representations of a graph: complete, or compressed sparse rows
-graphs     the named graphs: ring, torus, star, random-regular, ...
+graphs     how a graph is stored; the named graphs: ring, torus, star, random-regular, ...
 routes     the rules that choose the next peer: uniform, restart to u, a fixed list
 chains     long-run behaviour, computed from the transition matrix
 statistics what is counted on a walk that happened or was simulated
@@ -15,7 +14,6 @@ statistics what is counted on a walk that happened or was simulated
 Start reading at ``routes.Restart``; ``docs/walks.md`` explains the choices.
 """
 
-from unwalk.walks.adjacency import CompleteGraph, SparseGraph, WalkGraph, from_edges
 from unwalk.walks.chains import (
     hitting_times,
     messages_per_hop,
@@ -27,10 +25,14 @@ from unwalk.walks.chains import (
 )
 from unwalk.walks.graphs import (
     GRAPHS,
+    CompleteGraph,
+    SparseGraph,
+    WalkGraph,
     build,
     complete,
     erdos_renyi,
     from_edge_list,
+    from_edges,
     random_regular,
     ring,
     star,

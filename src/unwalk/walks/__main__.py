@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unwalk.core.seeds import PublicSeeds
-from unwalk.walks.adjacency import WalkGraph
 from unwalk.walks.chains import hitting_times, messages_per_hop, restart_travel, stationary
-from unwalk.walks.graphs import build
+from unwalk.walks.graphs import WalkGraph, build
 
 ROWS: tuple[tuple[str, int, int | None, float | None], ...] = (
     ("complete", 10, None, None),

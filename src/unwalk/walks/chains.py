@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_count, check_number
-from unwalk.walks.adjacency import CompleteGraph, WalkGraph
+from unwalk.walks.graphs import CompleteGraph, WalkGraph
 
 LARGEST = 2048
 """Most peers for which a transition matrix is built."""

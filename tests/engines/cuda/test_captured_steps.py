@@ -9,7 +9,7 @@ from tests.tiny import TinyTask
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Local
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.execute import Bench, execute
 from unwalk.tasks.resnet import Block

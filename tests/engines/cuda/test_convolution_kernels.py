@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.cuda.groups import without
 from unwalk.tasks.resnet import Block

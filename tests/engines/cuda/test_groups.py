@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.engines.cuda.test_fused_network import NETWORKS, in_fours, made, residual
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.engines import fleet_steps
 from unwalk.engines.cuda import (
     CapturedSteps,

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from unwalk.core.plan import Loss
-from unwalk.core.workspace import Workspace
+from unwalk.core.token import Workspace
 from unwalk.engines.cuda import fleet_layers
 from unwalk.engines.cuda.captured_steps import CapturedSteps, capture
 from unwalk.engines.cuda.fused_network import FusedEvaluation

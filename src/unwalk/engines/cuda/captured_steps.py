@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
-from unwalk.core.workspace import Workspace
+from unwalk.core.token import Workspace
 from unwalk.engines.cuda.clipped_steps import Clipped
 from unwalk.engines.cuda.compiled import compiled as by_compiler
 from unwalk.engines.cuda.compiled import cross_entropy, descend

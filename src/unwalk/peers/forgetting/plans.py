@@ -28,8 +28,7 @@ from unwalk.methods.seal import SealSettings
 from unwalk.peers.handover.visit import assembled_of, carried_out
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol.schedule import METHODS, Spec, line
-from unwalk.runs.assemble import Assembled
-from unwalk.runs.facts import public_facts
+from unwalk.runs.assemble import Assembled, public_facts
 from unwalk.settings.config import Config
 from unwalk.walks import FirstTo, Uniform
 

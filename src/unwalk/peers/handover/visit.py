@@ -12,11 +12,10 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
-from unwalk.core.token import Token
+from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.core.workspace import Workspace, build_model
 from unwalk.engines.execute import execute
-from unwalk.engines.walk import Walk
+from unwalk.engines.inprocess import Walk
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import shapes_of

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from unwalk.core.data import Held
-from unwalk.core.workspace import Workspace, build_model
+from unwalk.core.token import Workspace, build_model
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.storage.token_files import open_token
 

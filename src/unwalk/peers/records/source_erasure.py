@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, told
 from unwalk.peers.records.sources import DataSettings, SourceRefused, files_of, is_picture, name_of
-from unwalk.tasks.named import told
 from unwalk.tasks.tables import Columns
 
 ATTEMPTS = 5

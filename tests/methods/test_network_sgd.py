@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unwalk.core.errors import InvalidInput
-from unwalk.methods.local_work import LocalWork, Schedule
+from unwalk.methods.network_sgd import LocalWork, Schedule
 
 ROWS = np.array([3, 5, 8, 9, 12, 20, 21])
 

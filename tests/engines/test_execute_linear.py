@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from unwalk.core.data import Shard, within
 from unwalk.core.program import Records
-from unwalk.engines.linear import BareLinear, bare_linear
+from unwalk.engines.execute import BareLinear, bare_linear
 
 
 def data(rows, inputs, outputs, seed=0):
