@@ -498,9 +498,11 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                 peer_certificate._check_visits(visits, transcript, judge, places)
             if first <= 1:
                 with pytest.raises(Refused, match=f"revoked from chapter {first} on"):
-                    peer_certificate._check_receipts(said, judge, end)
+                    peer_certificate._check_receipts(said, judge, specs, end)
             else:
-                assert len(peer_certificate._check_receipts(said, judge, end)) == len(network.peers)
+                assert len(peer_certificate._check_receipts(said, judge, specs, end)) == len(
+                    network.peers
+                )
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):
