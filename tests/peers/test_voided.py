@@ -248,7 +248,7 @@ def test_a_peer_that_vanished_in_its_own_chapter_is_forgotten_by_another(tmp_pat
             last = here.peers[w].specs[-1]
             name = f"chapter-{last.number}"
             seen.update(last=last, name=name)
-            return last.vanished and certificate(here, last.holder, name).exists()
+            return bool(last.vanished and certificate(here, last.holder, name).exists())
 
         await here.until(forgotten)
         assert seen["last"].left == (U,)
