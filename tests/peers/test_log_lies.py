@@ -339,7 +339,7 @@ def test_however_many_generations_liars_open_an_honest_peer_can_still_recover(tm
         assert checks.opening(entry, known)[2][:-1] == before
     with pytest.raises(Refused, match=f"more than {share} generations"):
         checks.opening(opened(liar, before), before)
-    other = (*before[:5], *before[6:])
+    other = (before[0], (before[1][0], hop - 1), *before[2:])
     with pytest.raises(Refused, match="a lineage that nobody knows"):
         checks.opening(opened(honest, other, before), stranger)
 
