@@ -61,9 +61,9 @@ BATCH = 64
 WARM = 3
 RULE = StepRule("momentum", learning_rate=0.01)
 ABLATED = {
-    "digits CNN": ("fleet convolutions", "fleet small layers", "fleet optimizer step"),
-    "FLNet": ("fleet convolutions", "fleet normalisation", "fleet optimizer step"),
-    "MLP 64-64-10": ("fleet optimizer step",),
+    "digits CNN": ("fleet convolutions", "fleet small layers"),
+    "FLNet": ("fleet convolutions", "fleet normalisation"),
+    "MLP 64-64-10": (),
 }
 """The groups of kernels that each model's step has."""
 
@@ -149,7 +149,7 @@ def our_step(
             active=torch.ones(models, 1, dtype=torch.bool, device=device),
             noise=None,
         )
-        kind = fleet_steps.Kind(RULE, None, clipped=False, noisy=False)
+        kind = fleet_steps.Kind(RULE, None, clipped=False, noisy=False, decays=False)
         executor = executor_for(parameters.device)
         step = fleet_steps.Step(gradient, team, kind, batch, executor)
         step.prepare()

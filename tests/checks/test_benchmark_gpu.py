@@ -32,7 +32,7 @@ def test_a_plain_fleet_takes_the_step_that_ours_takes():
     )
     weights, active = torch.full((3, fleet.BATCH), 1 / fleet.BATCH), torch.ones(3, 1).bool()
     batch = fleet_steps.Batch(x, y, weights, active, None)
-    kind = fleet_steps.Kind(fleet.RULE, None, clipped=False, noisy=False)
+    kind = fleet_steps.Kind(fleet.RULE, None, clipped=False, noisy=False, decays=False)
     step = fleet_steps.Step(BatchedGradient(work.model, work.layout, None), team, kind, batch)
     for _ in range(2):
         step.replay()
