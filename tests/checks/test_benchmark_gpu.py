@@ -61,7 +61,8 @@ def test_plain_steps_move_every_parameter_and_are_timed():
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert plain_step(tiny, x, y, mode=None, graph=True, together=1) > 0.0
     net = fleet.FLEETS["MLP 64-64-10"]
-    assert plain_fleet_step(net.make, *fleet.batches(net, "cpu", 2), mode=None, together=1) > 0.0
+    both = plain_fleet_step(net.make, *fleet.batches(net, "cpu", 2), mode=None, together=1)
+    assert min(both) > 0.0
 
 
 def test_a_report_goes_on_after_what_fails_and_ends_when_the_time_is_up(tmp_path, capsys):
