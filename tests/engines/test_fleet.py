@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
 
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import Ball, StepRule, Steps
-from unwalk.engines import cuda, fleet_steps
+from unwalk.engines import cuda, fleet_gradients, fleet_steps
 from unwalk.engines.execute import apply_rule
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_steps import Step
@@ -292,6 +295,18 @@ def test_an_update_is_the_reference_s_and_leaves_those_that_wait_alone(optimizer
             assert torch.allclose(team.moments[slot][row], moment, rtol=1e-9, atol=1e-12), slot
     assert torch.equal(team.parameters[waiting], before[waiting])
     assert not torch.equal(team.parameters[0], before[0])
+
+
+def test_losses_of_mapped_models_are_torch_s_to_the_bit():
+    torch.manual_seed(0)
+    output, y = torch.randn(3, 5, 4), torch.randint(4, (3, 5))
+    shares = torch.softmax(torch.randn(3, 5, 4), 2)
+    for labels in (y, shares):
+        mine, theirs = (
+            vmap(grad(lambda o, t, way=way: way(o, t).square().sum()))(output, labels)
+            for way in (fleet_gradients._cross_entropy, partial(cross_entropy, reduction="none"))
+        )
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.device
