@@ -255,6 +255,11 @@ def on_a_device(net: Net, name: str, quick: bool) -> Iterator[Row]:
     torch.cuda.empty_cache()
 
 
+def compiled_step(net: Net) -> float:
+    """Microseconds of one model's step by ``vmap`` and ``torch.compile``, captured."""
+    return plain_fleet_step(net.make, *batches(net, "cuda", net.walks[0]))[0]
+
+
 def ablate(report: Report, names: Sequence[str]) -> None:
     """Whole steps with groups of kernels replaced by torch.compile or plain torch.
 
@@ -266,12 +271,8 @@ def ablate(report: Report, names: Sequence[str]) -> None:
         whole = report.measure(f"{name}, all kernels", partial(our_step, net, "float32"), unit)
         compiled = math.nan
         if name != "FLNet":
-            given = batches(net, "cuda", net.walks[0])
-            compiled = report.measure(
-                f"{name}, vmap and torch.compile",
-                lambda make=net.make, given=given: plain_fleet_step(make, *given)[0],
-                unit,
-            )
+            work = partial(compiled_step, net)
+            compiled = report.measure(f"{name}, vmap and torch.compile", work, unit)
             report.group(f"{name}, all of ours", whole, compiled)
         for group in ABLATED[name]:
             off = partial(our_step, net, "float32", (group,))
