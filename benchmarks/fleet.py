@@ -9,7 +9,8 @@ inside the batched steps is taken out of the same hops: the rest is bookkeeping,
 the steps has a limit.  There only the MLP is walked unless others are named: batched convolutions
 are slow, and hide all else.  Times are those that the process itself was given, so that others may
 use the same cores.  On a CUDA device the step is timed by itself, as a captured graph, and beside
-it the same step by ``vmap`` and ``torch.compile``, captured too.  Lines of a transcript are hashed
+it the same step by ``vmap`` and ``torch.compile``, captured too; where that is quicker, the hours
+that a fleet has to walk until it has made up for its start.  Lines of a transcript are hashed
 when somebody reads them, which nobody does here.
 
 ``--ablate`` measures on a CUDA device what each group of kernels saves of a whole step, and writes
@@ -60,9 +61,9 @@ BATCH = 64
 WARM = 3
 RULE = StepRule("momentum", learning_rate=0.01)
 ABLATED = {
-    "digits CNN": ("fleet convolutions", "fleet small layers", "fleet optimizer step"),
-    "FLNet": ("fleet convolutions", "fleet normalisation", "fleet optimizer step"),
-    "MLP 64-64-10": ("fleet optimizer step",),
+    "digits CNN": ("fleet convolutions", "fleet small layers"),
+    "FLNet": ("fleet convolutions", "fleet normalisation"),
+    "MLP 64-64-10": (),
 }
 """The groups of kernels that each model's step has."""
 
@@ -148,7 +149,7 @@ def our_step(
             active=torch.ones(models, 1, dtype=torch.bool, device=device),
             noise=None,
         )
-        kind = fleet_steps.Kind(RULE, None, clipped=False, noisy=False)
+        kind = fleet_steps.Kind(RULE, None, clipped=False, noisy=False, decays=False)
         executor = executor_for(parameters.device)
         step = fleet_steps.Step(gradient, team, kind, batch, executor)
         step.prepare()
@@ -238,14 +239,24 @@ def on_a_device(net: Net, name: str, quick: bool) -> Iterator[Row]:
     label = f"{name}, K = {models}, us a model-step"
     ours = our_step(net, "float32")
     yield label, ours, net.limit
+    theirs = start = math.nan
     if name != "FLNet":  # vmap does not take the running statistics of its normalisations
-        theirs = plain_fleet_step(net.make, *batches(net, "cuda", models))
+        theirs, start = plain_fleet_step(net.make, *batches(net, "cuda", models))
         yield f"{label}, vmap and torch.compile", theirs, math.inf
         yield "  that over ours", theirs / ours, math.inf
+        yield "  seconds until its first step", start, math.inf
     yield f"{label}, bfloat16", our_step(net, "bfloat16"), math.inf
-    whole, _ = walk(net, "cuda", models, 4 if quick else 12, "float32")
-    yield f"{label}, whole walks", whole / net.steps, math.inf
+    whole = walk(net, "cuda", models, 4 if quick else 12, "float32")[0] / net.steps
+    yield f"{label}, whole walks", whole, math.inf
+    if theirs < ours:
+        yield "  of which torch.compile would save", (ours - theirs) / whole, math.inf
+        yield "  hours of walking until that pays", start / (ours - theirs) * whole / 3600, math.inf
     torch.cuda.empty_cache()
+
+
+def compiled_step(net: Net) -> float:
+    """Microseconds of one model's step by ``vmap`` and ``torch.compile``, captured."""
+    return plain_fleet_step(net.make, *batches(net, "cuda", net.walks[0]))[0]
 
 
 def ablate(report: Report, names: Sequence[str]) -> None:
@@ -259,8 +270,7 @@ def ablate(report: Report, names: Sequence[str]) -> None:
         whole = report.measure(f"{name}, all kernels", partial(our_step, net, "float32"), unit)
         compiled = math.nan
         if name != "FLNet":
-            given = batches(net, "cuda", net.walks[0])
-            work = partial(plain_fleet_step, net.make, *given)
+            work = partial(compiled_step, net)
             compiled = report.measure(f"{name}, vmap and torch.compile", work, unit)
             report.group(f"{name}, all of ours", whole, compiled)
         for group in ABLATED[name]:

@@ -30,7 +30,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.baselines import Report, captured, compile_much, plain_step, seconds
+from benchmarks.baselines import (
+    Report,
+    captured,
+    compile_much,
+    compiling_norms,
+    plain_step,
+    seconds,
+)
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.token import Workspace, build_model
 from unwalk.engines.cuda import CapturedSteps
@@ -157,7 +164,8 @@ def ablate(report: Report) -> None:
         if kind not in whole:
             whole[kind] = report.measure(f"{kind}, all kernels", partial(our_step, kind), "ms")
         what = f"{kind}, without {group}"
-        replaced = report.measure(what, partial(our_step, kind, group), "ms")
+        with compiling_norms():
+            replaced = report.measure(what, partial(our_step, kind, group), "ms")
         report.group(f"{kind}, {group}", whole[kind], replaced)
         torch.cuda.empty_cache()
 

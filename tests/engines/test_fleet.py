@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
+from torch.nn.functional import cross_entropy
 
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
-from unwalk.core.program import Ball, StepRule
-from unwalk.engines import cuda, fleet_steps
+from unwalk.core.program import Ball, StepRule, Steps
+from unwalk.engines import cuda, fleet_gradients, fleet_steps
+from unwalk.engines.execute import apply_rule
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_steps import Step
 from unwalk.engines.inprocess import InProcess
@@ -98,7 +103,7 @@ def test_ten_hops_agree_with_the_reference(case):
             assert outcome.progress.locals[peer].optimizer_steps == local.optimizer_steps
 
 
-def test_batch_normalisation_agrees_though_walks_have_batches_of_different_size():
+def test_batch_normalisation_agrees_though_counthave_batches_of_different_size():
     made = [plan(*phases(), task=task(batch_norm), seed=seed) for seed in range(5)]
     sizes = set()
     for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
@@ -136,7 +141,7 @@ def test_per_example_clipping_agrees_with_the_reference():
         )
 
 
-def test_walks_of_different_length_and_settings_move_together():
+def test_countof_different_length_and_settings_move_together():
     made = [
         plan(
             Phase("train", NetworkSGD(descent("momentum", rate)), walks.Uniform(), hops),
@@ -153,7 +158,7 @@ def test_walks_of_different_length_and_settings_move_together():
 
 
 @pytest.mark.parametrize("state", ["carried", "local", "fresh"])
-def test_settings_that_differ_and_walks_that_end_early_keep_their_moments_apart(state):
+def test_settings_that_differ_and_countthat_end_early_keep_their_moments_apart(state):
     rules = [StepRule("adam", 0.01 * (1 + seed % 3), state=state) for seed in range(6)]
     made = [
         plan(
@@ -222,9 +227,6 @@ class Replays:
 
         return replay
 
-    def fleet_update(self, *given, clipped):
-        return False
-
 
 @pytest.mark.parametrize("case", ["cnn", "adam", "noise on every gradient", "corrected, full"])
 def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(monkeypatch, case):
@@ -251,6 +253,59 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
     assert sizes == {3, 5}
     assert replays.used
     assert all(replays.used)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_an_update_is_the_reference_s_and_leaves_those_that_wait_alone(optimizer, clip, noise):
+    torch.manual_seed(0)
+    count, size, waiting = 4, 7, 2
+    rule = StepRule(optimizer, weight_decay=0.1, damping=0.0)
+    rows = np.zeros((1, 1, 1), np.int64)
+    ops = [
+        Steps(rows, "all", rule, 0.1 * (1 + k), scale=0.5 + k, clip=clip, direction=(-1, 1)[k % 2])
+        for k in range(count)
+    ]
+    before, slopes, drawn = (torch.randn(count, size).double() for _ in range(3))
+    moments = {slot: torch.rand(count, size).double() for slot in rule.slots}
+    if optimizer == "adam":  # zero divided by zero
+        moments["square"][waiting] = 0.0
+    seen = torch.tensor([[3.0], [1.0], [0.0], [2.0]]).double()
+    active = torch.ones(count, 1, dtype=torch.bool)
+    active[waiting] = False
+    slopes[waiting] = float("nan")
+    knobs = torch.tensor([fleet_steps.knobs_of(op) for op in ops], dtype=torch.float64)
+    held = {slot: moment.clone() for slot, moment in moments.items()}
+    team = fleet_steps.Team(before.clone(), {}, held, seen, knobs)
+    kind = fleet_steps.Kind(rule, None, clipped=clip is not None, noisy=bool(noise), decays=True)
+    none = torch.empty(0)
+    batch = fleet_steps.Batch(none, none, none, active, drawn * noise if noise else None)
+    fleet_steps.update(team, kind, slopes, batch)
+    for row, op in enumerate(ops):
+        wanted, mine = before[row].clone(), {slot: m[row] for slot, m in moments.items()}
+        if row != waiting:
+            gradient = slopes[row] * op.scale
+            if clip is not None:
+                gradient = gradient * (clip / gradient.norm()).clamp(max=1.0)
+            apply_rule(op, wanted, gradient + noise * drawn[row], mine, int(seen[row]))
+        assert torch.allclose(team.parameters[row], wanted, rtol=1e-9, atol=1e-12), row
+        for slot, moment in mine.items():
+            assert torch.allclose(team.moments[slot][row], moment, rtol=1e-9, atol=1e-12), slot
+    assert torch.equal(team.parameters[waiting], before[waiting])
+    assert not torch.equal(team.parameters[0], before[0])
+
+
+def test_losses_of_mapped_models_are_torch_s_to_the_bit():
+    torch.manual_seed(0)
+    output, y = torch.randn(3, 5, 4), torch.randint(4, (3, 5))
+    shares = torch.softmax(torch.randn(3, 5, 4), 2)
+    for labels in (y, shares):
+        mine, theirs = (
+            vmap(grad(lambda o, t, way=way: way(o, t).square().sum()))(output, labels)
+            for way in (fleet_gradients._cross_entropy, partial(cross_entropy, reduction="none"))
+        )
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.device

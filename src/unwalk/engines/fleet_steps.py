@@ -90,6 +90,7 @@ class LockStep:
             bound=orders[0].op.clip_per_example,
             clipped=any(order.op.clip is not None for order in orders),
             noisy=any(order.op.noise for order in orders),
+            decays=any(order.op.rule.weight_decay for order in orders),
         )
         if kind.rule.state == "carried":
             for slot in kind.rule.slots:
@@ -298,6 +299,7 @@ class Kind:
     bound: float | None
     clipped: bool
     noisy: bool
+    decays: bool
 
 
 @dataclass(eq=False)
@@ -334,46 +336,37 @@ def knobs_of(op: Steps) -> tuple[float, ...]:
     )
 
 
-def _corrections(rule: StepRule, counters: torch.Tensor) -> torch.Tensor:
-    """Adam's bias corrections of its two moments, as columns."""
-    if rule.optimizer != "adam":
-        return counters
-    seen = counters.clamp(min=1.0)
-    return torch.cat([1.0 - beta**seen for beta in rule.betas], dim=1)
+def update(team: Team, kind: Kind, slopes: torch.Tensor, batch: Batch) -> None:
+    """One optimizer step of every active row, in few passes over memory.
 
-
-def _plain(team: Team, kind: Kind, slopes: torch.Tensor, batch: Batch) -> None:
-    """The update in plain torch."""
+    Whether a row is active goes into its knobs, which are short: to choose between old and new
+    parameters and moments would be a pass for each.
+    """
     rule, active, parameters = kind.rule, batch.active, team.parameters
     rate, scale, clip, sign, momentum, decay = team.knobs.split(1, dim=1)
-    slopes = slopes * scale
+    rate, scale, sign, decay = (k * active for k in (rate, scale * sign, sign, decay))
+    slopes = torch.where(active, slopes, 0.0)  # those of a walk that waits may be infinite
     if kind.clipped:
-        norms = slopes.norm(dim=1, keepdim=True)
-        slopes = slopes * (clip / (norms + 1e-12)).clamp(max=1.0)
+        norms = slopes.norm(dim=1, keepdim=True) * scale.abs()
+        scale = scale * (clip / (norms + 1e-12)).clamp(max=1.0)
     if batch.noise is not None:
-        slopes = slopes + batch.noise
-    slopes = slopes * sign + decay * parameters
-    if rule.optimizer == "sgd":
-        change = slopes
-    elif rule.optimizer == "momentum":
-        change = _put(
-            team.moments["momentum"], team.moments["momentum"] * momentum + slopes, active
-        )
+        slopes.mul_(scale).addcmul_(batch.noise, sign)
+        scale = torch.ones_like(scale)
+    if rule.optimizer == "momentum":
+        change = team.moments["momentum"]
+        change.mul_(torch.where(active, momentum, 1.0)).addcmul_(slopes, scale)
     else:
+        change = slopes.mul_(scale)
+    if kind.decays:
+        change.addcmul_(parameters, decay)
+    if rule.optimizer == "adam":
         first, second = rule.betas
-        mean = torch.lerp(team.moments["mean"], slopes, 1.0 - first)
-        square = team.moments["square"] * second + slopes.square() * (1.0 - second)
-        mean, square = (
-            _put(team.moments[slot], new, active)
-            for slot, new in (("mean", mean), ("square", square))
-        )
-        by_first, by_second = _corrections(rule, team.counters).split(1, dim=1)
-        change = mean / by_first / ((square / by_second).sqrt() + rule.damping)
-    parameters.sub_(torch.where(active, rate * change, 0.0))
-
-
-def _put(old: torch.Tensor, new: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-    return old.copy_(_where(active, new, old))
+        on, seen = active.to(parameters.dtype), team.counters.clamp(min=1.0)
+        mean = team.moments["mean"].lerp_(change, (1.0 - first) * on)
+        square = team.moments["square"].lerp_(change.square_(), (1.0 - second) * on)
+        root = (square / (1.0 - second**seen)).sqrt_().add_(rule.damping + (1.0 - on))
+        change, rate = root.reciprocal_().mul_(mean), rate / (1.0 - first**seen)
+    parameters.addcmul_(change, rate, value=-1.0)
 
 
 def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
@@ -398,27 +391,13 @@ class Step:
 
     def take(self) -> None:
         """One step of every walk that is active."""
-        team, kind, batch, executor = self.team, self.kind, self.batch, self.executor
+        team, kind, batch = self.team, self.kind, self.batch
         slopes, fresh = self.gradient(
             team.parameters, team.buffers, batch.x, batch.y, batch.weights, kind.bound
         )
         if kind.rule.slots:
             team.counters.add_(batch.active)
-        if (
-            executor is None
-            or batch.noise is not None
-            or not executor.fleet_update(
-                kind.rule,
-                team.parameters,
-                slopes,
-                team.moments,
-                team.knobs,
-                _corrections(kind.rule, team.counters),
-                batch.active,
-                clipped=kind.clipped,
-            )
-        ):
-            _plain(team, kind, slopes, batch)
+        update(team, kind, slopes, batch)
         for name, old in team.buffers.items():
             if fresh[name] is not old:
                 old.copy_(_where(batch.active, fresh[name], old))

@@ -17,6 +17,12 @@ from unwalk.tasks.resnet import Block
 pytestmark = pytest.mark.device
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch):
+    """A walk must not wait for torch.compile when it starts."""
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("a walk compiles"))
+
+
 def network(norm=None):
     return nn.Sequential(
         nn.Unflatten(1, (1, 6, 6)),

@@ -5,13 +5,11 @@ import torch
 from torch import nn
 
 from tests.kernels import DEVICE, quiet, runs_kernels
-from unwalk.core.program import StepRule
 from unwalk.core.token import Layout
-from unwalk.engines import fleet_gradients, fleet_steps
-from unwalk.engines.cuda import Executor, fleet_layers
+from unwalk.engines import fleet_gradients
+from unwalk.engines.cuda import Executor
 from unwalk.engines.cuda.fleet_layers import FusedConv2d
 from unwalk.engines.fleet_gradients import BatchedGradient
-from unwalk.engines.fleet_steps import Batch, Kind, Team
 
 pytestmark = [runs_kernels, quiet]
 
@@ -120,47 +118,6 @@ def test_a_closed_relu_passes_nothing_on(monkeypatch):
     assert not slopes[0]["2.bias"].any()
     assert slopes[0]["6.bias"].any()
     assert slopes[1]["0.weight"].any()
-
-
-def nothing_read(active):
-    none = torch.empty(0)
-    return Batch(none, none, none, active, None)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("clipped", [False, True])
-def test_the_one_pass_update_equals_the_plain_one(optimizer, clipped):
-    generator = torch.Generator(device=DEVICE).manual_seed(0)
-
-    def draw(*shape):
-        return torch.randn(*shape, generator=generator, device=DEVICE)
-
-    rule = StepRule(optimizer)
-    kind = Kind(rule, None, clipped, noisy=False)
-    walks, size = 3, 5000
-    parameters, slopes = draw(walks, size), draw(walks, size)
-    moments = {slot: draw(walks, size).abs() for slot in rule.slots}
-    knobs = draw(walks, 6).abs()
-    knobs[:, 2] = torch.tensor([1e-3, 1.0, 1e6])
-    knobs[:, 3] = torch.tensor([1.0, -1.0, 1.0])
-    counters = torch.tensor([[1.0], [7.0], [0.0]], device=DEVICE)
-    active = torch.tensor([[True], [True], [False]], device=DEVICE)
-    teams = [
-        Team(parameters.clone(), {}, {k: v.clone() for k, v in moments.items()}, counters, knobs)
-        for _ in range(2)
-    ]
-    fused = teams[0]
-    corrections = fleet_steps._corrections(rule, counters)
-    assert fleet_layers.update(
-        rule, fused.parameters, slopes, fused.moments, knobs, corrections, active, clipped=clipped
-    )
-    fleet_steps._plain(teams[1], kind, slopes, nothing_read(active))
-    assert torch.allclose(teams[0].parameters, teams[1].parameters, rtol=1e-4, atol=1e-5)
-    assert torch.equal(teams[0].parameters[2], parameters[2])
-    assert not torch.equal(teams[0].parameters[1], parameters[1])
-    for slot, moment in teams[1].moments.items():
-        assert torch.allclose(teams[0].moments[slot], moment, rtol=1e-5, atol=1e-6)
-        assert torch.equal(teams[0].moments[slot][2], moments[slot][2])
 
 
 @pytest.mark.device

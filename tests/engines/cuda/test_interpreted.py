@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -61,11 +60,6 @@ def test_layers_of_a_fleet(monkeypatch):
     assert float((got - want).norm()) < 1e-5 * float(want.norm())
     for name, buffer in wanted.items():
         assert torch.allclose(fresh[name].double(), buffer.double(), rtol=1e-4, atol=1e-6), name
-
-
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
-def test_updates_of_a_fleet(optimizer):
-    fleet.test_the_one_pass_update_equals_the_plain_one(optimizer, True)
 
 
 SHARED = 227 * 1024

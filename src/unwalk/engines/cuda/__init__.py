@@ -7,8 +7,7 @@ nothing outside this folder knows of captured graphs, fused networks or kernels.
 
 Start with `captured_steps` (one walk: a CUDA graph per kind of step), then `fused_network` (how a
 model is rewritten into the layers of `layers`) and `fleet_layers` (many models at once).  The
-kernels are in `kernels`; `groups` switches them off group by group, and `compiled` has what takes
-their place then.
+kernels are in `kernels`; `groups` switches them off group by group.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ __all__ = ["CapturedSteps", "Executor", "FusedEvaluation", "executor_for"]
 class Executor:
     """All that engines may ask of a CUDA device.
 
-    ``fleet_convolution``, ``fleet_norm`` and ``fleet_update`` say, by None or False, where a fleet
-    has to do without them.
+    ``fleet_convolution`` and ``fleet_norm`` say, by None, where a fleet has to do without them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +54,6 @@ class Executor:
 
     fleet_convolution = staticmethod(fleet_layers.convolution_of)
     fleet_norm = staticmethod(fleet_layers.norm_of)
-    fleet_update = staticmethod(fleet_layers.update)
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """The same step, to be called again and again; it runs a few times to be captured."""

@@ -27,11 +27,9 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.token import Workspace
 from unwalk.engines.cuda.clipped_steps import Clipped
-from unwalk.engines.cuda.compiled import compiled as by_compiler
-from unwalk.engines.cuda.compiled import cross_entropy, descend
 from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flattened
 from unwalk.engines.cuda.fused_network import fuse
-from unwalk.engines.cuda.groups import available, uses
+from unwalk.engines.cuda.groups import uses
 from unwalk.engines.cuda.record_gradients import Unfit
 from unwalk.engines.per_example import check_per_example, clipped_gradients
 
@@ -58,7 +56,6 @@ class CapturedSteps:
         self.fused = fuse(self.shadow, self._places()) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
         self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
-        self.kernels = compiled and available()
         self.knobs = torch.zeros(6, device=work.device)
         self.counter = torch.zeros((), device=work.device)
         self.one = torch.ones((), device=work.device)
@@ -172,7 +169,7 @@ class CapturedSteps:
     def _capture(
         self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
     ) -> _Graph:
-        update = _update(op.rule, self.kernels)
+        update = _update(op.rule)
 
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
             if op.clip_per_example is not None:
@@ -189,9 +186,8 @@ class CapturedSteps:
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
                 for block in self.blocks:
                     if normals is not None:
-                        noised = block.gradients.float() * scale + self.knobs[
-                            5
-                        ] * self._as_laid_out(block, normals)
+                        noised = self._as_laid_out(block, normals).mul_(self.knobs[5])
+                        noised.addcmul_(block.gradients, scale)
                         update(replace(block, gradients=noised), self.one, self.knobs, self.counter)
                     else:
                         update(block, scale, self.knobs, self.counter)
@@ -278,7 +274,7 @@ class CapturedSteps:
     ) -> tuple[torch.Tensor, ...]:
         """Gradients of the mean loss, divided by ``minibatches``."""
         if self.loss is None:
-            loss = (by_compiler(cross_entropy) if self.kernels else cross_entropy)(output, y)
+            loss = functional.cross_entropy(output.float(), y)
         else:
             loss = self.loss(output.float(), y).mean()
         return torch.autograd.grad(loss / minibatches, self.weights)
@@ -287,22 +283,34 @@ class CapturedSteps:
 def _kind(op: Steps) -> tuple[object, ...]:
     """What a captured step depends on, besides the shape of its batches and the knobs."""
     rule = op.rule
-    return rule.optimizer, rule.betas, op.clip is None, op.clip_per_example, bool(op.noise)
+    switches = (op.clip is None, bool(op.noise), bool(rule.weight_decay))
+    return rule.optimizer, rule.betas, op.clip_per_example, *switches
 
 
 Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def _update(rule: StepRule, compiled: bool) -> Update:
-    """One optimizer step on a block; ``knobs`` holds step size, -, -, momentum, weight decay."""
-    descent = by_compiler(descend) if compiled else descend
+def _update(rule: StepRule) -> Update:
+    """One optimizer step on a block, in few passes over memory.
+
+    ``knobs`` holds step size, -, -, momentum, weight decay; ``scale`` multiplies the gradient.
+    """
 
     def descends(
         block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
     ) -> None:
-        velocity = block.moments["momentum"] if rule.optimizer == "momentum" else None
-        values = None if block.values is block.masters else block.values
-        descent(block.masters, values, block.gradients, velocity, knobs, scale)
+        masters = block.masters
+        if rule.optimizer == "momentum":
+            velocity = block.moments["momentum"].mul_(knobs[3]).addcmul_(block.gradients, scale)
+            if rule.weight_decay:
+                velocity.addcmul_(masters, knobs[4])
+            masters.addcmul_(velocity, knobs[0], value=-1.0)
+        else:
+            if rule.weight_decay:
+                masters.mul_(1.0 - knobs[0] * knobs[4])
+            masters.addcmul_(block.gradients, knobs[0] * scale, value=-1.0)
+        if block.values is not masters:
+            block.values.copy_(masters)
 
     def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
         first, second = rule.betas

@@ -1,4 +1,4 @@
-"""Layers for many models on a CUDA device: convolutions, norms and updates as single kernels.
+"""Layers for many models on a CUDA device: convolutions and norms as single kernels.
 
 Under ``vmap`` a layer of one model becomes one launch for all of them
 (:mod:`unwalk.engines.cuda.kernels.fleet_convolution`, `fleet_norm`).  In a ``Sequential`` a ReLU,
@@ -18,8 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from unwalk.core.program import OPTIMIZERS, StepRule
-from unwalk.engines.cuda.compiled import compiled, fleet_descend
 from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.layers import apply
 
@@ -29,8 +27,6 @@ PROGRAMS = 1056
 """Programs that a launch should have at least: eight for each multiprocessor of a large card."""
 TILE = 4096
 """Values that a program of a normalisation reads at a time."""
-UPDATED = 2048
-"""Parameters that a program of an update takes."""
 
 
 @dataclass(frozen=True)
@@ -614,52 +610,3 @@ def norm_of(norm: nn.BatchNorm2d, relu: bool, pool: nn.MaxPool2d | None) -> Fuse
     """A batch normalisation of many models, with what follows it, where there is a kernel."""
     fits = usable(norm.weight) and uses("fleet normalisation")
     return FusedNorm(norm.eps, relu, pool) if fits else None
-
-
-def update(
-    rule: StepRule,
-    parameters: torch.Tensor,
-    gradients: torch.Tensor,
-    moments: dict[str, torch.Tensor],
-    settings: torch.Tensor,
-    corrections: torch.Tensor,
-    active: torch.Tensor,
-    *,
-    clipped: bool,
-) -> bool:
-    """One optimizer step of all rows in one pass over memory; False where there is no kernel.
-
-    Columns of ``settings`` are step size, scale, clip, sign, momentum and weight decay;
-    ``corrections`` is what Adam divides its two moments by.
-    """
-    if not usable(gradients):
-        return False
-    if not uses("fleet optimizer step"):
-        if rule.optimizer == "adam" or clipped:
-            return False
-        velocity = moments.get("momentum")
-        compiled(fleet_descend)(parameters, gradients, velocity, settings, active)
-        return True
-    from unwalk.engines.cuda.kernels.fleet_step import fleet_step
-
-    slots: list[Any] = [moments[slot] for slot in rule.slots]
-    first, second = (*slots, parameters, parameters)[:2]
-    size = parameters.shape[1]
-    fleet_step[(math.ceil(size / UPDATED), len(parameters))](
-        parameters,
-        gradients,
-        gradients.norm(dim=1) if clipped else gradients,
-        first,
-        second,
-        settings,
-        corrections,
-        active,
-        size,
-        OPTIMIZER=OPTIMIZERS.index(rule.optimizer),
-        FIRST=rule.betas[0],
-        SECOND=rule.betas[1],
-        DAMPING=rule.damping,
-        CLIP=clipped,
-        BLOCK=UPDATED,
-    )
-    return True

@@ -21,7 +21,6 @@ from torch import fx, nn
 from torch.nn import functional
 
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.compiled import CompiledNorm
 from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of
 from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.layers import (
@@ -30,6 +29,7 @@ from unwalk.engines.cuda.layers import (
     GroupNormState,
     Linear,
     Normalisation,
+    PlainNorm,
 )
 from unwalk.engines.cuda.record_gradients import RecordGradients
 
@@ -272,7 +272,7 @@ def _fuse_norm(
 ) -> nn.Conv2d | None:
     """Put one call in the place of a normalisation and of what follows it.
 
-    Given the normalisation itself, that call is left to ``torch.compile``.  Returns the convolution
+    Given the normalisation itself, that call is plain torch.  Returns the convolution
     in front whose bias may be left out: it only shifts the mean that batch normalisation takes away
     again.
     """
@@ -306,7 +306,7 @@ def _fuse_norm(
     mine: nn.Module
     if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
         shifted = None
-        mine = CompiledNorm(layer, relu=relu, pooled=pooled, twice=twice)
+        mine = PlainNorm(layer, relu=relu, pooled=pooled, twice=twice)
     elif isinstance(layer, GroupNormState):
         shifted = None
         mine = GroupNormalisation(layer, relu=relu, pooled=pooled, twice=twice)

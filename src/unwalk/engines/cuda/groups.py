@@ -1,9 +1,8 @@
 """Switches for groups of hand-written kernels, so that a benchmark can measure each one's worth.
 
 All groups are used unless :func:`without` says otherwise.  A group that is switched off is replaced
-by cuDNN, by ``torch.compile`` (:mod:`unwalk.engines.cuda.compiled`) or by plain torch, as
-:data:`GROUPS` says.  Switches are read when a network is built and when a step is captured: both
-have to happen inside ``with without(...)``.
+by cuDNN or by plain torch, as :data:`GROUPS` says.  Switches are read when a network is built and
+when a step is captured: both have to happen inside ``with without(...)``.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from unwalk.core.errors import InvalidInput
 
 GROUPS = {
     "convolutions": "cuDNN, forward and backward",
-    "batch normalisation": "torch.compile of normalisation, sum, ReLU and pool",
-    "group normalisation": "torch.compile of normalisation, sum, ReLU and pool",
+    "batch normalisation": "normalisation, sum, ReLU and pool in plain torch",
+    "group normalisation": "normalisation, sum, ReLU and pool in plain torch",
     "clipping": "per-example norms by hooks in plain torch",
     "fleet convolutions": "batched matrix products over patches in plain torch",
     "fleet small layers": "the general fleet convolutions",
     "fleet normalisation": "plain torch",
-    "fleet optimizer step": "torch.compile of the update",
 }
 """What replaces each group when it is switched off."""
 

@@ -2,7 +2,7 @@
 
 In order: convolutions (:class:`Convolution`), a linear layer that gives each record's gradient
 (:class:`Linear`), batch normalisation (:class:`Normalisation`) and group normalisation
-(:class:`GroupNormalisation`).
+(:class:`GroupNormalisation`); :class:`PlainNorm` is what both are measured against.
 """
 
 # Imports in functions: kernels need Triton, which is not there without a CUDA device.
@@ -286,6 +286,25 @@ class GroupNormalisation(nn.Module):
         if len(shape) != 4:
             y = tuple(one.reshape(shape) for one in y) if self.twice else y.reshape(shape)
         return functional.max_pool2d(y, 2) if self.pooled else y
+
+
+class PlainNorm(nn.Module):
+    """A normalisation and what follows it in plain torch, where its kernels are switched off."""
+
+    def __init__(self, norm: nn.Module, *, relu: bool, pooled: bool, twice: bool) -> None:
+        super().__init__()
+        self.norm, self.relu, self.pooled, self.twice = norm, relu, pooled, twice
+
+    def body(self, x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+        """All of it; a benchmark compiles this."""
+        y: torch.Tensor = self.norm(x)
+        y = y if other is None else y + other
+        y = torch.relu(y) if self.relu else y
+        return functional.max_pool2d(y, 2) if self.pooled else y
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> Any:
+        y = self.body(x, other)
+        return (y, y) if self.twice else y
 
 
 def _picture(x: torch.Tensor) -> torch.Tensor:
