@@ -32,9 +32,9 @@ from unwalk.methods.private import (
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_plan,
+    private_record,
 )
-from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_ddp_sigma
 from unwalk.settings.config import Config, setting
@@ -187,16 +187,6 @@ def _method(config: Config, decided: Decided) -> DDP:
     return DDP(descent, data_of(ddp.reading), ddp.noise_on)
 
 
-_phase, _training = private_plan(DDPSettings, _method, walks.UniformPeer())
-RECORD = MethodRecord(
-    name="ddp",
-    label="DDP",
-    description="network-private SGD: noise and projection at every step of every peer",
-    grade="nominal",
-    phase=_phase,
-    training=_training,
-    settings=DDPSettings,
-    calibrate=ddp_noise,
-    formula=formulas.DDP,
-    reason=nominal_reason,
-)
+LISTING = ("ddp", "DDP", "network-private SGD: noise and projection at every step of every peer")
+NOMINAL = Nominal(ddp_noise, formulas.DDP, nominal_reason)
+RECORD = private_record(DDPSettings, _method, walks.UniformPeer(), LISTING, NOMINAL)

@@ -31,9 +31,9 @@ from unwalk.methods.private import (
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_plan,
+    private_record,
 )
-from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.subsampled import sampled_multiplier
 from unwalk.settings.config import Config, setting
@@ -132,17 +132,10 @@ def _method(config: Config, decided: Decided) -> DPSGD:
     return DPSGD(replace(base, clip_per_example=dpsgd.clip), decided.sigma, data_of(dpsgd.reading))
 
 
-_phase, _training = private_plan(DPSGDSettings, _method, walks.Uniform())
-RECORD = MethodRecord(
-    name="dpsgd",
-    label="DP-SGD",
-    description="every record's gradient clipped, noise on every step; models without BatchNorm",
-    grade="nominal",
-    phase=_phase,
-    training=_training,
-    settings=DPSGDSettings,
-    calibrate=dpsgd_noise,
-    per_example=True,
-    formula=formulas.DPSGD,
-    reason=nominal_reason,
+LISTING = (
+    "dpsgd",
+    "DP-SGD",
+    "every record's gradient clipped, noise on every step; models without BatchNorm",
 )
+NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, nominal_reason)
+RECORD = private_record(DPSGDSettings, _method, walks.Uniform(), LISTING, NOMINAL, per_example=True)

@@ -31,6 +31,5 @@ RECORD = MethodRecord(
     name="finetune",
     label="fine-tuning",
     description="go on training without the forgotten records",
-    grade="none",
     phase=_phase,
 )

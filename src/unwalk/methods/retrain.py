@@ -16,14 +16,19 @@ from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_THE_MODEL,
     Decided,
+    Guarantee,
     MethodRecord,
     ThreatModel,
 )
 from unwalk.privacy.exact import fresh_claim
 from unwalk.settings.config import Config
 
-FRESH = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U, adaptive_requests=True)
-WITHOUT_FORGOTTEN = "training from the initial model on all records but the forgotten ones"
+FRESH = Guarantee(
+    "exact",
+    fresh_claim,
+    ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U, adaptive_requests=True),
+    "training from the initial model on all records but the forgotten ones",
+)
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,7 @@ RECORD = MethodRecord(
     name="retrain",
     label="retraining",
     description="a new model that never meets the forgotten records: the oracle",
-    grade="exact",
     phase=_phase,
     from_scratch=True,
-    proof=fresh_claim,
-    threat=FRESH,
-    certifier=WITHOUT_FORGOTTEN,
+    guarantee=FRESH,
 )
