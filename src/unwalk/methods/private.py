@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
 from unwalk.methods.network_sgd import Descent, LocalWork, train_descent, unlearn_descent
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
-from unwalk.settings.config import Config, MethodSettings
+from unwalk.settings.config import Config, MethodSettings, setting
 
 READINGS = ("continued", "from-start")
+
+
+def reading_setting() -> Any:
+    """The setting that says when noise is added."""
+    text = "continued from the trained model, or from-start: noisy training, U = A(D)"
+    return setting("continued", text, choices=READINGS)
+
+
+def work_setting() -> Any:
+    """The setting for the work of a visit."""
+    return setting(None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK)
 
 
 class PrivateSettings(MethodSettings, Protocol):
