@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Program, Visit
-from unwalk.methods.network_sgd import Descending, train_descent
+from unwalk.methods.network_sgd import Retaining, train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_THE_MODEL,
@@ -32,13 +31,10 @@ FRESH = Guarantee(
 
 
 @dataclass(frozen=True)
-class Retrain(Descending):
+class Retrain(Retaining):
     """Network-SGD on the retained records, from the initial model."""
 
     name: str = field(default="retrain", init=False)
-
-    def visit(self, visit: Visit) -> Program:
-        return self.descent.program(visit, "retained")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
