@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from unwalk.core.token import build_model
-from unwalk.engines.per_example import choose_way, ghost_gradients, vmap_gradients
+from unwalk.engines.per_example import Batch, choose_way, ghost_gradients, vmap_gradients
 from unwalk.tasks.models import MODELS
 
 BATCH, CLIP, CLASSES = 64, 1.0, 10
@@ -80,8 +80,8 @@ def race(name: str, shape: tuple[int, ...], turns: int, device: torch.device) ->
 
     ways: dict[str, Callable[[], object]] = {
         "plain": plain,
-        "ghost": lambda: ghost_gradients(model, x, y, bound=CLIP),
-        "vmap": lambda: vmap_gradients(model, x, y, bound=CLIP),
+        "ghost": lambda: ghost_gradients(model, Batch(x, y, bound=CLIP)),
+        "vmap": lambda: vmap_gradients(model, Batch(x, y, bound=CLIP)),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(turns + 3):
@@ -106,8 +106,8 @@ def race(name: str, shape: tuple[int, ...], turns: int, device: torch.device) ->
 
 def _difference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
     """Relative distance of the two ways' gradients, without dropout."""
-    ghost = ghost_gradients(model, x, y, bound=CLIP) or {}
-    vmap = vmap_gradients(model, x, y, bound=CLIP)
+    ghost = ghost_gradients(model, Batch(x, y, bound=CLIP)) or {}
+    vmap = vmap_gradients(model, Batch(x, y, bound=CLIP))
     apart = sum(float((ghost[n] - g).square().sum()) for n, g in vmap.items())
     return float((apart / sum(float(g.square().sum()) for g in vmap.values())) ** 0.5)
 

@@ -21,7 +21,7 @@ from unwalk import cli
 from unwalk.cli import terminal
 from unwalk.core.grades import REFUSALS
 from unwalk.methods import defaults
-from unwalk.runs import partial_of
+from unwalk.runs.store import partial_of
 from unwalk.settings.config import Value, flatten
 
 SMALL = options(BLOBS)

@@ -139,7 +139,7 @@ def _find(code: CodeType, function: str) -> CodeType:
 def _functions(module: ModuleType, function: str) -> Iterator[FunctionType]:
     if "<locals>" in function:
         for record in METHODS.values():
-            proof = record.proof
+            proof = record.guarantee.proof
             if isinstance(proof, FunctionType) and proof.__qualname__ == function:
                 yield proof
         return

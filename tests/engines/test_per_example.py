@@ -20,6 +20,7 @@ from unwalk.core.token import Workspace, build_model
 from unwalk.engines import per_example
 from unwalk.engines.execute import Bench, execute
 from unwalk.engines.per_example import (
+    Batch,
     check_per_example,
     choose_way,
     clipped_gradients,
@@ -180,7 +181,7 @@ def test_each_way_equals_a_loop_over_examples(name, dtype, way):
     model, x, y, weights = case(MODELS[name], dtype)
     assert choose_way(model) == "ghost"
     for bound in (0.3, 2.0, 1e6):
-        found = WAYS[way](model, x, y, bound=bound, weights=weights)
+        found = WAYS[way](model, Batch(x, y, bound=bound, weights=weights))
         assert_close(found, loop(model, x, y, bound, weights), TOLERANCE[dtype])
 
 
@@ -190,21 +191,21 @@ def test_each_way_equals_a_loop_over_examples(name, dtype, way):
 def test_an_accelerator_agrees_with_the_loop(name, way):
     model, x, y, weights = case(MODELS[name], torch.float64)
     expected = loop(model, x, y, 0.3, weights)
-    found = WAYS[way](model.cuda(), x.cuda(), y.cuda(), bound=0.3, weights=weights.cuda())
+    found = WAYS[way](model.cuda(), Batch(x.cuda(), y.cuda(), bound=0.3, weights=weights.cuda()))
     assert_close({n: g.cpu() for n, g in found.items()}, expected, 1e-10)
 
 
 @pytest.mark.parametrize("name", sorted(ODD))
 def test_models_beyond_the_ghost_way_fall_back(name):
     model, x, y, weights = case(ODD[name], torch.float64)
-    assert choose_way(model) == "vmap" or ghost_gradients(model, x, y, bound=0.3) is None
-    found = clipped_gradients(model, x, y, bound=0.3, weights=weights)
+    assert choose_way(model) == "vmap" or ghost_gradients(model, Batch(x, y, bound=0.3)) is None
+    found = clipped_gradients(model, Batch(x, y, bound=0.3, weights=weights))
     assert_close(found, loop(model, x, y, 0.3, weights), 1e-10)
 
 
 def test_an_input_overwritten_later_is_noticed():
     model, x, y, _ = case((Overwriting, ROW), torch.float64)
-    assert ghost_gradients(model, x, y, bound=1.0) is None
+    assert ghost_gradients(model, Batch(x, y, bound=1.0)) is None
 
 
 @pytest.mark.parametrize("listing", [0, 10**9])
@@ -212,7 +213,7 @@ def test_an_input_overwritten_later_is_noticed():
 def test_convolutions_agree_listed_or_not(name, listing, monkeypatch):
     model, x, y, weights = case(MODELS[name], torch.float64)
     monkeypatch.setattr(per_example, "LISTING", listing)
-    found = ghost_gradients(model, x, y, bound=0.3, weights=weights)
+    found = ghost_gradients(model, Batch(x, y, bound=0.3, weights=weights))
     assert_close(found, loop(model, x, y, 0.3, weights), 1e-10)
 
 
@@ -222,14 +223,14 @@ def test_convolutions_of_any_shape_equal_the_loop(high, wide, step, gap, down, a
     layer = nn.Conv2d(2, 3, (high, wide), (step, 1), (down, across), (1, gap)).double()
     model = nn.Sequential(layer, nn.Tanh(), Mean())
     _, x, y, weights = case((lambda: nn.Linear(1, 1), PICTURE), torch.float64, 3)
-    found = ghost_gradients(model, x, y, bound=0.01, weights=weights)
+    found = ghost_gradients(model, Batch(x, y, bound=0.01, weights=weights))
     assert_close(found, loop(model, x, y, 0.01, weights), 1e-12)
 
 
 def test_without_weights_it_is_the_mean():
     model, x, y, _ = case(MODELS["mlp"], torch.float64)
     for way in WAYS.values():
-        found = way(model, x, y, bound=1e9)
+        found = way(model, Batch(x, y, bound=1e9))
         model.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         assert_close(found, {n: p.grad for n, p in model.named_parameters()}, 1e-12)
@@ -246,7 +247,7 @@ def plain_squares(output, y):
 def test_a_loss_of_ones_own_is_clipped_alike():
     model, x, y, weights = case(MODELS["mlp"], torch.float64)
     for way in WAYS.values():
-        found = way(model, x, y, bound=0.5, loss=plain_squares, weights=weights)
+        found = way(model, Batch(x, y, bound=0.5, loss=plain_squares, weights=weights))
         assert_close(found, loop(model, x, y, 0.5, weights, plain_squares), 1e-10)
 
 
@@ -254,23 +255,23 @@ def test_a_loss_of_ones_own_is_clipped_alike():
 def test_what_vmap_cannot_take_is_looped_over(name):
     model, x, y, weights = case(ODD[name], torch.float64)
     with pytest.raises(RuntimeError, match=r"^vmap:"):
-        vmap_gradients(model, x, y, bound=0.5, loss=squares, weights=weights)
-    found = clipped_gradients(model, x, y, bound=0.5, loss=squares, weights=weights)
+        vmap_gradients(model, Batch(x, y, bound=0.5, loss=squares, weights=weights))
+    found = clipped_gradients(model, Batch(x, y, bound=0.5, loss=squares, weights=weights))
     assert_close(found, loop(model, x, y, 0.5, weights, squares), 1e-10)
 
 
 def test_other_errors_of_a_model_are_not_hidden():
     model, x, y, _ = case(ODD["layer norm"], torch.float64)
     with pytest.raises(RuntimeError, match="Expected size"):
-        clipped_gradients(model, x[:, :4], y, bound=0.5)
+        clipped_gradients(model, Batch(x[:, :4], y, bound=0.5))
 
 
 def test_small_memory_means_small_chunks_and_the_same_sum():
     model, x, y, weights = case(MODELS["convolutions"], torch.float64, records=7)
-    whole = vmap_gradients(model, x, y, bound=0.3, weights=weights)
+    whole = vmap_gradients(model, Batch(x, y, bound=0.3, weights=weights))
     size = sum(p.numel() for p in model.parameters()) * 8
     for memory in (1, 2 * size, 3 * size):
-        parts = vmap_gradients(model, x, y, bound=0.3, weights=weights, memory=memory)
+        parts = vmap_gradients(model, Batch(x, y, bound=0.3, weights=weights), memory=memory)
         assert_close(parts, whole, 1e-12)
 
 
@@ -281,7 +282,7 @@ def test_norms_and_sum_of_the_ghost_way_see_the_same_dropout():
     _, x, y, weights = case(MODELS["mlp"], torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        found = ghost_gradients(model, x, y, bound=0.4, weights=weights)
+        found = ghost_gradients(model, Batch(x, y, bound=0.4, weights=weights))
         torch.manual_seed(3)
         losses = functional.cross_entropy(model(x), y, reduction="none")
     total = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -300,7 +301,7 @@ def test_examples_have_dropout_masks_of_their_own():
     for way in WAYS.values():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            untouched = way(model, x, y, bound=1e9)["1.weight"][0] == 0
+            untouched = way(model, Batch(x, y, bound=1e9))["1.weight"][0] == 0
         assert 0.15 < float(untouched.double().mean()) < 0.35
 
 
@@ -311,7 +312,9 @@ def test_one_record_moves_the_mean_by_at_most_its_share(bound, records, seed):
     other = x.clone()
     other[0] *= -100
     flat = [
-        torch.cat([g.reshape(-1) for g in clipped_gradients(model, z, y, bound=bound).values()])
+        torch.cat(
+            [g.reshape(-1) for g in clipped_gradients(model, Batch(z, y, bound=bound)).values()]
+        )
         for z in (x, other)
     ]
     assert float(flat[0].norm()) <= bound * (1 + 1e-9)
@@ -322,7 +325,7 @@ def test_a_gradient_of_zero_stays_zero():
     model = nn.Linear(5, 3, bias=False).double()
     x, y = torch.zeros(4, 5, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
     for way in WAYS.values():
-        assert not way(model, x, y, bound=1.0)["weight"].any()
+        assert not way(model, Batch(x, y, bound=1.0))["weight"].any()
 
 
 def test_batchnorm_is_refused_and_groupnorm_named():
@@ -331,7 +334,7 @@ def test_batchnorm_is_refused_and_groupnorm_named():
     model(x)
     message = "layer '1' is a BatchNorm2d.* flnet-gn or resnet18-gn"
     with pytest.raises(InvalidInput, match=message):
-        clipped_gradients(model, x, y, bound=1.0)
+        clipped_gradients(model, Batch(x, y, bound=1.0))
     check_per_example(model.eval())
 
 

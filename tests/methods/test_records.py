@@ -14,7 +14,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import Program, Visit
 from unwalk.methods import METHODS, defaults
 from unwalk.methods.network_sgd import Descending, unlearn_descent
-from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
+from unwalk.methods.record import Decided, Guarantee, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
 from unwalk.privacy.exact import fresh_claim
 from unwalk.settings.config import Config, flatten, setting, to_toml
@@ -46,15 +46,16 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 RECORD = MethodRecord(
     name="again",
-    label="again",
     description="made up",
-    grade="exact",
     phase=_phase,
     settings=AgainSettings,
     decide=lambda request: Decided(hops=0 if request.trained is None else len(_hops(request))),
-    proof=fresh_claim,
-    threat=ThreatModel("the test", "none"),
-    certifier="a run without the forgotten records",
+    guarantee=Guarantee(
+        "exact",
+        fresh_claim,
+        ThreatModel("the test", "none"),
+        "a run without the forgotten records",
+    ),
     facts=lambda config, records, p: {"p": 0.25},
 )
 

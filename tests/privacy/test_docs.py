@@ -60,6 +60,7 @@ def test_every_bound_is_listed(room):
         if inspect.isfunction(thing)
         and thing.__module__ == module.__name__
         and not name.startswith("_")
+        and (room != "accountants" or thing.__annotations__["return"] == "Claim")
     }
     assert public - code_names() - HELPERS == set()
 

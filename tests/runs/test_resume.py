@@ -18,11 +18,10 @@ from safetensors import safe_open
 from tests.runs.small import BLOBS, options, small, small_run, untimed
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput
 from unwalk.core.transcript import Transcript
-from unwalk.runs import partial_of
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
-from unwalk.runs.store import Folder
+from unwalk.runs.store import Folder, partial_of
 from unwalk.settings.config import Config, Value
 
 BITS = ("model.safetensors", "transcript.jsonl", "config.toml")

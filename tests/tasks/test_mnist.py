@@ -79,7 +79,7 @@ def test_the_official_files(official_data):
     assert task.test.y[:5].tolist() == [7, 2, 1, 0, 4]
     holdings = task.holdings
     assert isinstance(holdings, PixelSplit)
-    pool = holdings.split.pool
+    pool = holdings.pool
     assert pool.x.dtype == torch.uint8, "a quarter of the memory"
     assert pool.y[:5].tolist() == [5, 0, 4, 1, 9]
     assert torch.bincount(pool.y).tolist() == [

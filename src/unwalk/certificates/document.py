@@ -20,7 +20,7 @@ from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.grades import PROVED
 from unwalk.core.transcript import Hop, Transcript, canonical, is_format, read_json, read_short
 from unwalk.methods import METHODS
-from unwalk.methods.record import NOBODY
+from unwalk.methods.record import UNPROVED
 from unwalk.privacy.accountants import SCALINGS, Claim, events_claim
 
 FORMAT = 2
@@ -95,7 +95,8 @@ def certificate_of(
     claims = claims_of(transcript)
     origin = _origin(transcript)
     proved = any(claim["grade"] in PROVED for claim in claims)
-    method = METHODS.get(str(header.get("method"))) if proved else None
+    record = METHODS.get(str(header.get("method"))) if proved else None
+    guarantee = UNPROVED if record is None else record.guarantee
     return {
         "certificate": FORMAT,
         "unwalk": header.get("unwalk"),
@@ -103,8 +104,8 @@ def certificate_of(
         "task": header.get("task"),
         "method": header.get("method"),
         "claims": claims,
-        "threat_model": (NOBODY if method is None else method.threat).to_json(),
-        "certifier": None if method is None else method.certifier,
+        "threat_model": guarantee.threat.to_json(),
+        "certifier": guarantee.certifier,
         "public": {
             "unlearner": header.get("unlearner"),
             "forgotten": header.get("forget"),
@@ -316,7 +317,7 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
     method, delta = str(header.get("method")), header.get("delta", 1e-5)
     hops = phase_that_forgets(transcript)
     nominal = [_nominal(transcript, hops, entry) for entry in header.get("nominal", [])]
-    proof = METHODS[method].proof if method in METHODS else events_claim
+    proof = METHODS[method].guarantee.proof if method in METHODS else events_claim
     try:
         claim = proof(transcript, hops, delta)
         check_conditions(transcript, hops)
@@ -391,9 +392,9 @@ def _given(transcript: Transcript) -> list[str]:
 def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any]) -> dict[str, Any]:
     """A formula's number for the run, recomputed from the announcement and the events."""
     formulas = {
-        record.formula.name: record.formula
+        record.nominal.formula.name: record.nominal.formula
         for record in METHODS.values()
-        if record.formula is not None
+        if record.nominal is not None
     }
     formula = formulas.get(str(announced.get("formula")))
     problem = f"formula {announced.get('formula')!r} is not known"

@@ -48,7 +48,7 @@ from unwalk.core.program import (
 )
 from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.token import State, Workspace
-from unwalk.engines.per_example import add_clipped
+from unwalk.engines.per_example import Batch, add_clipped
 
 
 class StepExecutor(Protocol):
@@ -175,7 +175,7 @@ def _steps(op: Steps, bench: Bench) -> None:
             _weighted_gradient(bench, work, op, step)
         elif op.clip_per_example is not None:
             x, y = xs[step].flatten(0, 1), ys[step].flatten(0, 1)
-            add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss)
+            add_clipped(work, Batch(x, y, bound=op.clip_per_example, loss=bench.loss))
         else:
             _mean_gradient(bench, work, xs[step], ys[step])
         _shape_gradient(op, bench, work.gradient)
@@ -235,7 +235,9 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
         x, y = bench.shard.take(index, bench.generator)
         if op.clip_per_example is not None:
             share = torch.from_numpy(weight[present]).to(x.device)
-            add_clipped(work, x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
+            add_clipped(
+                work, Batch(x, y, bound=op.clip_per_example, loss=bench.loss, weights=share)
+            )
             continue
         if bench.head is not None:
             share = torch.from_numpy(weight[present]).to(work.gradient)

@@ -45,6 +45,38 @@ LISTING = 100
 Gradients = dict[str, torch.Tensor]
 
 
+@dataclass(frozen=True, eq=False)
+class Batch:
+    r"""Examples whose gradients are clipped one by one.
+
+    ``bound`` is C, ``loss`` the loss of each example (cross-entropy by default), ``weights`` the
+    :math:`w_i` (1/records by default).
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    bound: float
+    loss: Loss | None = None
+    weights: torch.Tensor | None = None
+
+    def losses(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of each example with labels ``y``."""
+        if self.loss is None:
+            return functional.cross_entropy(output, y, reduction="none")
+        return self.loss(output, y)
+
+    def shares(self, like: torch.Tensor) -> torch.Tensor:
+        """The weight of each example, as numbers of the type of ``like``."""
+        if self.weights is None:
+            records = len(self.x)
+            return torch.full((records,), 1.0 / records, dtype=like.dtype, device=like.device)
+        return self.weights.to(like)
+
+    def factors(self, squares: torch.Tensor) -> torch.Tensor:
+        """What clips gradients of these squared lengths."""
+        return (self.bound / (squares.sqrt() + 1e-12)).clamp(max=1.0)
+
+
 def check_per_example(model: nn.Module) -> None:
     """Refuse a model in which the examples of a batch mix.
 
@@ -71,15 +103,10 @@ def choose_way(model: nn.Module) -> str:
 
 def add_clipped(
     work: Workspace,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    bound: float,
-    loss: Loss | None = None,
-    weights: torch.Tensor | None = None,
+    batch: Batch,
 ) -> None:
     """Add the clipped, weighted gradient of a batch to ``work.gradient``."""
-    gradients = clipped_gradients(work.model, x, y, bound=bound, loss=loss, weights=weights)
+    gradients = clipped_gradients(work.model, batch)
     for name, view in work.layout.views(work.gradient).items():
         if name in gradients:
             view.add_(gradients[name])
@@ -87,39 +114,29 @@ def add_clipped(
 
 def clipped_gradients(
     model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    bound: float,
-    loss: Loss | None = None,
-    weights: torch.Tensor | None = None,
+    batch: Batch,
 ) -> Gradients:
     r""":math:`\sum_i w_i \min(1, C/\|g_i\|)\, g_i` by parameter name, in the faster way.
 
-    ``bound`` is C, ``loss`` the loss of each example (cross-entropy by default), ``weights`` the
-    :math:`w_i` (1/records by default).  A parameter that takes no part may be left out.
+    A parameter that takes no part may be left out.
     """
     check_per_example(model)
     if choose_way(model) == "ghost":
-        gradients = ghost_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+        gradients = ghost_gradients(model, batch)
         if gradients is not None:
             return gradients
     try:
-        return vmap_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+        return vmap_gradients(model, batch)
     except RuntimeError as error:
         if not str(error).startswith("vmap:"):  # how vmap says that it cannot take an operation
             raise
-    return loop_gradients(model, x, y, bound=bound, loss=loss, weights=weights)
+    return loop_gradients(model, batch)
 
 
 def vmap_gradients(
     model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
+    batch: Batch,
     *,
-    bound: float,
-    loss: Loss | None = None,
-    weights: torch.Tensor | None = None,
     memory: int = MEMORY,
 ) -> Gradients:
     """Every example's gradient by ``vmap(grad)``, in chunks of at most ``memory`` bytes."""
@@ -129,18 +146,18 @@ def vmap_gradients(
 
     def of_one(values: Gradients, record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         output = functional_call(model, (values, kept), (record.unsqueeze(0),))
-        return _losses(output, label.unsqueeze(0), loss).squeeze(0)
+        return batch.losses(output, label.unsqueeze(0)).squeeze(0)
 
     every = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")
     a_record = sum(p.numel() * p.element_size() for p in named.values())
     chunk = max(1, memory // max(a_record, 1))
-    share = _weights(weights, x, next(iter(named.values())))
+    share = batch.shares(next(iter(named.values())))
     total = {name: torch.zeros_like(p) for name, p in named.items()}
-    parts = zip(x.split(chunk), y.split(chunk), share.split(chunk), strict=True)
+    parts = zip(batch.x.split(chunk), batch.y.split(chunk), share.split(chunk), strict=True)
     for records, labels, part in parts:
         gradients = {n: g.flatten(1) for n, g in every(named, records, labels).items()}
         squares = sum(_wide(g).square().sum(1) for g in gradients.values())
-        factors = part * _factors(torch.as_tensor(squares), bound)
+        factors = part * batch.factors(torch.as_tensor(squares))
         for name, gradient in gradients.items():
             total[name].view(-1).add_(factors.to(gradient) @ gradient)
     return total
@@ -148,23 +165,18 @@ def vmap_gradients(
 
 def loop_gradients(
     model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    bound: float,
-    loss: Loss | None = None,
-    weights: torch.Tensor | None = None,
+    batch: Batch,
 ) -> Gradients:
     """One example after the other: the definition, for models that neither other way supports."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    share = _weights(weights, x, next(iter(named.values())))
+    share = batch.shares(next(iter(named.values())))
     total = {name: torch.zeros_like(p) for name, p in named.items()}
-    for record, label, part in zip(x.split(1), y.split(1), share, strict=True):
-        value = _losses(model(record), label, loss).sum()
+    for record, label, part in zip(batch.x.split(1), batch.y.split(1), share, strict=True):
+        value = batch.losses(model(record), label).sum()
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         by_name = {n: g for n, g in zip(named, gradients, strict=True) if g is not None}
         squares = torch.stack([g.square().sum() for g in by_name.values()]).sum()
-        factor = part * _factors(squares, bound)
+        factor = part * batch.factors(squares)
         for name, gradient in by_name.items():
             total[name].add_(factor * gradient)
     return total
@@ -172,12 +184,7 @@ def loop_gradients(
 
 def ghost_gradients(
     model: nn.Module,
-    x: torch.Tensor,
-    y: torch.Tensor,
-    *,
-    bound: float,
-    loss: Loss | None = None,
-    weights: torch.Tensor | None = None,
+    batch: Batch,
 ) -> Gradients | None:
     """Clipped gradients from layer inputs and output gradients; None if these do not suffice.
 
@@ -191,11 +198,11 @@ def ghost_gradients(
 
     hooks = [m.register_forward_hook(remember) for m in model.modules() if _trainable(m)]
     try:
-        losses = _losses(model(x), y, loss)
+        losses = batch.losses(model(batch.x), batch.y)
     finally:
         for hook in hooks:
             hook.remove()
-    if not _suffices(model, calls, losses, len(x)):
+    if not _suffices(model, calls, losses, len(batch.x)):
         return None
     outputs = torch.autograd.grad(losses.sum(), [c.edge for c in calls], allow_unused=True)
     with torch.no_grad():
@@ -206,25 +213,9 @@ def ghost_gradients(
             for part in _parts(call.layer, call.inputs, b)
         ]
         squares = torch.stack([p.squares for p in parts]).sum(0)
-        factors = _weights(weights, x, losses) * _factors(squares, bound)
+        factors = batch.shares(losses) * batch.factors(squares)
         names = {id(p): n for n, p in model.named_parameters()}
         return {names[id(p.parameter)]: p.weighted(factors) for p in parts}
-
-
-def _losses(output: torch.Tensor, y: torch.Tensor, loss: Loss | None) -> torch.Tensor:
-    if loss is None:
-        return functional.cross_entropy(output, y, reduction="none")
-    return loss(output, y)
-
-
-def _weights(weights: torch.Tensor | None, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if weights is None:
-        return torch.full((len(x),), 1.0 / len(x), dtype=like.dtype, device=like.device)
-    return weights.to(like)
-
-
-def _factors(squares: torch.Tensor, bound: float) -> torch.Tensor:
-    return (bound / (squares.sqrt() + 1e-12)).clamp(max=1.0)
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

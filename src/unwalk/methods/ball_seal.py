@@ -7,7 +7,7 @@ much.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unwalk import walks
 from unwalk.core.plan import Phase
@@ -16,15 +16,12 @@ from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import ROUNDING
 from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
-    ANY_WITHOUT_U,
-    SEES_IT_SEALED,
     Decided,
     MethodRecord,
     Request,
-    ThreatModel,
 )
 from unwalk.methods.restart import wiping
-from unwalk.methods.seal import SEALED_WITHOUT, SealSettings
+from unwalk.methods.seal import SEALED, SealSettings
 from unwalk.privacy.accountants import ball_seal_claim, of_phase
 from unwalk.privacy.seal import seal_steps
 from unwalk.settings.config import Config
@@ -66,16 +63,16 @@ def _decide(request: Request) -> Decided:
 
 RECORD = MethodRecord(
     name="ball-seal",
-    label="ball seal",
     description=(
         "projection on a public ball and noise at the forgetting peer: the reference; a restart "
         "is exact and carries no less"
     ),
-    grade="certified",
     phase=_phase,
     settings=SealSettings,
     decide=_decide,
-    proof=of_phase(ball_seal_claim),
-    threat=ThreatModel(SEES_IT_SEALED, ANY_WITHOUT_U, adaptive_requests=True),
-    certifier=SEALED_WITHOUT,
+    guarantee=replace(
+        SEALED,
+        proof=of_phase(ball_seal_claim),
+        threat=replace(SEALED.threat, adaptive_requests=True),
+    ),
 )

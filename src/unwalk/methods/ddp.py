@@ -22,19 +22,19 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.events import WORK
 from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descending
 from unwalk.methods.private import (
-    READINGS,
     data_of,
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_plan,
+    private_record,
+    reading_setting,
+    work_setting,
 )
-from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_ddp_sigma
 from unwalk.settings.config import Config, setting
@@ -69,17 +69,11 @@ class DDPSettings:
     )
     constant: float = setting(1.0, "constant factor of the sigma rule (C of the lemma)", above=0.0)
     sigma: float | None = setting(None, "noise on every gradient; overrides the rule", low=0.0)
-    reading: str = setting(
-        "continued",
-        "continued from the trained model, or from-start: noisy training, U = A(D)",
-        choices=READINGS,
-    )
+    reading: str = reading_setting()
     optimizer: str = setting(
         "plain", "plain SGD as in Algorithm 2, or the token's (same)", choices=("plain", "same")
     )
-    work: str | None = setting(
-        None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK
-    )
+    work: str | None = work_setting()
     noise_on: str = setting(
         "gradient", "noise on every gradient, or once per visit on the weights", choices=NOISE_ON
     )
@@ -187,16 +181,6 @@ def _method(config: Config, decided: Decided) -> DDP:
     return DDP(descent, data_of(ddp.reading), ddp.noise_on)
 
 
-_phase, _training = private_plan(DDPSettings, _method, walks.UniformPeer())
-RECORD = MethodRecord(
-    name="ddp",
-    label="DDP",
-    description="network-private SGD: noise and projection at every step of every peer",
-    grade="nominal",
-    phase=_phase,
-    training=_training,
-    settings=DDPSettings,
-    calibrate=ddp_noise,
-    formula=formulas.DDP,
-    reason=nominal_reason,
-)
+LISTING = ("ddp", "DDP", "network-private SGD: noise and projection at every step of every peer")
+NOMINAL = Nominal(ddp_noise, formulas.DDP, nominal_reason)
+RECORD = private_record(DDPSettings, _method, walks.UniformPeer(), LISTING, NOMINAL)

@@ -20,20 +20,20 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.events import WORK
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descending, LocalWork
 from unwalk.methods.private import (
-    READINGS,
     data_of,
     local_work,
     noisy_hops,
     nominal_reason,
     private_descent,
-    private_plan,
+    private_record,
+    reading_setting,
+    work_setting,
 )
-from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.subsampled import sampled_multiplier
 from unwalk.settings.config import Config, setting
@@ -48,17 +48,11 @@ class DPSGDSettings:
     noise_multiplier: float | None = setting(
         None, "noise on the sum over C; empty: calibrated", low=0.0
     )
-    reading: str = setting(
-        "continued",
-        "continued from the trained model, or from-start: noisy training, U = A(D)",
-        choices=READINGS,
-    )
+    reading: str = reading_setting()
     optimizer: str = setting(
         "same", "the token's optimizer (same) or plain SGD", choices=("plain", "same")
     )
-    work: str | None = setting(
-        None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK
-    )
+    work: str | None = work_setting()
 
 
 @dataclass(frozen=True)
@@ -132,17 +126,10 @@ def _method(config: Config, decided: Decided) -> DPSGD:
     return DPSGD(replace(base, clip_per_example=dpsgd.clip), decided.sigma, data_of(dpsgd.reading))
 
 
-_phase, _training = private_plan(DPSGDSettings, _method, walks.Uniform())
-RECORD = MethodRecord(
-    name="dpsgd",
-    label="DP-SGD",
-    description="every record's gradient clipped, noise on every step; models without BatchNorm",
-    grade="nominal",
-    phase=_phase,
-    training=_training,
-    settings=DPSGDSettings,
-    calibrate=dpsgd_noise,
-    per_example=True,
-    formula=formulas.DPSGD,
-    reason=nominal_reason,
+LISTING = (
+    "dpsgd",
+    "DP-SGD",
+    "every record's gradient clipped, noise on every step; models without BatchNorm",
 )
+NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, nominal_reason)
+RECORD = private_record(DPSGDSettings, _method, walks.Uniform(), LISTING, NOMINAL, per_example=True)

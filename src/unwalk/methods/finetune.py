@@ -6,20 +6,16 @@ from dataclasses import dataclass, field
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Program, Visit
-from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
+from unwalk.methods.network_sgd import Retaining, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config
 
 
 @dataclass(frozen=True)
-class Finetune(Descending):
+class Finetune(Retaining):
     """Every peer descends on its retained records; no noise is added, nothing is proved."""
 
     name: str = field(default="finetune", init=False)
-
-    def visit(self, visit: Visit) -> Program:
-        return self.descent.program(visit, "retained")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
@@ -31,6 +27,5 @@ RECORD = MethodRecord(
     name="finetune",
     label="fine-tuning",
     description="go on training without the forgotten records",
-    grade="none",
     phase=_phase,
 )

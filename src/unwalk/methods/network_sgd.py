@@ -311,6 +311,14 @@ class Descending:
 
 
 @dataclass(frozen=True)
+class Retaining(Descending):
+    """Every peer descends on its retained records."""
+
+    def visit(self, visit: Visit) -> Program:
+        return self.descent.program(visit, "retained")
+
+
+@dataclass(frozen=True)
 class NetworkSGD(Descending):
     """Every peer descends on all of its records when the token arrives."""
 

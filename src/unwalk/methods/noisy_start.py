@@ -19,7 +19,14 @@ from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_number
 from unwalk.methods.ledgered import FINEST, LEAST_STD, ROUNDING, probe, reach_of, slot_steps
 from unwalk.methods.network_sgd import Descending, train_descent
-from unwalk.methods.record import ANY_WITHOUT_U, Decided, MethodRecord, Request, ThreatModel
+from unwalk.methods.record import (
+    ANY_WITHOUT_U,
+    Decided,
+    Guarantee,
+    MethodRecord,
+    Request,
+    ThreatModel,
+)
 from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.ledger import Ledger
@@ -114,16 +121,18 @@ RECORD = MethodRecord(
     name="noisy-start",
     label="noise from the start",
     description="noise at every training visit, so that forgetting costs nothing",
-    grade="certified",
     phase=_phase,
     training=_training,
     settings=NoisyStartSettings,
     decide=_decide,
-    proof=of_walk(noisy_start_claim),
-    threat=ThreatModel(
-        "everyone who sees hops, of training too, and whoever has the model",
-        ANY_WITHOUT_U,
-        training_time_view=True,
+    guarantee=Guarantee(
+        "certified",
+        of_walk(noisy_start_claim),
+        ThreatModel(
+            "everyone who sees hops, of training too, and whoever has the model",
+            ANY_WITHOUT_U,
+            training_time_view=True,
+        ),
+        "the same noisy training without the forgotten records",
     ),
-    certifier="the same noisy training without the forgotten records",
 )

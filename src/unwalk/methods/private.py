@@ -8,14 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
 from unwalk.methods.network_sgd import Descent, LocalWork, train_descent, unlearn_descent
-from unwalk.methods.record import Calibrated, Decided
-from unwalk.settings.config import Config, MethodSettings
+from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
+from unwalk.settings.config import Config, MethodSettings, setting
 
 READINGS = ("continued", "from-start")
+
+
+def reading_setting() -> Any:
+    """The setting that says when noise is added."""
+    text = "continued from the trained model, or from-start: noisy training, U = A(D)"
+    return setting("continued", text, choices=READINGS)
+
+
+def work_setting() -> Any:
+    """The setting for the work of a visit."""
+    return setting(None, "a visit: epochs, averaged or full; empty: as the walk's", choices=WORK)
 
 
 class PrivateSettings(MethodSettings, Protocol):
@@ -55,10 +67,16 @@ def private_descent(config: Config, own: PrivateSettings) -> Descent:
     return replace(base, rule=rule, work=local_work(config, own), clip=None)
 
 
-def private_plan(
-    kind: type[PrivateSettings], method: Callable[[Config, Decided], Method], route: Route
-) -> tuple[Callable[[Config, Decided], Phase], Callable[[Config, Decided], tuple[Phase, ...]]]:
-    """``phase`` and ``training`` of a baseline's record, by its settings, method and route."""
+def private_record(
+    kind: type[PrivateSettings],
+    method: Callable[[Config, Decided], Method],
+    route: Route,
+    listing: tuple[str, str, str],
+    nominal: Nominal,
+    *,
+    per_example: bool = False,
+) -> MethodRecord:
+    """A baseline's record; ``listing`` is its name, label and description."""
 
     def phase(config: Config, decided: Decided) -> Phase:
         """The walk after a request: on the retained records; none where U = A(D)."""
@@ -82,7 +100,17 @@ def private_plan(
         made = method(config, decided)
         return (Phase(name="train", method=made, route=route, hops=hops, keep=keep),)
 
-    return phase, training
+    name, label, description = listing
+    return MethodRecord(
+        name=name,
+        label=label,
+        description=description,
+        phase=phase,
+        training=training,
+        settings=kind,
+        per_example=per_example,
+        nominal=nominal,
+    )
 
 
 def nominal_reason(calibrated: Calibrated, origin: str) -> str:

@@ -1,8 +1,8 @@
 """The record of a method: everything that other packages need to know about it.
 
 A method is a file of this package with a record in it, listed in :data:`unwalk.methods.METHODS`.
-What a record leaves out has a default: no settings of its own, nothing to decide, no threat model,
-and a proof that depends only on the events.
+A record says what is particular to its method.  What it leaves out has a default: no settings of
+its own, nothing to decide, no noise, no guarantee.
 """
 
 from __future__ import annotations
@@ -116,66 +116,93 @@ def nothing_to_decide(request: Request) -> Decided:
     return Decided()
 
 
-def no_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
-    """For methods without a noise scale."""
-    return Calibrated(0.0)
-
-
 def no_facts(config: Config, records: Records, p: float) -> dict[str, Any]:
     """For methods that need no facts of their own in the header."""
     return {}
 
 
-def no_reason(calibrated: Calibrated, origin: str) -> str:
-    """For methods without a nominal number."""
-    return ""
+@dataclass(frozen=True)
+class Guarantee:
+    """The ``grade`` that a method can reach, and the ``proof`` that reads it from the transcript.
+
+    ``threat`` says against whom the proof holds, ``certifier`` what the run is then hard to tell
+    from.
+    """
+
+    grade: str
+    proof: Proof
+    threat: ThreatModel
+    certifier: str | None
+
+
+UNPROVED = Guarantee("none", events_claim, NOBODY, None)
+
+
+@dataclass(frozen=True)
+class Nominal:
+    """A noise scale that nothing proves: ``calibrate`` makes it from settings, peers, p and u's
+    records, ``formula`` checks the number that is announced with it, and ``reason`` says why that
+    is no guarantee, given where the noise came from.
+    """
+
+    calibrate: Callable[[Config, int, float, Records], Calibrated]
+    formula: Formula
+    reason: Callable[[Calibrated, str], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRecord:
     """One method as users name it.
 
-    **Listing.**  ``name``, ``label``, ``description``, and the ``grade`` that it can reach.
+    **Listing.**  ``name``, ``description``, and the ``label`` that reports show; empty: the name.
 
     **Walk.**  ``phase`` makes the phase that forgets.  ``from_scratch`` methods have no training
     before it; the others continue from the model of the common training walk, or, where
     ``training`` gives phases, from what these train.  ``settings`` is its own section.
-    ``calibrate`` gives its noise scale, from settings, peers, p and u's records; ``decide`` what it
-    settles when a request arrives.  ``per_example`` says that it clips each record's gradient,
-    which not every model allows.
+    ``decide`` gives what it settles when a request arrives.  ``per_example`` says that it clips
+    each record's gradient, which not every model allows.
 
     **Going back.**  ``way_back`` names the arrival that it goes back to, ``first-contact`` or
     ``first-use``.  ``shard`` is the number of the model that it replaces, where several answer
     together.
 
-    **Claims.**  ``proof`` reads the transcript; ``threat`` says against whom a proof holds and
-    ``certifier`` what the run is then hard to tell from.  ``facts`` are public facts that its proof
-    needs in the header.  ``formula`` gives its noise scale where nothing proves it, and ``reason``
-    says why that is no guarantee, given where the noise came from.  ``beside_restart`` says that
-    reports compare its noise with what a restart costs.
+    **Claims.**  ``guarantee`` is what can be proved, ``nominal`` the noise scale of a method of
+    which nothing is.  ``facts`` are public facts that its proof needs in the header.
+    ``beside_restart`` says that reports compare its noise with what a restart costs.
 
     **Real peers.**  ``line`` says how many visits of the line a chapter keeps: those up to its
     ``position``, ``none``, or ``all`` of them; empty where peers do not offer the method.
     """
 
     name: str
-    label: str
+    label: str = ""
     description: str
-    grade: str
     phase: Callable[[Config, Decided], Phase]
     from_scratch: bool = False
     training: Callable[[Config, Decided], tuple[Phase, ...]] | None = None
     settings: type[MethodSettings] | None = None
-    calibrate: Callable[[Config, int, float, Records], Calibrated] = no_noise
     decide: Callable[[Request], Decided] = nothing_to_decide
     per_example: bool = False
     way_back: Callable[[Config], str] | None = None
     shard: Callable[[Config], int | None] | None = None
-    proof: Proof = events_claim
-    threat: ThreatModel = NOBODY
-    certifier: str | None = None
+    guarantee: Guarantee = UNPROVED
+    nominal: Nominal | None = None
     facts: Callable[[Config, Records, float], dict[str, Any]] = no_facts
-    formula: Formula | None = None
-    reason: Callable[[Calibrated, str], str] = no_reason
     beside_restart: bool = False
     line: str = ""
+
+    @property
+    def title(self) -> str:
+        """How reports call the method."""
+        return self.label or self.name.replace("-", " ")
+
+    @property
+    def grade(self) -> str:
+        """The grade that it can reach."""
+        return self.guarantee.grade if self.nominal is None else "nominal"
+
+    def calibrated(self, config: Config, peers: int, p: float, records: Records) -> Calibrated:
+        """Its nominal noise scale; 0 for methods without one."""
+        if self.nominal is None:
+            return Calibrated(0.0)
+        return self.nominal.calibrate(config, peers, p, records)

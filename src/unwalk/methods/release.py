@@ -15,7 +15,7 @@ from unwalk.core.program import AddNoise, Program, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps, std_for
 from unwalk.methods.network_sgd import Descending, unlearn_descent
-from unwalk.methods.record import Decided, MethodRecord, Request, ThreatModel
+from unwalk.methods.record import Decided, Guarantee, MethodRecord, Request, ThreatModel
 from unwalk.methods.restart import wiping
 from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.stability import release_claim
@@ -70,13 +70,15 @@ RECORD = MethodRecord(
     name="release",
     label="release noise",
     description="a walk without the forgotten records, noise once at the end; outsiders only",
-    grade="certified",
     phase=_phase,
     decide=_decide,
-    proof=of_walk(release_claim),
-    threat=ThreatModel(
-        "outsiders, who see the released model and nothing before it", "none: peers saw more"
+    guarantee=Guarantee(
+        "certified",
+        of_walk(release_claim),
+        ThreatModel(
+            "outsiders, who see the released model and nothing before it", "none: peers saw more"
+        ),
+        "the same walk and noise, from the model trained without the forgotten records",
     ),
-    certifier="the same walk and noise, from the model trained without the forgotten records",
     beside_restart=True,
 )

@@ -18,8 +18,7 @@ from unwalk.core.program import Forget, Program, Visit
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
-from unwalk.methods.retrain import FRESH, WITHOUT_FORGOTTEN
-from unwalk.privacy.exact import fresh_claim
+from unwalk.methods.retrain import FRESH
 from unwalk.settings.config import Config, setting
 
 
@@ -68,13 +67,9 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 RECORD = MethodRecord(
     name="restart",
-    label="restart",
     description="begin again from the initial model, without the forgotten records",
-    grade="exact",
     phase=_phase,
     settings=RestartSettings,
-    proof=fresh_claim,
-    threat=FRESH,
-    certifier=WITHOUT_FORGOTTEN,
+    guarantee=FRESH,
     line="none",
 )

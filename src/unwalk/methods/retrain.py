@@ -10,30 +10,31 @@ from dataclasses import dataclass, field
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Program, Visit
-from unwalk.methods.network_sgd import Descending, train_descent
+from unwalk.methods.network_sgd import Retaining, train_descent
 from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_THE_MODEL,
     Decided,
+    Guarantee,
     MethodRecord,
     ThreatModel,
 )
 from unwalk.privacy.exact import fresh_claim
 from unwalk.settings.config import Config
 
-FRESH = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U, adaptive_requests=True)
-WITHOUT_FORGOTTEN = "training from the initial model on all records but the forgotten ones"
+FRESH = Guarantee(
+    "exact",
+    fresh_claim,
+    ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U, adaptive_requests=True),
+    "training from the initial model on all records but the forgotten ones",
+)
 
 
 @dataclass(frozen=True)
-class Retrain(Descending):
+class Retrain(Retaining):
     """Network-SGD on the retained records, from the initial model."""
 
     name: str = field(default="retrain", init=False)
-
-    def visit(self, visit: Visit) -> Program:
-        return self.descent.program(visit, "retained")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
@@ -50,10 +51,7 @@ RECORD = MethodRecord(
     name="retrain",
     label="retraining",
     description="a new model that never meets the forgotten records: the oracle",
-    grade="exact",
     phase=_phase,
     from_scratch=True,
-    proof=fresh_claim,
-    threat=FRESH,
-    certifier=WITHOUT_FORGOTTEN,
+    guarantee=FRESH,
 )

@@ -35,6 +35,7 @@ from unwalk.methods.record import (
     SEES_THE_MODEL,
     Coins,
     Decided,
+    Guarantee,
     MethodRecord,
     Request,
     ThreatModel,
@@ -44,8 +45,12 @@ from unwalk.privacy.exact import rewind_claim
 from unwalk.settings.config import Config, setting
 
 WAYS = ("first-contact", "first-use")
-GOING_BACK = ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U)
-WITH_FRESH_COINS = "training on all records but the forgotten ones, with fresh coins"
+GOING_BACK = Guarantee(
+    "exact",
+    rewind_claim,
+    ThreatModel(SEES_THE_MODEL, ANY_WITHOUT_U),
+    "training on all records but the forgotten ones, with fresh coins",
+)
 
 
 @dataclass(frozen=True)
@@ -169,16 +174,12 @@ def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:
 
 RECORD = MethodRecord(
     name="rewind",
-    label="rewind",
     description="back to before the forgotten records were used, and on from there",
-    grade="exact",
     phase=_phase,
     settings=RewindSettings,
     decide=_decide,
     way_back=_way,
-    proof=rewind_claim,
-    threat=GOING_BACK,
-    certifier=WITH_FRESH_COINS,
+    guarantee=GOING_BACK,
     facts=_facts,
     line="position",
 )

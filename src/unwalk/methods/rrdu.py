@@ -29,7 +29,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
-from unwalk.methods.record import Calibrated, Decided, MethodRecord
+from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_sigma
 from unwalk.settings.config import ALIASES, DIRECTIONS, NOISE_ON, VISITS, Config
@@ -215,10 +215,7 @@ RECORD = MethodRecord(
     name="rrdu",
     label="RR-DU",
     description="randomized restarts at the forgetting peer: correction, noise, projection",
-    grade="nominal",
     phase=_phase,
-    calibrate=_noise,
     facts=_facts,
-    formula=formulas.COROLLARY,
-    reason=_reason,
+    nominal=Nominal(_noise, formulas.COROLLARY, _reason),
 )

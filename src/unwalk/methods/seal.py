@@ -38,6 +38,7 @@ from unwalk.methods.record import (
     ANY_WITHOUT_U,
     SEES_IT_SEALED,
     Decided,
+    Guarantee,
     MethodRecord,
     Request,
     ThreatModel,
@@ -49,9 +50,12 @@ from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.stability import ledger_claim
 from unwalk.settings.config import Config, setting
 
-SEALED_WITHOUT = (
+SEALED = Guarantee(
+    "certified",
+    of_phase(ledger_claim),
+    ThreatModel(SEES_IT_SEALED, ANY_WITHOUT_U),
     "the same seal, with the same number of records, visit times and settings, on the "
-    "model trained without the forgotten records"
+    "model trained without the forgotten records",
 )
 
 
@@ -205,13 +209,10 @@ RECORD = MethodRecord(
     description=(
         "noise at the forgetting peer that hides what the ledger bounds, then a walk without it"
     ),
-    grade="certified",
     phase=_phase,
     settings=SealSettings,
     decide=_decide,
-    proof=of_phase(ledger_claim),
-    threat=ThreatModel(SEES_IT_SEALED, ANY_WITHOUT_U),
-    certifier=SEALED_WITHOUT,
+    guarantee=SEALED,
     facts=_facts,
     beside_restart=True,
     line="all",

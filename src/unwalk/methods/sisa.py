@@ -31,7 +31,6 @@ from unwalk.methods.network_sgd import Descent, NetworkSGD, train_descent
 from unwalk.methods.record import Decided, MethodRecord, Request
 from unwalk.methods.rewind import (
     GOING_BACK,
-    WITH_FRESH_COINS,
     back_to,
     check_last_kept,
     facts_of_way,
@@ -181,14 +180,11 @@ RECORD = MethodRecord(
         "groups of peers train models of their own, records enter in slices; only the model that "
         "met the forgotten ones goes back to before it did"
     ),
-    grade="exact",
     phase=_phase,
     training=_training,
     decide=_decide,
     way_back=_way,
     shard=_touched,
-    proof=sisa_claim,
-    threat=GOING_BACK,
-    certifier=WITH_FRESH_COINS,
+    guarantee=replace(GOING_BACK, proof=sisa_claim),
     facts=_facts,
 )

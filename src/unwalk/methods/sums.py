@@ -18,7 +18,7 @@ from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Program, ReplaceSums, Visit
 from unwalk.core.validation import check_choice, check_number
-from unwalk.methods.record import Decided, MethodRecord, ThreatModel
+from unwalk.methods.record import Decided, Guarantee, MethodRecord, ThreatModel
 from unwalk.privacy.exact import sums_claim
 from unwalk.settings.config import Config, setting
 
@@ -70,17 +70,18 @@ def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
 
 RECORD = MethodRecord(
     name="sums",
-    label="sums",
     description="a ridge head on fixed features: the forgetting peer replaces its sums, in one hop",
-    grade="exact",
     phase=_phase,
     training=_training,
     settings=SumsSettings,
-    proof=sums_claim,
-    threat=ThreatModel(
-        "whoever has the released model, and peers that did not keep an old token",
-        "none that holds a token from before the request",
-        adaptive_requests=True,
+    guarantee=Guarantee(
+        "exact",
+        sums_claim,
+        ThreatModel(
+            "whoever has the released model, and peers that did not keep an old token",
+            "none that holds a token from before the request",
+            adaptive_requests=True,
+        ),
+        "the ridge head of all records but the forgotten ones",
     ),
-    certifier="the ridge head of all records but the forgotten ones",
 )

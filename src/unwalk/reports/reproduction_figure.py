@@ -66,8 +66,8 @@ Dots = tuple[tuple[Dot, ...], ...]
 
 def charts_of(part: Part, preset: str, number: int = 0) -> list[Chart]:
     """A chart for every measure that has values."""
-    charts = (chart(part, preset, measure, number) for measure in CHARTS)
-    return [drawn for drawn in charts if drawn is not None]
+    every = (chart(part, preset, measure, number) for measure in CHARTS)
+    return [drawn for drawn in every if drawn is not None]
 
 
 def chart(part: Part, preset: str, measure: str, number: int = 0) -> Chart | None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import numbers
-from unwalk.reports.charts import Chart
+from unwalk.reports.charts import Chart, tag
 from unwalk.reports.page import render_page
 from unwalk.reports.reproduction import (
     AGREE_POINTS,
@@ -303,7 +303,7 @@ def _plots(part: Part) -> list[dict[str, Any]]:
             continue
         keys = [(key.swatch, key.label) for key in legend(charts[0])]
         if has_paper(charts[0]):
-            mark = charts.tag("svg", paper_mark(13, 6), viewBox="0 0 26 12", aria_hidden="true")
+            mark = tag("svg", paper_mark(13, 6), viewBox="0 0 26 12", aria_hidden="true")
             keys.append((mark, "Paper"))
         plots.append(
             {

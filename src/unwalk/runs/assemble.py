@@ -119,7 +119,7 @@ class Assembled:
         """A method's noise scale, and the formula that gave it."""
         if method not in self._calibrated:
             records = self.task.records(self.config.forget.peer)
-            self._calibrated[method] = METHODS[method].calibrate(
+            self._calibrated[method] = METHODS[method].calibrated(
                 self.config, self.task.peers, self.p, records
             )
         return self._calibrated[method]
@@ -460,16 +460,17 @@ def nominal_facts(
     config: Config, record: MethodRecord, calibrated: Calibrated, origin: str
 ) -> list[dict[str, Any]]:
     """The paper's numbers, announced with the formula they come from; none without noise."""
-    if record.formula is None or not calibrated.formula or calibrated.scale == 0.0:
+    nominal = record.nominal
+    if nominal is None or not calibrated.formula or calibrated.scale == 0.0:
         return []
     entry = {
         "epsilon": config.unlearn.epsilon,
         "delta": config.unlearn.delta,
         **calibrated.numbers,
-        "formula": record.formula.name,
+        "formula": nominal.formula.name,
         "accountant": calibrated.accountant,
         "sigma": calibrated.scale,
-        "reason": record.reason(calibrated, origin),
+        "reason": nominal.reason(calibrated, origin),
     }
     return [entry]
 

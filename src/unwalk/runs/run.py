@@ -474,7 +474,7 @@ def _method_result(
     spent["seconds"] = round(sum(walk.seconds[first:]), 3)
     result = {
         "name": walk.name,
-        "label": record.label,
+        "label": record.title,
         "preset": config.preset,
         "main": main,
         "series": [asdict(r) for r in walk.readings],

@@ -126,4 +126,4 @@ def load(request: Request) -> tuple[Source, Holdings]:
     """
     source, pool = _read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
-    return source, PixelSplit(split(pool, request.partition, request.peers, rng), SCALE)
+    return source, PixelSplit.of(split(pool, request.partition, request.peers, rng), SCALE)

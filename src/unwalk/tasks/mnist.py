@@ -12,7 +12,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -36,27 +36,19 @@ UNSIGNED_BYTE = 0x08
 
 
 @dataclass(frozen=True, eq=False)
-class PixelSplit:
+class PixelSplit(Split):
     """A pool of pictures kept as bytes; those of one peer become inputs when asked for."""
 
-    split: Split
-    scale: Scale
+    scale: Scale = field(kw_only=True)
 
-    @property
-    def dealing(self) -> str:
-        return self.split.dealing
-
-    @property
-    def peers(self) -> int:
-        return self.split.peers
-
-    @property
-    def records(self) -> int:
-        return self.split.records
+    @staticmethod
+    def of(dealt: Split, scale: Scale) -> PixelSplit:
+        """The same pool and parts, with pixels to be scaled."""
+        return PixelSplit(dealt.pool, dealt.parts, dealt.dealing, scale=scale)
 
     def table(self, peer: int) -> Table:
         """The records of one peer, with pixels as the model's inputs."""
-        table = self.split.table(peer)
+        table = super().table(peer)
         return replace(table, x=inputs(table.x, self.scale))
 
 
@@ -130,4 +122,4 @@ def load(request: Request) -> tuple[Source, Holdings]:
     """The training pictures, dealt to peers; a record's id is its place in the official file."""
     source, pool = _read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
-    return source, PixelSplit(split(pool, request.partition, request.peers, rng), Scale())
+    return source, PixelSplit.of(split(pool, request.partition, request.peers, rng), Scale())

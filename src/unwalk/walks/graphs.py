@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -485,20 +485,12 @@ def _by_peers(kind: str, make: Callable[[int], WalkGraph]) -> Callable[[_Request
     return lambda request: make(_given(kind, "peers", request.peers))
 
 
-def _make_regular(request: _Request) -> SparseGraph:
-    kind = "random-regular"
-    return random_regular(
+def _at_random(
+    kind: str, parameter: str, make: Callable[[int, Any, np.random.Generator], WalkGraph]
+) -> Callable[[_Request], WalkGraph]:
+    return lambda request: make(
         _given(kind, "peers", request.peers),
-        _given(kind, "graph.degree", request.degree),
-        _given(kind, "a random generator (rng)", request.rng),
-    )
-
-
-def _make_erdos_renyi(request: _Request) -> SparseGraph:
-    kind = "erdos-renyi"
-    return erdos_renyi(
-        _given(kind, "peers", request.peers),
-        _given(kind, "graph.probability", request.probability),
+        _given(kind, f"graph.{parameter}", getattr(request, parameter)),
         _given(kind, "a random generator (rng)", request.rng),
     )
 
@@ -520,8 +512,8 @@ GRAPHS: Mapping[str, Callable[[_Request], WalkGraph]] = MappingProxyType(
         "ring": _by_peers("ring", ring),
         "torus": _by_peers("torus", torus),
         "star": _by_peers("star", star),
-        "random-regular": _make_regular,
-        "erdos-renyi": _make_erdos_renyi,
+        "random-regular": _at_random("random-regular", "degree", random_regular),
+        "erdos-renyi": _at_random("erdos-renyi", "probability", erdos_renyi),
         "edge-list": _make_edge_list,
     }
 )

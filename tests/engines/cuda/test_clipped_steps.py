@@ -12,7 +12,7 @@ from unwalk.engines.cuda import fused_network
 from unwalk.engines.cuda.clipped_steps import Clipped
 from unwalk.engines.cuda.layers import Convolution, GroupNormalisation, Linear
 from unwalk.engines.cuda.record_gradients import Unfit
-from unwalk.engines.per_example import ghost_gradients
+from unwalk.engines.per_example import Batch, ghost_gradients
 from unwalk.tasks.models import flnet, group_norm, small_cnn
 from unwalk.tasks.resnet import Block
 
@@ -93,7 +93,7 @@ def test_clipped_gradients_equal_the_reference(name, loss):
         torch.manual_seed(1)
         mine.step(given, y, bound, loss)
         torch.manual_seed(1)
-        wanted = ghost_gradients(reference, x, y, bound=bound, loss=loss)
+        wanted = ghost_gradients(reference, Batch(x, y, bound=bound, loss=loss))
         largest = max(float(g.norm()) for g in wanted.values())
         for key, p in model.named_parameters():
             error = float((places[p] - wanted[key]).norm())

@@ -31,7 +31,7 @@ from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flat
 from unwalk.engines.cuda.fused_network import fuse
 from unwalk.engines.cuda.groups import uses
 from unwalk.engines.cuda.record_gradients import Unfit
-from unwalk.engines.per_example import check_per_example, clipped_gradients
+from unwalk.engines.per_example import Batch, check_per_example, clipped_gradients
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WARM_UP = 3
@@ -226,7 +226,7 @@ class CapturedSteps:
             return self.loss(output.float(), labels)
 
         found = clipped_gradients(
-            self.shadow, x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss
+            self.shadow, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
         )
         with torch.no_grad():
             for block in self.blocks:
