@@ -469,7 +469,7 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
             peer_certificate._check_header(lied, specs, said, trust.network)
 
 
-def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
+def test_visits_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
     async def script(here):
         await here.until(here.trained)
         ask(here, 0, "r", *trained_on(here, 0)[:1])
@@ -482,7 +482,8 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
     visits = peer_certificate.read_visits(place.with_name(peer_certificate.VISITS))
     trust = peer_certificate._trust(said, here.folder / "ca.pem", None)
     end = said["receipts"][0]["end"]
-    specs = peer_certificate._check_decided(said, trust, [p.name for p in trust.network.peers])
+    names = [p.name for p in trust.network.peers]
+    specs = peer_certificate._check_decided(said, trust, names)
     places = peer_certificate._line(specs, trust.network, decided=True)
     serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
     for serial, peer in serials.items():
@@ -503,6 +504,17 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                 assert len(peer_certificate._check_receipts(said, judge, specs, end)) == len(
                     network.peers
                 )
+    voters = said["decisions"][0][1]["certificates"]
+    assert len(voters) > 1, "besides who wrote the chapter"
+    for pem in voters:
+        for first in (1, 2):
+            network = replace(trust.network, revoked={trust.identity(pem).serial: first})
+            judge = replace(trust, network=network, _known={})
+            if first == 1:
+                with pytest.raises(Refused, match="revoked from chapter 1 on"):
+                    peer_certificate._check_decided(said, judge, names)
+            else:
+                assert peer_certificate._check_decided(said, judge, names) == specs
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):
