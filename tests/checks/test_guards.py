@@ -138,6 +138,33 @@ GUARDS = (
         "AssertionError: (0, {'requests': ['another']})",
     ),
     Guard(
+        "a transcript is what peers signed",
+        "peers/forgetting/peer_certificate.py",
+        "_check_visits(visits, transcript, trust, places)",
+        "pass",
+        "tests/peers/test_ends_in_certificates.py"
+        "::test_the_transcript_is_what_peers_signed_and_decided_on",
+        'assert any("hop 2 is not what peer"',
+    ),
+    Guard(
+        "a transcript's header is what was decided",
+        "peers/forgetting/peer_certificate.py",
+        "_check_header(transcript, specs, said, trust.network)",
+        "pass",
+        "tests/peers/test_ends_in_certificates.py"
+        "::test_the_transcript_is_what_peers_signed_and_decided_on",
+        'assert any(f"header has {name}',
+    ),
+    Guard(
+        "a certificate is signed with its issuer's own key",
+        "peers/forgetting/peer_certificate.py",
+        'if raw_key(identity.signing).hex() != signer["public_key"]:',
+        "if False:",
+        "tests/peers/test_lies.py"
+        "::test_a_member_cannot_issue_anothers_certificate_or_change_its_requests",
+        'assert any("the key that signed is not that of peer-0"',
+    ),
+    Guard(
         "a revocation counts from its chapter on",
         "peers/identity/trust.py",
         "if first is not None and chapter is not None and chapter >= first:",

@@ -13,7 +13,8 @@ import pytest
 from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar, unwalked_end
-from unwalk.certificates.document import read_certificate, text_of
+from unwalk.certificates.document import body_of, read_certificate, text_of
+from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.peers.daemon import status
@@ -415,6 +416,11 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
             assert problems(liar_of(here, by).resigned(document, **changes)), (by, changes)
     assert problems(liar_of(here).resigned(document))
     assert problems(liar_of(here).resigned(document, issuer="peer-2"))
+    key, lent = liar_of(here).bundle.keys.signing, liar_of(here, 0).bundle.certificate_pem
+    signer = {**sign({}, key)["signer"], "chain": lent.decode()}
+    borrowed = {**document, "signer": signer}
+    found = problems({**borrowed, "signature": key.sign(body_of(borrowed)).hex()})
+    assert any("the key that signed is not that of peer-0" in text for text in found), found
     place.write_text(text_of(document))
     without = peer_certificate.verified(place, authority)["checked"]
     assert any("revocation not checked" in text for text in without)
