@@ -261,9 +261,9 @@ def test_a_token_that_leaves_the_route_is_refused(tmp_path):
         choose = liar.work.choose
 
         def astray(
-            hop: int, at: int, memory: Mapping[str, int], over: Collection[int]
+            hop: int, at: int, memory: Mapping[str, int], passed_over: Collection[int]
         ) -> tuple[int, Move] | None:
-            found = choose(hop, at, memory, over)
+            found = choose(hop, at, memory, passed_over)
             if at != liar.me or found is None:
                 return found
             attempt, right = found
