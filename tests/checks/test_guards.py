@@ -165,6 +165,15 @@ GUARDS = (
         'assert any("the key that signed is not that of peer-0"',
     ),
     Guard(
+        "votes are for the chapter that they are shown with",
+        "peers/decisions/decided.py",
+        "if decision.value != digest_of(said.text):",
+        "if False:",
+        "tests/peers/test_lies.py"
+        "::test_a_member_cannot_issue_anothers_certificate_or_change_its_requests",
+        'assert any("votes on chapter 1 are for another one"',
+    ),
+    Guard(
         "a revocation counts from its chapter on",
         "peers/identity/trust.py",
         "if first is not None and chapter is not None and chapter >= first:",

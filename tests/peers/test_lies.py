@@ -18,6 +18,7 @@ from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.peers.daemon import status
+from unwalk.peers.decisions.decided import kept_chapter
 from unwalk.peers.decisions.history import forget_logs
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
@@ -416,6 +417,11 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
             assert problems(liar_of(here, by).resigned(document, **changes)), (by, changes)
     assert problems(liar_of(here).resigned(document))
     assert problems(liar_of(here).resigned(document, issuer="peer-2"))
+    text, votes = document["peers"]["decisions"][0]
+    spec = replace(kept_chapter(text, 4), requests=("another",))
+    swapped = [[liar_of(here, 0).chapter(spec), votes]]
+    found = problems(liar_of(here, 0).resigned(document, decisions=swapped, requests=["another"]))
+    assert any("votes on chapter 1 are for another one" in text for text in found), found
     key, lent = liar_of(here).bundle.keys.signing, liar_of(here, 0).bundle.certificate_pem
     signer = {**sign({}, key)["signer"], "chain": lent.decode()}
     borrowed = {**document, "signer": signer}
