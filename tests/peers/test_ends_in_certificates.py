@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,16 +80,25 @@ def forged(
     folder: Path,
     visits: list[dict[str, Any]] | None = None,
     model: bytes | None = None,
+    *,
+    header: Mapping[str, Any] | None = None,
+    lie: Callable[[Hop], Hop] = lambda hop: hop,
     **changes: Any,
 ) -> list[str]:
-    """What is wrong with a certificate that says something else, signed by its own issuer."""
+    """What is wrong with a certificate that says something else, signed by its own issuer.
+
+    ``header`` and ``lie`` change its transcript, but not the visits as peers signed them.
+    """
     place, document = folder / "certificate.json", read_certificate(told.place)
     if visits is None:
         visits = peer_certificate.read_visits(told.place.with_name(peer_certificate.VISITS))
     before = Transcript.read(told.place.with_name(peer_certificate.TRANSCRIPT))
-    made, last = Transcript(before.header), before.header["phases"][-1]["name"]
+    made, last = (
+        Transcript({**before.header, **(header or {})}),
+        before.header["phases"][-1]["name"],
+    )
     for number, visit in enumerate(visits, 1):
-        made.add(as_walked(Hop.from_json(visit["visit"]), number, last))
+        made.add(lie(as_walked(Hop.from_json(visit["visit"]), number, last)))
     text = peer_certificate.visits_text(visits)
     said = document["model"] if model is None else model_of(model)
     body = certificate_of(made, said)
@@ -132,6 +141,19 @@ def test_visits_and_model_are_those_that_a_quorum_decided_on(told, tmp_path):
     assert "what was erased" in forged(told, tmp_path, erased_after_hop=10**6)[0]
     checked = peer_certificate.verified(told.place, told.here.folder / "ca.pem")["checked"]
     assert "said by the issuer alone: version, issued, composed" in checked
+
+
+def test_the_transcript_is_what_peers_signed_and_decided_on(told, tmp_path):
+    """Accountants read the transcript: the visits beside it may be right, and it may be not."""
+
+    def untrue(hop: Hop) -> Hop:
+        return replace(hop, gradients=hop.gradients + 1) if hop.hop == 2 else hop
+
+    problems = forged(told, tmp_path, lie=untrue)
+    assert any("hop 2 is not what peer" in problem for problem in problems), problems
+    for name, value in (("forget", 7), ("batching", "iid")):
+        problems = forged(told, tmp_path, header={name: value})
+        assert any(f"header has {name} {value!r};" in problem for problem in problems), problems
 
 
 def test_every_chapter_on_the_line_is_shown_with_its_end(told, tmp_path):

@@ -36,6 +36,7 @@ from unwalk.peers.forgetting.certificate_archive import pack
 from unwalk.peers.forgetting.plans import Book, walked
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.storage.token_files import open_token
+from unwalk.peers.transport.wire import Unreachable
 from unwalk.peers.web.live_desk import Reception
 from unwalk.walks import Fixed
 
@@ -141,6 +142,38 @@ def test_two_peers_at_once_and_a_third_that_is_down(tmp_path):
         assert document["peers"]["version"] == 2, "issued again when peer-3 was back"
         assert [c["grade"] for c in document["claims"]] == ["exact"]
     assert len({p.council.known[0][0] for p in here.peers.values()}) == 1
+
+
+def test_nothing_is_erased_before_the_model_that_forgot_is_here(tmp_path):
+    """A peer that was away hears how the chapter ended, but nobody brings it the last token."""
+
+    async def script(here):
+        await here.until(here.trained)
+        before = here.peers[2].model(1)
+        await here.crash(2)
+        ask(here, 0, "a", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "a") == "erasing")
+        here.start(2)
+        away = here.peers[2]
+        take, step, steps = away.take, away.aftermath.step, []
+
+        async def no_end(sender, envelope, chunks):
+            if b'"kind":"final"' in envelope:
+                raise Unreachable("the last token got lost.", certain=False)
+            return await take(sender, envelope, chunks)
+
+        async def counted():
+            await step()
+            if away.over and len(away.specs) == 1:
+                steps.append(away.store.file(before).exists())
+                away.wake.set()
+
+        away.take, away.aftermath.step = no_end, counted
+        await here.until(lambda: len(steps) >= 3)
+        assert away.final(1) is None
+        assert steps == [True] * len(steps), "it would be left without any model"
+
+    hamlet(tmp_path, script, peers=3, train__hops=6)
 
 
 def test_requests_during_training_wait_and_are_answered_together(tmp_path):

@@ -13,10 +13,12 @@ import pytest
 from tests.peers.deletions import Hamlet, ask, certificate, ended, hamlet, trained_on
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar, unwalked_end
-from unwalk.certificates.document import read_certificate, text_of
+from unwalk.certificates.document import body_of, read_certificate, text_of
+from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.peers.daemon import status
+from unwalk.peers.decisions.decided import kept_chapter
 from unwalk.peers.decisions.history import forget_logs
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
@@ -415,6 +417,16 @@ def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_p
             assert problems(liar_of(here, by).resigned(document, **changes)), (by, changes)
     assert problems(liar_of(here).resigned(document))
     assert problems(liar_of(here).resigned(document, issuer="peer-2"))
+    text, votes = document["peers"]["decisions"][0]
+    spec = replace(kept_chapter(text, 4), requests=("another",))
+    swapped = [[liar_of(here, 0).chapter(spec), votes]]
+    found = problems(liar_of(here, 0).resigned(document, decisions=swapped, requests=["another"]))
+    assert any("votes on chapter 1 are for another one" in text for text in found), found
+    key, lent = liar_of(here).bundle.keys.signing, liar_of(here, 0).bundle.certificate_pem
+    signer = {**sign({}, key)["signer"], "chain": lent.decode()}
+    borrowed = {**document, "signer": signer}
+    found = problems({**borrowed, "signature": key.sign(body_of(borrowed)).hex()})
+    assert any("the key that signed is not that of peer-0" in text for text in found), found
     place.write_text(text_of(document))
     without = peer_certificate.verified(place, authority)["checked"]
     assert any("revocation not checked" in text for text in without)
@@ -469,7 +481,7 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
             peer_certificate._check_header(lied, specs, said, trust.network)
 
 
-def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
+def test_visits_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation(tmp_path):
     async def script(here):
         await here.until(here.trained)
         ask(here, 0, "r", *trained_on(here, 0)[:1])
@@ -482,7 +494,8 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
     visits = peer_certificate.read_visits(place.with_name(peer_certificate.VISITS))
     trust = peer_certificate._trust(said, here.folder / "ca.pem", None)
     end = said["receipts"][0]["end"]
-    specs = peer_certificate._check_decided(said, trust, [p.name for p in trust.network.peers])
+    names = [p.name for p in trust.network.peers]
+    specs = peer_certificate._check_decided(said, trust, names)
     places = peer_certificate._line(specs, trust.network, decided=True)
     serials = {trust.identity(v["certificate"]).serial: v["visit"]["receiver"] for v in visits}
     for serial, peer in serials.items():
@@ -503,6 +516,17 @@ def test_visits_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation
                 assert len(peer_certificate._check_receipts(said, judge, specs, end)) == len(
                     network.peers
                 )
+    voters = said["decisions"][0][1]["certificates"]
+    assert len(voters) > 1, "besides who wrote the chapter"
+    for pem in voters:
+        for first in (1, 2):
+            network = replace(trust.network, revoked={trust.identity(pem).serial: first})
+            judge = replace(trust, network=network, _known={})
+            if first == 1:
+                with pytest.raises(Refused, match="revoked from chapter 1 on"):
+                    peer_certificate._check_decided(said, judge, names)
+            else:
+                assert peer_certificate._check_decided(said, judge, names) == specs
 
 
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 from tests.peers.harness import Village, lived, network
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
+from unwalk.core.plan import Move
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.checks import PROTOCOL, Offer
 from unwalk.peers.handover.control_messages import Seen
 from unwalk.peers.handover.log_rules import Succession
 from unwalk.peers.handover.service import Service
-from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.handover.visit import ATTEMPTS, Work, plan_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
@@ -144,6 +146,11 @@ def _draws(service: Service, log: dict[int, Entry]) -> None:
     for over in ((), (draws[again].receiver,), tuple(range(4))):
         with pytest.raises(Refused, match="passed over"):
             service.gate.route(replace(plain, passed_over=over), {})
+    first = replace(plain, attempt=0, move=draws[0], path=draws[0].path)
+    service.gate.route(first, {})
+    for move in (draws[again], replace(draws[0], memory={"steps": 1})):
+        with pytest.raises(Refused, match="not sent where the route"):
+            service.gate.route(replace(first, move=move), {})
     stamp = codec.dump(log[hop - 1])
     assert service.gate.stamped(plain, stamp).entry == log[hop - 1]
     with pytest.raises(Refused, match="did not have the token"):
@@ -241,6 +248,40 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so
             assert rows == [(4,)]
             entries = services[peer].store.entries(liar.run_id)
             assert {e["body"]["kind"] for e in entries} <= {"hop"}
+
+    lived(tmp_path, script, peers=4, lease=60.0)
+
+
+def test_a_token_that_leaves_the_route_is_refused(tmp_path):
+    """Who has the token cannot choose who gets it, though it is said to be the route's draw."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        liar = services[services[0].succession.first]
+        choose = liar.work.choose
+
+        def astray(
+            hop: int, at: int, memory: Mapping[str, int], passed_over: Collection[int]
+        ) -> tuple[int, Move] | None:
+            found = choose(hop, at, memory, passed_over)
+            if at != liar.me or found is None:
+                return found
+            attempt, right = found
+            draws = (liar.work.move(hop, at, memory, n) for n in range(ATTEMPTS))
+            return attempt, next(move for move in draws if move.path != right.path)
+
+        liar.work.choose = astray  # type: ignore[method-assign]
+
+        def refused() -> bool:
+            reasons = [str(e.get("reason")) for e in here.events if e["event"] == "refused"]
+            return any("not sent where the route" in reason for reason in reasons)
+
+        def taken() -> bool:
+            return any(s.state.reached[1] != pr.NOWHERE for s in services if s is not liar)
+
+        await here.until(lambda: refused() or taken())
+        assert refused()
+        assert not taken()
 
     lived(tmp_path, script, peers=4, lease=60.0)
 

@@ -140,6 +140,16 @@ def test_weights_that_are_too_large_are_refused(tmp_path, value, right):
             check_token(file, shapes, {}, 7.0)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("largest", [math.inf, 7.0])
+def test_weights_that_are_not_finite_are_refused_whatever_the_limit(tmp_path, value, largest):
+    path = tmp_path / "t"
+    wild = replace(token(), parameters=torch.tensor([0.0, value, 1.0, 2.0, 3.0]))
+    path.write_bytes(b"".join(token_pieces(wild)))
+    with pytest.raises(Corrupt, match="'parameters' holds values that are not finite"):
+        check_token(open_token(path, peers=3), shapes_of(wild), {}, largest)
+
+
 def test_metrics_are_served_on_loopback_only():
     metrics = Metrics("r", "p")
 
