@@ -529,6 +529,24 @@ def test_visits_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revo
                 assert peer_certificate._check_decided(said, judge, names) == specs
 
 
+def test_who_votes_otherwise_to_each_peer_is_named_though_nobody_has_a_wish(tmp_path):
+    """The votes are shown on, also where they are for nothing that anybody stands for."""
+
+    async def script(here):
+        await here.until(here.trained)
+        liar = Liar(here.folder, LIAR, here.memory.at(LIAR))
+        for peer in (0, 1, 3):
+            votes = [Vote(PREVOTE, 0, digest_of(f"for {peer}"), NEVER, LIAR)]
+            poll = liar.shown(liar.matter(1), votes)
+            await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
+        await here.until(
+            lambda: {e["who"] for e in here.events if e["event"] == "liar"} == {LIAR}, 20.0
+        )
+        assert {here.peers[p].council.poll.state.round for p in (0, 1, 3)} == {0}
+
+    hamlet(tmp_path, script, train__hops=4)
+
+
 def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_path):
     """A member that speaks of another run had everybody asked a hundred times a second."""
 

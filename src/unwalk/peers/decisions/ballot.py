@@ -27,7 +27,7 @@ from unwalk.peers.decisions.votes import (
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
-from unwalk.peers.protocol.consensus import Decision, State
+from unwalk.peers.protocol.consensus import Decision, State, Votes
 from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal
 
@@ -339,11 +339,16 @@ class Poll:
             await asyncio.gather(*showing, return_exceptions=True)
 
     async def _show(self, peer: int) -> None:
-        """Show one other peer what is known here, until it is decided."""
+        """Show one other peer what is known here, until it is decided.
+
+        Votes are shown once also where there is nothing to decide: only so is one who votes
+        otherwise to each peer found out.
+        """
+        shown: Votes = frozenset()
         while True:
-            news, decided = self.news, self.state.decided
-            if self.active:
-                await self.show(peer)
+            news, decided, votes = self.news, self.state.decided, self.state.votes
+            if self.active or votes != shown:
+                shown = votes if await self.show(peer) else shown
                 if decided is not None:
                     return
             try:
