@@ -27,6 +27,7 @@ from unwalk.peers.decisions import history
 from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.handover.visit import plan_of
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import sign_entry
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.storage.token_files import open_token, token_pieces
@@ -312,14 +313,14 @@ def test_too_many_calls_are_refused(tmp_path):
 
     async def main() -> None:
         service = village.start(2)
-        service.intake.rate.rate = 5.0
-        message = service.talk.words("where", chain="")
+        service.door.rate.rate = 5.0
+        message = service.talk.words(ms.Where, chain="")
         replies = [codec.parse(await service.answer(1, message), 1 << 18) for _ in range(12)]
         assert sum("sighting" in r for r in replies) == 10
         assert "5 calls a second" in replies[-1]["reason"]
         other = codec.parse(await service.answer(0, message), 1 << 18)
         assert "sighting" in other, "another peer has a limit of its own"
-        message = service.talk.words("where", chain="x" * (20 << 10))
+        message += b" " * (20 << 10)
         replies = [codec.parse(await service.answer(0, message), 1 << 18) for _ in range(2)]
         assert ["sighting" in r for r in replies] == [True, False], "5 calls, by their bytes"
         await village.close()

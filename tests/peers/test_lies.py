@@ -26,6 +26,7 @@ from unwalk.peers.handover.service import Service
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol.hoplog import BARE, bare_text, recovery_body
 from unwalk.peers.protocol.schedule import Spec
@@ -520,7 +521,7 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
             return found
 
         victim.council.ask_all = counted
-        message = victim.service.talk.words("where", chain="").replace(
+        message = victim.service.talk.words(ms.Where, chain="").replace(
             victim.service.run_id.encode(), b"f" * 32
         )
         for _ in range(50):

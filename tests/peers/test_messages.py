@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from unwalk.peers.handover.control_messages import Talk
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.sending import Delivery
 from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Value
 
 RUN, DIGEST, OTHER = "ab" * 16, "0f" * 32, "1e" * 32
 HEAD = f'{{"protocol":3,"network":"tést","run":"{RUN}","kind":'.replace("é", "\\u00e9")
 FREE: dict[str, Any] = {"b": [1, -2.5, None, True, {"c": "ü"}], "a": {}}
 SAID = '{"b":[1,-2.5,null,true,{"c":"\\u00fc"}],"a":{}}'
+TYPES = {msgspec.inspect.type_info(t).tag: t for t in get_args(ms.WALK | ms.NETWORK)}
 GOLDEN: list[tuple[str, dict[str, Any], str]] = [
     ("where", {"chain": ""}, '"where","chain":""}'),
     ("where", {"chain": DIGEST}, f'"where","chain":"{DIGEST}"}}'),
@@ -81,10 +84,10 @@ def speaker() -> Any:
 def said(kind: str, **fields: Any) -> bytes:
     walk = speaker()
     if not kind.startswith("agenda-"):
-        return Talk(walk).words(kind, **fields)
+        return Talk(walk).words(TYPES[kind], **fields)
     council = Council.__new__(Council)
-    council.progress = walk
-    return council.words(kind, **fields)
+    council.progress, council.run_id = walk, RUN
+    return council.words(TYPES[kind], **fields)
 
 
 @pytest.mark.parametrize(("kind", "fields", "rest"), GOLDEN, ids=[g[0] for g in GOLDEN])

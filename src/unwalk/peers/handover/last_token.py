@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.byte_stream import receive_bytes
@@ -15,6 +15,8 @@ from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
+from unwalk.peers.protocol.codec import EndValue
 from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry
 from unwalk.peers.storage.store import Incoming
@@ -143,7 +145,8 @@ class LastToken:
                 await walk.poll.show(peer)
             pieces = FilePieces(walk.store.file(value.token))
             try:
-                envelope = self.talk.words("final", value=codec.value_to(value), size=pieces.size)
+                said = EndValue(*astuple(value))
+                envelope = self.talk.words(ms.Final, value=said, size=pieces.size)
                 data = await walk.transport.hand(peer, envelope, pieces, walk.limits.lease)
             finally:
                 pieces.close()
