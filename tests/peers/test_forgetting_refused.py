@@ -141,6 +141,7 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
         tried = 0
         here.peers[0].door.rate.rate = 1e6
+        assert set(council.answers) == set(get_args(ms.NETWORK)), "each is answered"
         head = ms.head(here.network.name, here.network.run_id)
         for message_type in get_args(ms.NETWORK):
             info = msgspec.inspect.type_info(message_type)

@@ -13,8 +13,9 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from tests.peers import fuzz, fuzz_scenes
@@ -31,6 +32,7 @@ from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import sign_entry
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.storage.token_files import open_token, token_pieces
+from unwalk.peers.transport.wire import MESSAGE
 
 PEERS = 4
 
@@ -38,6 +40,14 @@ PEERS = 4
 @pytest.fixture(scope="module")
 def record(tmp_path_factory) -> Record:
     return fuzz_scenes.make(tmp_path_factory.mktemp("fuzz") / "net")
+
+
+def test_what_travels_is_read_and_written_the_same(record):
+    sent = [c for c in record.calls if c.parts and c.method != "hello"]
+    for call in sent:
+        assert ms.encode(ms.decode(call.parts[0], MESSAGE)) == call.parts[0]
+    kinds = {msgspec.inspect.type_info(t).tag for t in get_args(ms.WALK | ms.NETWORK)}
+    assert {c.kind for c in sent} == kinds, "every message there is"
 
 
 def test_500_bad_messages(record):

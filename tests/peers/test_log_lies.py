@@ -164,7 +164,7 @@ def _sightings(here: Village, service: Service) -> None:
     assert service.succession.sighted(record(4000), 0, "c")[0] == LIAR
     longer = record(codec.RECENT + 1)
     longer["sighting"]["lineage"].append([codec.RECENT + 1, LIAR, codec.RECENT + 1])
-    with pytest.raises(Corrupt, match="lineage is no list"):
+    with pytest.raises(Corrupt, match="length <= 32"):
         service.succession.sighted(longer, 0, "c")
     with pytest.raises(Refused, match="a sighting has"):
         service.succession.sighted(record(1), 0, "c" * log_rules.LONGEST_SIGHTING)

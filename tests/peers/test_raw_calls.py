@@ -83,7 +83,10 @@ def test_calls_of_any_bytes_are_answered_and_change_nothing(tmp_path):
     async def script(here):
         channel = await here.client._channel(PEER, 5.0)
         hand = channel.stream_unary(f"/{SERVICE}/Hand")
-        good = here.service.talk.words(ms.Offer, parcel={}, path=[PEER], move={}, size=8)
+        head = ms.head(here.service.network.name, here.service.run_id)
+        good = codec.dump(
+            {**head, "kind": "offer", "parcel": {}, "path": [PEER], "move": {}, "size": 8}
+        )
         before = snapshot(here.service)
         for _ in range(150):
             reply = codec.parse(await hand(iter(raw(rng, good)), timeout=5.0), MESSAGE)

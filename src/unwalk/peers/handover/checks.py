@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from msgspec.structs import astuple
-
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.visit import ATTEMPTS, Work
@@ -16,7 +14,7 @@ from unwalk.peers.identity.network_file import Network
 from unwalk.peers.identity.trust import Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
-from unwalk.peers.protocol.handover import Parcel, Value
+from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.protocol.hoplog import Entry, lineage_json, parse_entry
 from unwalk.peers.storage.token_files import TokenFile, check_token, open_token
 from unwalk.peers.transport.wire import MESSAGE
@@ -40,14 +38,6 @@ class Offer:
     entry: Entry | None = None
 
 
-@dataclass(frozen=True)
-class FinalOffer:
-    """The last token of a walk, for a peer that does not have it yet."""
-
-    value: Value
-    size: int
-
-
 @dataclass(frozen=True, eq=False)
 class Gate:
     """The checks of one peer."""
@@ -69,18 +59,17 @@ class Gate:
             return a != b
         return b in self.work.graph.neighbours(a)
 
-    def _neighbour(self, sender: int) -> None:
+    def sent(self, sender: int, size: int) -> None:
+        """Refuse a token that is not from a neighbour, or too long."""
         if not self.near(sender, self.peer):
             raise Refused(f"peer {sender} is no neighbour of peer {self.peer}.")
-
-    def final(self, sender: int, said: ms.Final) -> FinalOffer:
-        """The last token, from a neighbour."""
-        self._neighbour(sender)
-        return FinalOffer(Value(*astuple(said.value)), self._size(said.size))
+        most = min(self.network.limits.token_bytes, self.work.most_bytes)
+        if size > most:
+            raise Refused(f"the token has {size} bytes; allowed: {most}.")
 
     def offer(self, sender: int, said: ms.Offer) -> Offer:
         """An offer whose envelope is in order."""
-        self._neighbour(sender)
+        self.sent(sender, said.size)
         parcel = said.parcel.parcel()
         path = self._path(said.path)
         self._place(parcel)
@@ -91,9 +80,9 @@ class Gate:
         recovered = parcel.hop == parcel.lineage[-1][1]  # and so maybe by a peer that relayed it
         if parcel.leg < relays or (parcel.leg > relays and not recovered):
             raise Corrupt(f"the token was relayed {relays} times, not {parcel.leg}.")
-        over, size = self._peers(said.passed_over, "passed_over"), self._size(said.size)
+        over = self._peers(said.passed_over, "passed_over")
         mover, attempt = said.move.mover, said.move.attempt
-        return Offer(sender, parcel, path, mover, attempt, move, over, size)
+        return Offer(sender, parcel, path, mover, attempt, move, over, said.size)
 
     def stamped(self, offer: Offer, data: bytes) -> Offer:
         """The offer with the signed log entry that its sender sent after the token's bytes."""
@@ -112,12 +101,6 @@ class Gate:
         if len(numbers) > count or any(number >= count for number in numbers):
             raise Corrupt(f"{what} names more than the {count} peers that there are.")
         return tuple(numbers)
-
-    def _size(self, size: int) -> int:
-        most = min(self.network.limits.token_bytes, self.work.most_bytes)
-        if size > most:
-            raise Refused(f"the token has {size} bytes; allowed: {most}.")
-        return size
 
     def _path(self, numbers: Sequence[int]) -> tuple[int, ...]:
         path = self._peers(numbers, "path")

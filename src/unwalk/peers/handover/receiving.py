@@ -56,8 +56,8 @@ class Intake:
             raise Refused(f"the token cannot be stored here: {why}.") from error
 
     async def _last(self, sender: int, said: ms.Final, chunks: AsyncIterator[bytes]) -> Answer:
-        offer = self.walk.gate.final(sender, said)
-        return codec.reply_to(await self.last_token.take(sender, offer, chunks))
+        self.walk.gate.sent(sender, said.size)
+        return codec.reply_to(await self.last_token.take(sender, said, chunks))
 
     async def _offered(self, sender: int, said: ms.Offer, chunks: AsyncIterator[bytes]) -> Answer:
         offer = self.walk.gate.offer(sender, said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -42,6 +43,8 @@ NoDigest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
 Pair = tuple[Whole, Whole]
 Line = tuple[Annotated[int, Meta(ge=0, le=LAST_GENERATION)], Whole, Whole]
 Lines = Annotated[list[Line], Meta(max_length=LONGEST_LINEAGE)]
+ECHO = re.compile(r"\A(Object contains unknown field|Invalid value) .*", re.DOTALL)
+"""What msgspec says with words of the sender's: left out, so that a flood has one reason."""
 _Seat = Annotated[int, Meta(ge=-1, le=LARGEST)]
 _Reached = tuple[Pair, tuple[_Seat, _Seat]]
 
@@ -79,6 +82,10 @@ class EndValue(Part, frozen=True):
     token: Digest
     salt: Annotated[str, Meta(pattern=r"\A[\x00-\x7f]{0,64}\Z")]
 
+    def value(self) -> Value:
+        """The same as what the protocol calls a value."""
+        return Value(self.generation, self.chain, self.token, self.salt)
+
 
 def typed(record: Any, kind: Any, what: str) -> Any:
     """A record as what it has to be; otherwise refused, with the first thing that is wrong."""
@@ -86,7 +93,8 @@ def typed(record: Any, kind: Any, what: str) -> Any:
         try:
             return msgspec.convert(record, kind)
         except msgspec.ValidationError as error:
-            raise Corrupt(f"{what} is not as it has to be: {str(error)[:160]}.") from error
+            wrong = ECHO.sub(r"\1", str(error))
+            raise Corrupt(f"{what} is not as it has to be: {wrong}.") from error
 
 
 @contextmanager
@@ -218,14 +226,7 @@ def parcel_to(parcel: Parcel | None) -> dict[str, Any] | None:
     """A parcel as JSON."""
     if parcel is None:
         return None
-    return {
-        "generation": list(parcel.generation),
-        "hop": parcel.hop,
-        "leg": parcel.leg,
-        "chain": parcel.chain,
-        "token": parcel.token,
-        "lineage": lineage_to(parcel.lineage),
-    }
+    return {**vars(parcel), "lineage": lineage_to(parcel.lineage)}
 
 
 def bare_parcel_of(parcel: Parcel) -> BareParcel:
@@ -244,17 +245,13 @@ def value_to(value: Value | None) -> dict[str, Any] | None:
     """A committed value as JSON."""
     if value is None:
         return None
-    return {
-        "generation": list(value.generation),
-        "chain": value.chain,
-        "token": value.token,
-        "salt": value.salt,
-    }
+    return {**vars(value), "generation": list(value.generation)}
 
 
 def value_from(record: Any) -> Value:
     """The value that :func:`value_to` wrote."""
-    return Value(*msgspec.structs.astuple(typed(record, EndValue, "a value")))
+    found: EndValue = typed(record, EndValue, "a value")
+    return found.value()
 
 
 def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str, Any]:
