@@ -71,6 +71,8 @@ ELSEWHERE = {
     "hoplog: the body of a log entry": "seen before, by codec",
     "hoplog: log entry … does not follow": "seen before, when a log is put together",
     "hoplog: the log does not end": "seen before, when a log is put together",
+    "receiving: a message of that kind": "a test of its own: tests/peers/test_fuzz.py",
+    "receiving: a token is offered": "a test of its own: tests/peers/test_fuzz.py",
     "ballot: two things were decided": "needs more liars than the network allows for",
     "next_chapter: two chapters": "needs more liars than the network allows for",
 }

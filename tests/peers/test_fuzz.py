@@ -217,6 +217,19 @@ def test_a_token_gets_nowhere_without_a_way(record):
     at(record, "walk", script)
 
 
+def test_a_message_that_comes_another_way_is_refused(record):
+    """A token is handed over, everything else is told."""
+
+    async def script(target: Target, welcome: Call) -> None:
+        told = Sent("tell", "offer", "member", welcome.sender, welcome.parts[:1], "test")
+        assert "comes with a token" in await target._outcome(told)
+        question = target.chapters.service.talk.words(ms.Where, chain="")
+        handed = sent(welcome, question, *welcome.parts[1:])
+        assert "offered as something unknown" in await target._outcome(handed)
+
+    at(record, "walk", script)
+
+
 # Offers to one service
 
 

@@ -157,7 +157,7 @@ class Intake:
         """A small message."""
         self.walk.gate.of_this_run(message)
         if type(message) not in self.talk.answers:
-            raise Corrupt("a message is of no known kind.")
+            raise Corrupt("a message of that kind comes with a token.")
         return await self.talk.answers[type(message)](sender, message)
 
 
