@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 import pytest
 
 from tests.peers import fuzz, fuzz_scenes
@@ -46,7 +45,7 @@ def test_what_travels_is_read_and_written_the_same(record):
     sent = [c for c in record.calls if c.parts and c.method != "hello"]
     for call in sent:
         assert ms.encode(ms.decode(call.parts[0], MESSAGE)) == call.parts[0]
-    kinds = {msgspec.inspect.type_info(t).tag for t in get_args(ms.WALK | ms.NETWORK)}
+    kinds = {t.__struct_config__.tag for t in get_args(ms.WALK | ms.NETWORK)}
     assert {c.kind for c in sent} == kinds, "every message there is"
 
 
