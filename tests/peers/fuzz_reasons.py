@@ -18,6 +18,7 @@ from unwalk.peers.handover import (
     byte_stream,
     checks,
     control_messages,
+    doorway,
     end_vote,
     last_token,
     log_rules,
@@ -25,7 +26,7 @@ from unwalk.peers.handover import (
 )
 from unwalk.peers.identity import network_file, trust
 from unwalk.peers.lifecycle import certifying, chapter_runner, leaving, next_chapter
-from unwalk.peers.protocol import codec, consensus, hoplog, schedule
+from unwalk.peers.protocol import codec, consensus, hoplog, messages, schedule
 from unwalk.peers.storage import store, token_files
 from unwalk.peers.transport import wire
 
@@ -33,7 +34,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(events, transcript, codec, consensus, hoplog, schedule, network_file, trust, wire, store),
     *(token_files, ballot, decided, history, votes, walk_end, byte_stream, checks),
     *(control_messages, end_vote, last_token, log_rules, receiving, erasure, certifying),
-    *(chapter_runner, leaving, next_chapter),
+    *(chapter_runner, leaving, next_chapter, doorway, messages),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
@@ -70,6 +71,8 @@ ELSEWHERE = {
     "hoplog: the body of a log entry": "seen before, by codec",
     "hoplog: log entry … does not follow": "seen before, when a log is put together",
     "hoplog: the log does not end": "seen before, when a log is put together",
+    "receiving: a message of that kind": "a test of its own: tests/peers/test_fuzz.py",
+    "receiving: a token is offered": "a test of its own: tests/peers/test_fuzz.py",
     "ballot: two things were decided": "needs more liars than the network allows for",
     "next_chapter: two chapters": "needs more liars than the network allows for",
 }

@@ -28,6 +28,7 @@ from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.credentials import Authority, Keys, now, request
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.provision import make_bundle, make_network, revoke
 from unwalk.peers.transport.wire import HELLO, NONCE, Chunks, Memory, MemoryTransport
 
@@ -290,25 +291,25 @@ async def _made_up(record: Record, here: Recorded) -> None:
     opened = json.loads(recovery.parts[0])["entry"]["body"]["generation"]
     text, decision = council.known[0]
     for message in (
-        council.words("agenda-ask", number=1),
-        council.words("agenda-end", number=1),
-        council.words("agenda-visits", number=0, after=0),
-        council.words("agenda-visits", number=1, after=2),
-        council.words("agenda-receipt", number=1),
-        council.words("agenda-ready", number=1),
-        council.words("agenda-leaver", number=0, peer=1),
-        council.words("agenda-decided", number=1, value=text, decision=decision),
-        talk.words("where", chain=service.state.committed.chain),
-        talk.words("opening", generation=opened),
-        talk.words("beginning"),
-        talk.words("entry", chain=service.state.committed.chain),
-        talk.words("decide", poll=service.poll.record()),
+        council.words(ms.AgendaAsk, number=1),
+        council.words(ms.AgendaEnd, number=1),
+        council.words(ms.AgendaVisits, number=0, after=0),
+        council.words(ms.AgendaVisits, number=1, after=2),
+        council.words(ms.AgendaReceipt, number=1),
+        council.words(ms.AgendaReady, number=1),
+        council.words(ms.AgendaLeaver, number=0, peer=1),
+        council.words(ms.AgendaDecided, number=1, value=text, decision=decision),
+        talk.words(ms.Where, chain=service.state.committed.chain),
+        talk.words(ms.Opening, generation=opened),
+        talk.words(ms.Beginning),
+        talk.words(ms.EntryOf, chain=service.state.committed.chain),
+        talk.words(ms.Decide, poll=service.poll.record()),
     ):
         await end.tell(0, message, 5.0)
     time = now().isoformat(timespec="seconds")
     left = left_of(bundle.network.run_id)
     receipt = Receipt("test", left, 1, bundle.name, (), 0, time).signed(bundle)
-    words = council.words("agenda-left", number=1, receipt=receipt.to_json())
+    words = council.words(ms.AgendaLeft, number=1, receipt=receipt.to_json())
     record.calls.append(Call("tell", "agenda-left", 2, 0, (words,), codec.dump({"left": True})))
     greeting = bytes(range(NONCE))
     said = HELLO + greeting + b":peer-2:peer-0"

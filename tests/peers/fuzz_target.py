@@ -30,6 +30,7 @@ from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import MOST_ENDS
 from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import LARGEST_LOG, Journal
@@ -424,14 +425,13 @@ class Target:
             service.stopping = True
             await self._outcome(good)
             service.stopping = False
-        chapters.council.rate.rate = service.intake.rate.rate = 2.0
-        chapters.council.rate.buckets.clear()
-        service.intake.rate.buckets.clear()
+        chapters.door.rate.rate = 2.0
         for kind in ("where", "agenda-ask"):
             call = (self.mutator.near.get(kind) or self.mutator.by_kind[kind])[0]
             sent = Sent("tell", kind, "member", self.liar, call.parts, "in a hurry")
+            chapters.door.rate.buckets.clear()
             said = [await self._outcome(sent) for _ in range(12)]
-            if kind == "agenda-ask" and not any("calls a second" in word for word in said):
+            if not any("calls a second" in word for word in said):
                 self.wrong(sent, "more than two calls a second were answered")
 
     async def _call(self, sent: Sent) -> None:
@@ -547,7 +547,7 @@ class Target:
             "vote": lambda: council.poll.show(self.liar),
             "visits": lambda: council.fetch_visits(0, 8, 0),
             "receipts": lambda: self._receipts(),
-            "ready": lambda: chapters.aftermath.leaving._all("agenda-ready", "ready", number=1),
+            "ready": lambda: chapters.aftermath.leaving._all(ms.AgendaReady, "ready", number=1),
             "offer": self._offer,
             "hello": self._greet,
         }

@@ -27,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from unwalk.certificates.signing import sign
 from unwalk.core.token import Token
 from unwalk.core.transcript import canonical
@@ -34,11 +36,11 @@ from unwalk.peers.decisions.ballot import end_of
 from unwalk.peers.decisions.decided import matter_of, words_of
 from unwalk.peers.decisions.votes import Matter, Writer, digest_of, words
 from unwalk.peers.decisions.walk_end import closing_of, end_from, end_text
-from unwalk.peers.handover.checks import PROTOCOL
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Decision, Vote
 from unwalk.peers.protocol.handover import Parcel, PeerState, Value
 from unwalk.peers.protocol.hoplog import Entry, sign_entry
@@ -68,8 +70,7 @@ class Liar:
     def words(self, kind: str, *, run: str = "", **fields: Any) -> bytes:
         """A message about chapters, or with ``run`` about a walk; training's is the network's."""
         name, run = self.network.name, run or self.network.run_id
-        head = {"protocol": PROTOCOL, "network": name, "run": run, "kind": kind}
-        return codec.dump({**head, **fields})
+        return codec.dump({**ms.head(name, run), "kind": kind, **fields})
 
     async def tell(self, peer: int, message: bytes) -> dict[str, Any]:
         """The answer to a message."""
@@ -198,7 +199,7 @@ class Liar:
         said = move_to(self.me, attempt, move, ())
         envelope = self.words(
             "offer",
-            parcel=codec.bare_parcel_to(parcel),
+            parcel=msgspec.to_builtins(codec.bare_parcel_of(parcel)),
             path=list(move.path),
             move={k: v for k, v in said.items() if k != "passed_over"},
             passed_over=[],

@@ -78,25 +78,25 @@ def never_visits_and_says_that_it_is_ahead() -> None:
 
 def says_to_every_offer_that_it_is_over() -> None:
     """Takes no token: the walk has ended, it says, and shows nothing."""
-    from unwalk.peers.handover.service import Service
+    from unwalk.peers.handover.receiving import Intake
     from unwalk.peers.protocol import codec
     from unwalk.peers.protocol.handover import Reply
 
-    async def over(self: Service, *_: Any) -> bytes:
-        return codec.dump(codec.reply_to(Reply("over")))
+    async def over(self: Intake, *_: Any) -> dict[str, Any]:
+        return codec.reply_to(Reply("over"))
 
-    Service.take = over  # type: ignore[method-assign,assignment]
+    Intake.take = over  # type: ignore[method-assign,assignment]
 
 
 def never_answers_an_offer() -> None:
     """Lets every token wait until the sender gives up, and answers everything else."""
-    from unwalk.peers.handover.service import Service
+    from unwalk.peers.handover.receiving import Intake
 
-    async def never(self: Service, *_: Any) -> bytes:
+    async def never(self: Intake, *_: Any) -> dict[str, Any]:
         await asyncio.sleep(3600.0)
-        return b""
+        return {}
 
-    Service.take = never  # type: ignore[method-assign,assignment]
+    Intake.take = never  # type: ignore[method-assign,assignment]
 
 
 LIES: Mapping[str, Callable[[], None]] = {

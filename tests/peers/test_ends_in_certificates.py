@@ -37,8 +37,8 @@ from unwalk.peers.forgetting.erasure import Receipt
 from unwalk.peers.forgetting.plans import as_walked, silent_spec, walked
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle import certifying
-from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import MOST_ENDS, Value
 from unwalk.peers.protocol.hoplog import BARE, bare_text
 from unwalk.peers.protocol.schedule import line
@@ -285,17 +285,12 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
         shown: Any = [7, [], [text], [text, none], [text, votes, 7], [[], {}], [text + " ", votes]]
         asked = []
 
-        def answer(sender: int, data: bytes) -> bytes:
-            record = codec.parse(data, 1 << 20)
-            if record["kind"] == "agenda-visits":
-                asked.append(sender)
-                return codec.dump({"visits": wrong[record["after"] :]})
-            if record["kind"] == "agenda-end":
-                return codec.dump({"end": shown[0]})
-            answer: bytes = real(sender, data)
-            return answer
+        def visits(sender: int, said: ms.AgendaVisits) -> dict[str, Any]:
+            asked.append(sender)
+            return {"visits": wrong[said.after :]}
 
-        real, liar.council.answer = liar.council.answer, answer
+        liar.council.answers[ms.AgendaVisits] = visits
+        liar.council.answers[ms.AgendaEnd] = lambda *_: {"end": shown[0]}
         with chapters.store.transaction() as db:
             db.execute("DELETE FROM visits")
             db.execute("DELETE FROM ends")

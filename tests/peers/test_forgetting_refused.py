@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -28,9 +28,9 @@ from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import first_visit
 from unwalk.peers.forgetting.request_form import UnknownRecords
 from unwalk.peers.lifecycle.leaving import LEAVING
-from unwalk.peers.lifecycle.next_chapter import BODY
 from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.consensus import State
 from unwalk.peers.protocol.schedule import Spec, line
 from unwalk.peers.web.live_desk import Reception
@@ -77,8 +77,8 @@ def test_a_chapter_that_its_peer_did_not_sign_is_refused(tmp_path):
         assert other._judge(right, False)
         decision: dict[str, Any] = {"decided": None, "certificates": []}
         fields = {"number": 1, "value": right, "decision": decision}
-        message = chapters.council.words("agenda-decided", **fields)
-        answer = codec.parse(other.answer(0, message), 9999)
+        message = chapters.council.words(ms.AgendaDecided, **fields)
+        answer = codec.parse(await here.peers[2].answer(0, message), 9999)
         assert "does not have the votes" in answer["reason"]
         assert other.known == []
         assert history.agenda(here.peers[2].store) == []
@@ -111,9 +111,9 @@ def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_pa
         chapters.council.ask = answering(good)
         chapters.certifying.again.clear()
         assert "peer-1" in await chapters.certifying.receipts(1)
-        message = chapters.council.words("agenda-ask", number=1)
+        message = chapters.council.words(ms.AgendaAsk, number=1)
         for old, new in ((b'"test"', b'"other"'), (b'"protocol":3', b'"protocol":2')):
-            answer = codec.parse(here.peers[0].council.answer(2, message.replace(old, new)), 9999)
+            answer = codec.parse(await here.peers[0].answer(2, message.replace(old, new)), 9999)
             assert answer["kind"] == "refused"
 
     def answering(record):
@@ -139,19 +139,25 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         good |= {"decision": {"decided": None, "certificates": []}, "poll": mine.poll.record()}
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
         tried = 0
-        for kind, names in BODY.items():
-            fields = {name: good[name] for name in names}
+        here.peers[0].door.rate.rate = 1e6
+        assert set(council.answers) == set(get_args(ms.NETWORK)), "each is answered"
+        head = ms.head(here.network.name, here.network.run_id)
+        for message_type in get_args(ms.NETWORK):
+            kind = message_type.__struct_config__.tag
+            names = [n for n in message_type.__struct_fields__ if n not in head]
+            said = {**head, "kind": kind, **{name: good[name] for name in names}}
             for name in names:
                 for junk in JUNK:
                     if name in ("number", "after") and junk is None:
                         continue
-                    wrong = json.dumps({**fields, name: junk})
-                    message = mine.words(kind)[:-1] + b"," + wrong[1:].encode()
-                    answer = codec.parse(council.answer(1, message), 1 << 20)
+                    message = json.dumps({**said, name: junk}).encode()
+                    answer = codec.parse(await here.peers[0].answer(1, message), 1 << 20)
                     tried += 1
                     assert answer.get("kind") == "refused", (kind, name, junk)
-            for message in (mine.words(kind, more=1), b"", b"{", mine.words(kind)[:-2]):
-                assert codec.parse(council.answer(1, message), 9999)["kind"] == "refused"
+            whole = codec.dump(said)
+            for message in (codec.dump({**said, "more": 1}), b"", b"{", whole[:-2]):
+                answer = codec.parse(await here.peers[0].answer(1, message), 9999)
+                assert answer["kind"] == "refused"
         assert tried > 100
         assert council.known == []
         assert council.poll.state == State(0)

@@ -13,7 +13,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -27,9 +27,11 @@ from unwalk.peers.decisions import history
 from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.handover.visit import plan_of
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import sign_entry
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.storage.token_files import open_token, token_pieces
+from unwalk.peers.transport.wire import MESSAGE
 
 PEERS = 4
 
@@ -37,6 +39,14 @@ PEERS = 4
 @pytest.fixture(scope="module")
 def record(tmp_path_factory) -> Record:
     return fuzz_scenes.make(tmp_path_factory.mktemp("fuzz") / "net")
+
+
+def test_what_travels_is_read_and_written_the_same(record):
+    sent = [c for c in record.calls if c.parts and c.method != "hello"]
+    for call in sent:
+        assert ms.encode(ms.decode(call.parts[0], MESSAGE)) == call.parts[0]
+    kinds = {t.__struct_config__.tag for t in get_args(ms.WALK | ms.NETWORK)}
+    assert {c.kind for c in sent} == kinds, "every message there is"
 
 
 def test_500_bad_messages(record):
@@ -206,6 +216,19 @@ def test_a_token_gets_nowhere_without_a_way(record):
     at(record, "walk", script)
 
 
+def test_a_message_that_comes_another_way_is_refused(record):
+    """A token is handed over, everything else is told."""
+
+    async def script(target: Target, welcome: Call) -> None:
+        told = Sent("tell", "offer", "member", welcome.sender, welcome.parts[:1], "test")
+        assert "comes with a token" in await target._outcome(told)
+        question = target.chapters.service.talk.words(ms.Where, chain="")
+        handed = sent(welcome, question, *welcome.parts[1:])
+        assert "offered as something unknown" in await target._outcome(handed)
+
+    at(record, "walk", script)
+
+
 # Offers to one service
 
 
@@ -312,14 +335,14 @@ def test_too_many_calls_are_refused(tmp_path):
 
     async def main() -> None:
         service = village.start(2)
-        service.intake.rate.rate = 5.0
-        message = service.talk.words("where", chain="")
+        service.door.rate.rate = 5.0
+        message = service.talk.words(ms.Where, chain="")
         replies = [codec.parse(await service.answer(1, message), 1 << 18) for _ in range(12)]
         assert sum("sighting" in r for r in replies) == 10
         assert "5 calls a second" in replies[-1]["reason"]
         other = codec.parse(await service.answer(0, message), 1 << 18)
         assert "sighting" in other, "another peer has a limit of its own"
-        message = service.talk.words("where", chain="x" * (20 << 10))
+        message += b" " * (20 << 10)
         replies = [codec.parse(await service.answer(0, message), 1 << 18) for _ in range(2)]
         assert ["sighting" in r for r in replies] == [True, False], "5 calls, by their bytes"
         await village.close()

@@ -16,6 +16,7 @@ from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.provision import rotate
 
 
@@ -155,12 +156,11 @@ def test_a_peer_may_leave_after_another_has_vanished(tmp_path):
 def test_nobody_can_say_that_another_has_left(tmp_path):
     async def script(here):
         await here.until(here.trained)
-        words = here.peers[1].council.words
         time = "2026-01-01T00:00:00+00:00"
         left = left_of(here.network.run_id)
         receipt = Receipt("test", left, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
-        message = words("agenda-left", number=0, receipt=receipt.to_json())
-        answer = codec.parse(here.peers[0].council.answer(2, message), 1 << 20)
+        message = here.peers[1].council.words(ms.AgendaLeft, number=0, receipt=receipt.to_json())
+        answer = codec.parse(await here.peers[0].answer(2, message), 1 << 20)
         assert "says that peer-1 has left" in answer["reason"]
         other = Receipt("test", "0" * 32, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
         with pytest.raises(Refused, match="for run 0000"):

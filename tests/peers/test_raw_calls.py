@@ -18,6 +18,7 @@ from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity import credentials
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import CHUNK, MESSAGE, SERVICE, Grpc, MemoryPieces, Unreachable
@@ -82,7 +83,10 @@ def test_calls_of_any_bytes_are_answered_and_change_nothing(tmp_path):
     async def script(here):
         channel = await here.client._channel(PEER, 5.0)
         hand = channel.stream_unary(f"/{SERVICE}/Hand")
-        good = here.service.talk.words("offer", parcel={}, path=[PEER], move={}, size=8)
+        head = ms.head(here.service.network.name, here.service.run_id)
+        good = codec.dump(
+            {**head, "kind": "offer", "parcel": {}, "path": [PEER], "move": {}, "size": 8}
+        )
         before = snapshot(here.service)
         for _ in range(150):
             reply = codec.parse(await hand(iter(raw(rng, good)), timeout=5.0), MESSAGE)
@@ -101,7 +105,7 @@ def test_calls_of_any_bytes_are_answered_and_change_nothing(tmp_path):
         assert snapshot(here.service) == before
         assert here.service.metrics.values["refusals_total"] == 300
         assert json.loads(
-            await here.client.tell(PEER, here.service.talk.words("where", chain=""), 5.0)
+            await here.client.tell(PEER, here.service.talk.words(ms.Where, chain=""), 5.0)
         )
 
     scene(tmp_path, script)
@@ -119,7 +123,7 @@ def test_a_greeting_is_signed_for_32_bytes_only(tmp_path):
 
 def test_a_certificate_that_ends_ends_its_connections(tmp_path, monkeypatch):
     async def script(here):
-        words = here.service.talk.words("where", chain="")
+        words = here.service.talk.words(ms.Where, chain="")
         assert await here.client.tell(PEER, words, 5.0)
         later = credentials.now() + dt.timedelta(days=400)
         monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda: later)
@@ -134,7 +138,7 @@ def test_a_revocation_ends_connections_that_are_open(tmp_path):
     from unwalk.peers import provision
 
     async def script(here):
-        words = here.service.talk.words("where", chain="")
+        words = here.service.talk.words(ms.Where, chain="")
         assert await here.client.tell(PEER, words, 5.0)
         here.trust.network = provision.revoke(tmp_path / "net", "peer-0", chapter=1)
         with pytest.raises(Unreachable, match="certificate of peer-0 was revoked") as caught:
@@ -146,7 +150,7 @@ def test_a_revocation_ends_connections_that_are_open(tmp_path):
 
 def test_offers_are_counted_by_the_limit_too(tmp_path):
     async def script(here):
-        here.service.intake.rate.rate = 3.0
+        here.service.door.rate.rate = 3.0
         replies = []
         for _ in range(8):
             answer = await here.client.hand(PEER, b"{}", pieces(b"x"), 5.0)

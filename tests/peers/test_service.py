@@ -12,6 +12,7 @@ import pytest
 from tests.peers.harness import Village, check_end, network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import recovery_body
 
 
@@ -204,7 +205,7 @@ def test_a_generation_counts_only_if_a_quorum_signed_that_the_token_was_lost(tmp
             return by.sign(basis.chain, body)
 
         async def tell(entry):
-            message = holder.talk.words("fence", entry=entry)
+            message = holder.talk.words(ms.Fence, entry=entry)
             return codec.parse(await holder.answer(other.me, message), 1 << 18)
 
         wrong = [

@@ -10,6 +10,7 @@ from tests.peers.deletions import hamlet
 from unwalk.peers.decisions import history
 from unwalk.peers.lifecycle.next_chapter import A_VISIT
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import LONGEST_ENTRY, LONGEST_FIRST
 from unwalk.peers.transport.wire import MESSAGE
 
@@ -127,8 +128,8 @@ def test_a_page_of_visits_can_be_read(tmp_path):
         history.put_visits(chapters.store, chapters.runs[0], long)
         found: list[Any] = []
         while len(found) < len(long):
-            words = chapters.council.words("agenda-visits", number=0, after=len(found))
-            page = codec.parse(chapters.council.answer(1, words), MESSAGE)["visits"]
+            words = chapters.council.words(ms.AgendaVisits, number=0, after=len(found))
+            page = codec.parse(await chapters.answer(1, words), MESSAGE)["visits"]
             assert page
             found += page
         assert found == long

@@ -12,11 +12,11 @@ from typing import Any
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.forgetting.erasure import receipt_of
 from unwalk.peers.handover import log_rules
+from unwalk.peers.handover.doorway import Answer, refusal
 from unwalk.peers.handover.service import Service
 from unwalk.peers.lifecycle.chapter_runner import Chapters
-from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
-from unwalk.peers.protocol.handover import Reply
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.transport.wire import Chunks, Transport
 
 LONG = 3600.0
@@ -50,10 +50,10 @@ def huge_weights(chapters: Chapters, service: Service) -> None:
 def refuses(chapters: Chapters, service: Service) -> None:
     """Refuses every token that is handed to it."""
 
-    async def no(sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
-        return codec.dump(codec.reply_to(Reply("refused"), "not today."))
+    async def no(sender: int, chunks: AsyncIterator[bytes], message: ms.Message) -> Answer:
+        return refusal("not today.")
 
-    service.take = no  # type: ignore[method-assign]
+    service.intake.take = no  # type: ignore[method-assign]
 
 
 class _Withheld:
@@ -84,12 +84,9 @@ def withholds_stamp(chapters: Chapters, service: Service) -> None:
 
 def false_sightings(chapters: Chapters, service: Service) -> None:
     """Says, signed, that the walk is over, far ahead, never begun, or of a high generation."""
-    answer, rng = service.talk.answer, random.Random(chapters.me)
+    rng = random.Random(chapters.me)
 
-    async def lie(sender: int, data: bytes) -> dict[str, Any]:
-        record = codec.parse(data, 1 << 20)
-        if record.get("kind") != "where":
-            return await answer(sender, data)
+    async def lie(sender: int, message: ms.Where) -> Answer:
         said = pr.sighting(service.state)
         far = (said.fence, (service.work.hops - 1, 0))
         high = (said.fence[0] + 7, chapters.me)
@@ -102,10 +99,9 @@ def false_sightings(chapters: Chapters, service: Service) -> None:
                 said,
             ]
         )
-        chain = str(record["chain"])[:64]
-        return log_rules.sign(service.bundle, service.run_id, sender, chain, said)
+        return log_rules.sign(service.bundle, service.run_id, sender, message.chain, said)
 
-    service.talk.answer = lie  # type: ignore[method-assign]
+    service.talk.answers[ms.Where] = lie
 
 
 def wrong_receipts(chapters: Chapters, service: Service) -> None:

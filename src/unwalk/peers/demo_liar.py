@@ -16,9 +16,9 @@ from typing import Any
 from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.decided import matter_of, words_of
 from unwalk.peers.decisions.votes import Matter, Writer, digest_of, words
-from unwalk.peers.handover.checks import PROTOCOL
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.transport.wire import MESSAGE, Grpc
@@ -43,12 +43,12 @@ async def _tell(
     bundle: Bundle, plan: Sequence[tuple[list[int], int]], hops: int, round: int
 ) -> int:
     network, transport = bundle.network, Grpc(bundle, bundle.trust())
-    head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id}
+    head = ms.head(network.name, network.run_id)
     try:
         for peers, victim in plan:
             text = _chapter(bundle, victim, hops)
             poll = _shown(bundle, matter_of(network, 1, ()), text, round)
-            message = codec.dump({**head, "kind": "agenda-decide", "number": 1, "poll": poll})
+            message = ms.encode(ms.AgendaDecide(**head, number=1, poll=poll))
             for peer in peers:
                 answer = codec.parse(await transport.tell(peer, message, PATIENCE), MESSAGE)
                 votes = answer.get("poll", {}).get("votes", [])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Move
@@ -14,14 +13,11 @@ from unwalk.peers.handover.visit import ATTEMPTS, Work
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.identity.trust import Trust
 from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.handover import Parcel, Value
+from unwalk.peers.protocol import messages as ms
+from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.protocol.hoplog import Entry, lineage_json, parse_entry
 from unwalk.peers.storage.token_files import TokenFile, check_token, open_token
 from unwalk.peers.transport.wire import MESSAGE
-
-PROTOCOL = 3
-HEAD = ("protocol", "network", "run", "kind")
-OFFER_FIELDS = ("parcel", "path", "move", "passed_over", "size")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,14 +38,6 @@ class Offer:
     entry: Entry | None = None
 
 
-@dataclass(frozen=True)
-class FinalOffer:
-    """The last token of a walk, for a peer that does not have it yet."""
-
-    value: Value
-    size: int
-
-
 @dataclass(frozen=True, eq=False)
 class Gate:
     """The checks of one peer."""
@@ -60,16 +48,10 @@ class Gate:
     peer: int
     run: str
 
-    def message(self, data: bytes) -> dict[str, Any]:
-        """A small message for this network and run; its own fields are not checked yet."""
-        record = codec.parse(data, MESSAGE)
-        if codec.whole(record.get("protocol"), "protocol") != PROTOCOL:
-            raise Refused(f"protocol {PROTOCOL} is spoken here.")
-        if record.get("network") != self.network.name:
-            raise Refused(f"this is network {self.network.name}.")
-        if record.get("run") != self.run:
+    def of_this_run(self, message: ms.Message) -> None:
+        """Refuse what is about another walk."""
+        if message.run != self.run:
             raise Refused("that run is not known here.")
-        return record
 
     def near(self, a: int, b: int) -> bool:
         """Whether the graph lets ``a`` hand the token to ``b``."""
@@ -77,38 +59,30 @@ class Gate:
             return a != b
         return b in self.work.graph.neighbours(a)
 
-    def offer(self, sender: int, data: bytes) -> Offer | FinalOffer:
-        """An offer whose envelope is in order."""
+    def sent(self, sender: int, size: int) -> None:
+        """Refuse a token that is not from a neighbour, or too long."""
         if not self.near(sender, self.peer):
             raise Refused(f"peer {sender} is no neighbour of peer {self.peer}.")
-        record = self.message(data)
-        if record.get("kind") == "final":
-            codec.fields_of(record, "an offer", *HEAD, "value", "size")
-            return FinalOffer(codec.value_from(record["value"]), self._size(record["size"]))
-        codec.fields_of(record, "an offer", *HEAD, *OFFER_FIELDS)
-        if record["kind"] != "offer":
-            raise Corrupt("a token is offered as something unknown.")
-        parcel = codec.bare_parcel_from(record["parcel"])
-        path = self._path(sender, record["path"])
+        most = min(self.network.limits.token_bytes, self.work.most_bytes)
+        if size > most:
+            raise Refused(f"the token has {size} bytes; allowed: {most}.")
+
+    def offer(self, sender: int, said: ms.Offer) -> Offer:
+        """An offer whose envelope is in order."""
+        self.sent(sender, said.size)
+        parcel = said.parcel.parcel()
+        path = self._path(said.path)
         self._place(parcel)
-        mover, attempt, move = self._move(record["move"])
+        move = self._move(said.move)
         if move.path[-len(path) :] != path:
             raise Corrupt("the path does not end where the move ends.")
         relays = len(move.path) - len(path)
         recovered = parcel.hop == parcel.lineage[-1][1]  # and so maybe by a peer that relayed it
         if parcel.leg < relays or (parcel.leg > relays and not recovered):
             raise Corrupt(f"the token was relayed {relays} times, not {parcel.leg}.")
-        over = codec.listed(record["passed_over"], "passed_over", most=len(self.network.peers))
-        return Offer(
-            sender,
-            parcel,
-            path,
-            mover,
-            attempt,
-            move,
-            tuple(self._peer(p, "passed_over") for p in over),
-            self._size(record["size"]),
-        )
+        over = self._peers(said.passed_over, "passed_over")
+        mover, attempt = said.move.mover, said.move.attempt
+        return Offer(sender, parcel, path, mover, attempt, move, over, said.size)
 
     def stamped(self, offer: Offer, data: bytes) -> Offer:
         """The offer with the signed log entry that its sender sent after the token's bytes."""
@@ -122,19 +96,14 @@ class Gate:
             raise Refused(f"peer {offer.mover} did not have the token to send it on.")
         return replace(offer, parcel=parcel, entry=entry)
 
-    def _peer(self, value: Any, what: str) -> int:
-        return codec.whole(value, what, high=len(self.network.peers) - 1)
+    def _peers(self, numbers: Sequence[int], what: str) -> tuple[int, ...]:
+        count = len(self.network.peers)
+        if len(numbers) > count or any(number >= count for number in numbers):
+            raise Corrupt(f"{what} names more than the {count} peers that there are.")
+        return tuple(numbers)
 
-    def _size(self, value: Any) -> int:
-        most = min(self.network.limits.token_bytes, self.work.most_bytes)
-        size = codec.whole(value, "size", low=8, high=1 << 48)
-        if size > most:
-            raise Refused(f"the token has {size} bytes; allowed: {most}.")
-        return size
-
-    def _path(self, sender: int, value: Any) -> tuple[int, ...]:
-        items = codec.listed(value, "path", most=len(self.network.peers))
-        path = tuple(self._peer(p, "path") for p in items)
+    def _path(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        path = self._peers(numbers, "path")
         if not path or path[0] != self.peer:
             raise Refused("the token is not for this peer.")
         for here, there in pairwise(path):
@@ -148,22 +117,16 @@ class Gate:
         if parcel.leg >= len(self.network.peers):
             raise Refused("the token was relayed more often than there are peers.")
         for (_, opener), _ in parcel.lineage:
-            self._peer(opener, "generation")
+            self._peers([opener], "generation")
 
-    def _move(self, value: Any) -> tuple[int, int, Move]:
-        names = ("mover", "attempt", "receiver", "path", "memory")
-        record = codec.fields_of(value, "a move", *names)
-        memory = record["memory"]
-        if not isinstance(memory, dict) or len(memory) > 16:
-            raise Corrupt("the route's memory is no small table.")
-        known = {str(k)[:64]: codec.whole(v, "memory") for k, v in memory.items()}
-        items = codec.listed(record["path"], "path", most=len(self.network.peers))
-        path = tuple(self._peer(p, "path") for p in items)
-        receiver = self._peer(record["receiver"], "receiver")
-        if not path or path[-1] != receiver:
+    def _move(self, said: ms.Way) -> Move:
+        path = self._peers(said.path, "path")
+        if not path or path[-1] != said.receiver:
             raise Corrupt("the move does not end at its receiver.")
-        attempt = codec.whole(record["attempt"], "attempt", high=ATTEMPTS)
-        return self._peer(record["mover"], "mover"), attempt, Move(receiver, path, known)
+        self._peers([said.mover], "mover")
+        if said.attempt > ATTEMPTS:
+            raise Corrupt(f"attempt is {said.attempt}; allowed: up to {ATTEMPTS}.")
+        return Move(said.receiver, path, said.memory)
 
     def _entry(self, parcel: Parcel, entry: Entry) -> None:
         """The signed head of the log has to say the same as the parcel."""

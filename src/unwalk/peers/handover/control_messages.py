@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unwalk.core.errors import Corrupt, Refused, UnwalkError
+from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.history import beginning, opening
-from unwalk.peers.handover.checks import HEAD, PROTOCOL
+from unwalk.peers.handover.doorway import Answer
 from unwalk.peers.handover.log_rules import MOST_RECOVERIES
 from unwalk.peers.handover.log_rules import sign as sign_sighting
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Sighting
 from unwalk.peers.protocol.hoplog import Entry, check_chain, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.transport.wire import MESSAGE
-
-BODY = {
-    "where": ("chain",),
-    "release": ("generation", "place"),
-    "fence": ("entry",),
-    "opening": ("generation",),
-    "beginning": (),
-    "decide": ("poll",),
-    "entry": ("chain",),
-}
 
 
 @dataclass(frozen=True)
@@ -47,50 +38,57 @@ class Talk:
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
         self.wake = asyncio.Event()
         self.hearing: set[int] = set()
+        self.answers: dict[type, Callable[[int, Any], Awaitable[Answer]]] = {
+            ms.Where: self._where,
+            ms.Release: self._released,
+            ms.Fence: self._fence,
+            ms.Opening: self._opening,
+            ms.Beginning: self._beginning,
+            ms.Decide: self._decide,
+            ms.EntryOf: self._entry,
+        }
 
-    def words(self, kind: str, **fields: Any) -> bytes:
+    def words(self, kind: type[ms.Message], **fields: Any) -> bytes:
         """A message as it travels."""
-        walk = self.walk
-        name, run = walk.network.name, walk.run_id
-        head = {"protocol": PROTOCOL, "network": name, "run": run, "kind": kind}
-        return codec.dump({**head, **fields})
+        return ms.encode(kind(**ms.head(self.walk.network.name, self.walk.run_id), **fields))
 
-    # Answers
+    # Answers; each may change state, in one transaction
 
-    async def answer(self, sender: int, data: bytes) -> dict[str, Any]:
-        """What a peer says to a message; may change state, in one transaction."""
+    async def _where(self, sender: int, message: ms.Where) -> Answer:
         walk = self.walk
-        record = walk.gate.message(data)
-        kind = record.get("kind")
-        if not isinstance(kind, str) or kind not in BODY:
-            raise Corrupt("a message is of no known kind.")
-        codec.fields_of(record, "a message", *HEAD, *BODY[kind])
-        if kind == "release":
-            place = codec.pair(record["place"], "place")
-            generation = codec.pair(record["generation"], "generation")
-            walk.put(pr.released(walk.state, generation, place))
-        elif kind == "fence":
-            await self.hear_opening(sender, record["entry"])
-        elif kind == "opening":
-            generation = codec.pair(record["generation"], "generation")
-            if generation > pr.shown(walk.state)[0]:
-                return {"entry": None}  # one that is tentative here is shown to nobody
-            return {"entry": opening(walk.store, walk.run_id, generation)}
-        elif kind == "beginning":
-            return {"entry": beginning(walk.store, walk.run_id, walk.start_chain)}
-        elif kind == "where":
-            if walk.store.space.full and walk.state.held is not None:
-                raise DiskFull  # as if it were away: the others go on, and nobody waits for room
-            if walk.state.committed is not None:
-                self.wake.set()  # somebody who asks after the end may lack the final token
-            chain, sighting = str(record["chain"])[:64], pr.sighting(walk.state)
-            return sign_sighting(walk.bundle, walk.run_id, sender, chain, sighting)
-        elif kind == "decide":
-            return {"poll": walk.poll.answer(sender, record["poll"])}
-        elif kind == "entry":
-            chain = codec.digest(record["chain"], "chain")
-            return {"entry": walk.store.entry(walk.run_id, chain)}
-        return {"sighting": codec.sighting_to(pr.sighting(walk.state))}
+        if walk.store.space.full and walk.state.held is not None:
+            raise DiskFull  # as if it were away: the others go on, and nobody waits for room
+        if walk.state.committed is not None:
+            self.wake.set()  # somebody who asks after the end may lack the final token
+        sighting = pr.sighting(walk.state)
+        return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
+
+    async def _released(self, _: int, message: ms.Release) -> Answer:
+        self.walk.put(pr.released(self.walk.state, message.generation, message.place))
+        return self._sighting()
+
+    async def _fence(self, sender: int, message: ms.Fence) -> Answer:
+        await self.hear_opening(sender, message.entry)
+        return self._sighting()
+
+    def _sighting(self) -> Answer:
+        return {"sighting": codec.sighting_to(pr.sighting(self.walk.state))}
+
+    async def _opening(self, _: int, message: ms.Opening) -> Answer:
+        walk = self.walk
+        if message.generation > pr.shown(walk.state)[0]:
+            return {"entry": None}  # one that is tentative here is shown to nobody
+        return {"entry": opening(walk.store, walk.run_id, message.generation)}
+
+    async def _beginning(self, _: int, message: ms.Beginning) -> Answer:
+        walk = self.walk
+        return {"entry": beginning(walk.store, walk.run_id, walk.start_chain)}
+
+    async def _decide(self, sender: int, message: ms.Decide) -> Answer:
+        return {"poll": self.walk.poll.answer(sender, message.poll)}
+
+    async def _entry(self, _: int, message: ms.EntryOf) -> Answer:
+        return {"entry": self.walk.store.entry(self.walk.run_id, message.chain)}
 
     # Questions
 
@@ -115,7 +113,7 @@ class Talk:
 
     async def ask_all(self, chain: str = "") -> dict[int, Seen]:
         """Where every reachable peer believes the token to be, signed for who goes on there."""
-        walk, message, seen = self.walk, self.words("where", chain=chain), dict[int, Seen]()
+        walk, message, seen = self.walk, self.words(ms.Where, chain=chain), dict[int, Seen]()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
         for peer, record in zip(others, answers, strict=True):
@@ -131,7 +129,7 @@ class Talk:
     async def beginnings(self) -> dict[int, Entry]:
         """The first entry of the walk's log, from each who counts and can show one."""
         walk, first_entries = self.walk, dict[int, Entry]()
-        for peer, record in (await self._ask_all(self.words("beginning"), "entry")).items():
+        for peer, record in (await self._ask_all(self.words(ms.Beginning), "entry")).items():
             try:
                 with codec.reading("a log entry"):
                     entry = parse_entry(record)
@@ -190,7 +188,7 @@ class Talk:
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
         """Have somebody who knows of a generation show how it was opened; whether it did."""
         walk = self.walk
-        record = await self._ask(peer, self.words("opening", generation=list(fence)), "entry")
+        record = await self._ask(peer, self.words(ms.Opening, generation=fence), "entry")
         try:
             with codec.reading("an opening"):
                 await self.hear_opening(peer, record)
@@ -204,7 +202,7 @@ class Talk:
         walk = self.walk
         entry = opening(walk.store, walk.run_id, pr.shown(walk.state)[0])
         if entry is not None:
-            await self._ask_all(self.words("fence", entry=entry), "sighting")
+            await self._ask_all(self.words(ms.Fence, entry=entry), "sighting")
 
     def later(self, work: Any) -> None:
         """Do something beside everything else; it ends with the walk."""
@@ -226,8 +224,7 @@ class Talk:
             self.later(self.announce())
 
     async def _release(self, before: int, parcel: Parcel) -> None:
-        place, generation = list(parcel.place), list(parcel.generation)
-        message = self.words("release", generation=generation, place=place)
+        message = self.words(ms.Release, generation=parcel.generation, place=parcel.place)
         record = await self._ask(before, message, "sighting")
         if record is not None:
             await self.learn(before, codec.sighting_from(record))
@@ -254,7 +251,7 @@ class Talk:
 
     async def show(self, peer: int, poll: dict[str, Any]) -> Any:
         """Show another peer what is known of the end; what it knows."""
-        return await self._ask(peer, self.words("decide", poll=poll), "poll")
+        return await self._ask(peer, self.words(ms.Decide, poll=poll), "poll")
 
     async def whole_log(self, value: pr.Value, first: int) -> list[Entry]:
         """The log that leads to an end, every entry checked; refused unless it is whole."""
@@ -307,7 +304,7 @@ class Talk:
         walk = self.walk
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         for peer in sorted(others, key=lambda p: p != first):
-            record = await self._ask(peer, self.words("entry", chain=chain), "entry")
+            record = await self._ask(peer, self.words(ms.EntryOf, chain=chain), "entry")
             try:
                 with codec.reading("a log entry"):
                     if record is not None and parse_entry(record)["chain"] == chain:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.byte_stream import receive_bytes
-from unwalk.peers.handover.checks import FinalOffer
 from unwalk.peers.handover.control_messages import Talk
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
+from unwalk.peers.protocol.codec import EndValue
 from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry
 from unwalk.peers.storage.store import Incoming
@@ -37,9 +38,9 @@ class LastToken:
         self.walk, self.talk, self.ends = walk, talk, ends
         self.brought: dict[str, int] = {}
 
-    async def take(self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes]) -> Reply:
+    async def take(self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes]) -> Reply:
         """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
-        walk, value = self.walk, offer.value
+        walk, value = self.walk, offer.value.value()
         committed, receiving = walk.state.committed, walk.receiving
         if committed is not None and replace(committed, salt=value.salt) != value:
             raise Refused("that is not what this run was committed to, as far as known here.")
@@ -78,9 +79,9 @@ class LastToken:
             raise Refused(f"{len(state.ends)} other ends are kept here until one is decided.")
 
     async def _receive_final(
-        self, sender: int, offer: FinalOffer, chunks: AsyncIterator[bytes], entries: list[Entry]
+        self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes], entries: list[Entry]
     ) -> None:
-        walk, value = self.walk, offer.value
+        walk, value = self.walk, offer.value.value()
         incoming = Incoming(walk.store, offer.size)
         try:
             async with asyncio.timeout(walk.limits.lease):
@@ -143,7 +144,8 @@ class LastToken:
                 await walk.poll.show(peer)
             pieces = FilePieces(walk.store.file(value.token))
             try:
-                envelope = self.talk.words("final", value=codec.value_to(value), size=pieces.size)
+                said = EndValue(*astuple(value))
+                envelope = self.talk.words(ms.Final, value=said, size=pieces.size)
                 data = await walk.transport.hand(peer, envelope, pieces, walk.limits.lease)
             finally:
                 pieces.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
-from unwalk.core.errors import Refused, UnwalkError
+from unwalk.core.errors import Corrupt, Refused
 from unwalk.peers.handover.byte_stream import pieces, receive_bytes
-from unwalk.peers.handover.checks import FinalOffer, Gate, Offer
+from unwalk.peers.handover.checks import Gate, Offer
 from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.doorway import Answer
 from unwalk.peers.handover.early_visit import Ahead
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
@@ -20,12 +22,12 @@ from unwalk.peers.handover.walk import Walk
 from unwalk.peers.process_memory import give_back
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming, KeptLocal
 from unwalk.peers.storage.token_files import TokenFile
-from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 
@@ -34,35 +36,34 @@ class Intake:
 
     def __init__(self, walk: Walk, talk: Talk, ahead: Ahead, last_token: LastToken) -> None:
         self.walk, self.talk, self.ahead, self.last_token = walk, talk, ahead, last_token
-        self.rate = Rate(walk.limits.messages)
         self.opened: tuple[str, TokenFile] | None = None
+        self.takes: dict[type, Callable[[int, Any, AsyncIterator[bytes]], Awaitable[Answer]]] = {
+            ms.Offer: self._offered,
+            ms.Final: self._last,
+        }
 
-    async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
+    async def take(self, sender: int, chunks: AsyncIterator[bytes], message: ms.Message) -> Answer:
         """A token is offered."""
+        self.walk.gate.of_this_run(message)
+        if type(message) not in self.takes:
+            raise Corrupt("a token is offered as something unknown.")
         try:
-            if not self.rate.allows(sender, monotonic()):
-                raise Refused(f"more than {self.rate.rate:g} calls a second.")
-            offer = self.walk.gate.offer(sender, envelope)
-            if isinstance(offer, FinalOffer):
-                reply = await self.last_token.take(sender, offer, chunks)
-                return codec.dump(codec.reply_to(reply))
-            reply = await self._take(offer, chunks)
-            first = reply.kind == "accepted" and self.walk.came_first(offer.parcel)
-            return codec.dump(codec.reply_to(reply, first=first))
-        except UnwalkError as error:
-            return self._refusal(sender, error)
+            return await self.takes[type(message)](sender, message, chunks)
         except OSError as error:  # nothing was accepted, so that somebody else can be asked
-            why: UnwalkError = Refused(
-                f"the token cannot be stored here: {error.strerror or error}."
-            )
             if self.walk.store.space.ran_out(error):
-                why = DiskFull()
-            return self._refusal(sender, why)
+                raise DiskFull from error
+            why = error.strerror or error
+            raise Refused(f"the token cannot be stored here: {why}.") from error
 
-    def _refusal(self, sender: int, error: UnwalkError) -> bytes:
-        self.walk.metrics.add("refusals_total")
-        self.walk.journal.refused(sender, error)
-        return codec.dump(codec.reply_to(Reply("refused"), str(error)[:300]))
+    async def _last(self, sender: int, said: ms.Final, chunks: AsyncIterator[bytes]) -> Answer:
+        self.walk.gate.sent(sender, said.size)
+        return codec.reply_to(await self.last_token.take(sender, said, chunks))
+
+    async def _offered(self, sender: int, said: ms.Offer, chunks: AsyncIterator[bytes]) -> Answer:
+        offer = self.walk.gate.offer(sender, said)
+        reply = await self._take(offer, chunks)
+        first = reply.kind == "accepted" and self.walk.came_first(offer.parcel)
+        return codec.reply_to(reply, first=first)
 
     async def _take(self, offer: Offer, chunks: AsyncIterator[bytes]) -> Reply:
         walk = self.walk
@@ -152,14 +153,12 @@ class Intake:
         walk.succession.admit(offer.entry)
         return fresh
 
-    async def answer(self, sender: int, message: bytes) -> bytes:
+    async def answer(self, sender: int, message: ms.Message) -> Answer:
         """A small message."""
-        try:
-            if not self.rate.allows(sender, monotonic(), len(message)):
-                raise Refused(f"more than {self.rate.rate:g} calls a second.")
-            return codec.dump(await self.talk.answer(sender, message))
-        except UnwalkError as error:
-            return self._refusal(sender, error)
+        self.walk.gate.of_this_run(message)
+        if type(message) not in self.talk.answers:
+            raise Corrupt("a message of that kind comes with a token.")
+        return await self.talk.answers[type(message)](sender, message)
 
 
 def _look(gate: Gate, offer: Offer, path: Path) -> TokenFile:

@@ -13,6 +13,7 @@ from unwalk.peers.handover.moves import words_of
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, PeerState, Reply
 from unwalk.peers.storage.store import Arrival
 from unwalk.peers.transport.wire import MESSAGE, FilePieces, MemoryPieces, Unreachable
@@ -39,10 +40,10 @@ class Delivery:
         assert state.held is not None
         public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
         envelope = self.talk.words(
-            "offer",
-            parcel=codec.bare_parcel_to(state.held),
-            path=list(state.path),
-            move=public_move,
+            ms.Offer,
+            parcel=codec.bare_parcel_of(state.held),
+            path=state.path,
+            move=ms.Way(**public_move),
             passed_over=move.get("passed_over", []),
             size=pieces.size,
         )

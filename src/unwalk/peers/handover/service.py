@@ -13,11 +13,13 @@ import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Local, Move
 from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.doorway import Doorway
 from unwalk.peers.handover.early_visit import Ahead
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.last_token import LastToken
@@ -66,6 +68,7 @@ class Service(Walk):
         self.poll, self.ends_changed = self.ends.poll, self.ends.look
         self.lookout = Lookout(self, self.talk, self.ends)
         self.last_token = LastToken(self, self.talk, self.ends)
+        self.door = Doorway(self.network, journal, self.metrics)
         self.intake = Intake(self, self.talk, self.ahead, self.last_token)
         self.busy = lambda: self.ahead.reading
         spec = self.chapter.spec
@@ -120,12 +123,13 @@ class Service(Walk):
             self.changed.set()
 
     async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
-        """A token is offered."""
-        return await self.intake.take(sender, envelope, chunks)
+        """A token is offered, where this walk is served alone."""
+        use = partial(self.intake.take, sender, chunks)
+        return await self.door.let_in(sender, envelope, use)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
-        """A small message came."""
-        return await self.intake.answer(sender, message)
+        """A small message came, where this walk is served alone."""
+        return await self.door.let_in(sender, message, partial(self.intake.answer, sender))
 
     # What this peer does by itself
 

@@ -19,6 +19,7 @@ from unwalk.peers.forgetting.requests import Batch
 from unwalk.peers.lifecycle.next_chapter import Council
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.schedule import line
 
 AGAIN = 2.0
@@ -93,7 +94,7 @@ class Certifying:
         if closing is None:
             return known
         missing = [n for n, p in enumerate(progress.network.peers) if p.name not in known]
-        message = self.council.words("agenda-receipt", number=number)
+        message = self.council.words(ms.AgendaReceipt, number=number)
         asked = [p for p in missing if p != progress.me]
         answers = await asyncio.gather(*(self.council.ask(p, message, "receipt") for p in asked))
         for peer, record in zip(asked, answers, strict=True):

@@ -18,16 +18,16 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.plans import first_visit
+from unwalk.peers.handover.doorway import Answer, Doorway, refusal
 from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.lifecycle.accuracy import Gauge
 from unwalk.peers.lifecycle.certifying import Certifying
-from unwalk.peers.lifecycle.next_chapter import MARK, Council
+from unwalk.peers.lifecycle.next_chapter import Council
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.lifecycle.request_steps import Aftermath
-from unwalk.peers.protocol import codec
-from unwalk.peers.protocol.handover import Reply
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.schedule import Chapter, Spec, line, marked, run_of, started
 from unwalk.peers.records.noise_register import noting
 from unwalk.peers.records.sources import SourceRefused
@@ -35,7 +35,6 @@ from unwalk.peers.storage.store import Store
 from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.transport.wire import Transport
 
-RUN = b'"run":"'
 SOON = 0.25
 """Seconds between looks at what is to be done, where nothing calls for one."""
 
@@ -57,6 +56,7 @@ class Chapters(Progress):
         self.asked = monotonic()
         self.heard: dict[int, float] = {}
         self.metrics = Metrics(self.network.run_id, bundle.name)
+        self.door = Doorway(self.network, journal, self.metrics)
         self.council = Council(self, self.stands_for)
         self.specs = marked(self.council.decided())
         self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
@@ -325,35 +325,35 @@ class Chapters(Progress):
 
     # What arrives
 
-    def _chapter_of(self, data: bytes) -> int | None:
-        """The chapter that a message names at its head, if it is known."""
-        start = data.find(RUN, 0, 512) + len(RUN)
-        run = data[start : start + 32].decode("ascii", "replace")
-        if run == self.service.run_id:
-            return len(self.specs)
-        return self.runs.index(run) if run in self.runs else None
+    def _over(self, sender: int, message: ms.Message) -> Answer | None:
+        """A refusal of what is about a chapter that is over; who sent it is told of the next."""
+        if message.run == self.service.run_id:
+            return None
+        if message.run not in self.runs:
+            self.council.hear_of_more()
+            return None
+        number = self.runs.index(message.run)
+        self.later(self.council.inform(sender, number + 1))
+        return refusal(f"chapter {number} is over.")
 
     async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
         """A token is offered."""
         self.heard[sender] = monotonic()
-        number = self._chapter_of(envelope)
-        if number is not None and number < len(self.specs):
-            self.later(self.council.inform(sender, number + 1))
-            over = Reply("refused")
-            return codec.dump(codec.reply_to(over, f"chapter {number} is over."))
-        if number is None:
-            self.council.hear_of_more()
-        return await self.service.take(sender, envelope, chunks)
+
+        async def use(message: ms.WALK | ms.NETWORK) -> Answer:
+            over = self._over(sender, message)
+            return over or await self.service.intake.take(sender, chunks, message)
+
+        return await self.door.let_in(sender, envelope, use)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message came."""
         self.heard[sender] = monotonic()
-        if message.find(MARK, 0, 512) >= 0:
-            return self.council.answer(sender, message)
-        number = self._chapter_of(message)
-        if number is not None and number < len(self.specs):
-            self.later(self.council.inform(sender, number + 1))
-            return codec.dump({"kind": "refused", "reason": f"chapter {number} is over."})
-        if number is None:
-            self.council.hear_of_more()
-        return await self.service.answer(sender, message)
+
+        async def use(message: ms.WALK | ms.NETWORK) -> Answer:
+            if isinstance(message, ms.NETWORK):
+                return self.council.answer(sender, message)
+            over = self._over(sender, message)
+            return over or await self.service.intake.answer(sender, message)
+
+        return await self.door.let_in(sender, message, use)

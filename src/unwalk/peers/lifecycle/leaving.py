@@ -21,6 +21,7 @@ from unwalk.peers.forgetting.erasure import Kept, Receipt, erase_since, left_of
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.lifecycle.next_chapter import Council
 from unwalk.peers.lifecycle.progress import Progress
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Value
 from unwalk.peers.protocol.schedule import NO_TOKEN
 
@@ -56,14 +57,14 @@ class Leaving:
             return True
         self.again = monotonic() + min(PAUSE, progress.network.limits.lease)
         last = len(progress.specs)
-        if not await self._all("agenda-ready", "ready", number=last):
+        if not await self._all(ms.AgendaReady, "ready", number=last):
             return True
         try:
             receipt = self.erase_all()
         except InvalidInput as error:  # somebody reads the database just now
             progress.journal.write("not erased yet", reason=str(error)[:300])
             return True
-        if await self._all("agenda-left", "left", number=last, receipt=receipt.to_json()):
+        if await self._all(ms.AgendaLeft, "left", number=last, receipt=receipt.to_json()):
             records = progress.records
             assert records is not None
             with records.transaction(touches=False):
@@ -83,7 +84,7 @@ class Leaving:
         names = [bundle.network.peers[p].name for p in self.progress.vanished]
         return asked.stage == "erasing" and len(pending) > 0 and set(pending) <= set(names)
 
-    async def _all(self, kind: str, field: str, **fields: Any) -> bool:
+    async def _all(self, kind: type[ms.Message], field: str, **fields: Any) -> bool:
         """Whether every other peer that has not left says yes."""
         progress = self.progress
         council = self.council

@@ -25,33 +25,21 @@ from unwalk.peers.decisions.decided import (
 from unwalk.peers.decisions.votes import Clerk, decision_from, decision_to, digest_of
 from unwalk.peers.decisions.walk_end import Closing, closing_from, visits_digest
 from unwalk.peers.forgetting.erasure import Receipt, left_of, receipt_of
-from unwalk.peers.handover.checks import HEAD, PROTOCOL
+from unwalk.peers.handover.doorway import Answer
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.hoplog import longest
 from unwalk.peers.protocol.schedule import Spec
-from unwalk.peers.transport.rate_limit import Rate
 from unwalk.peers.transport.wire import MESSAGE
 
-BODY = {
-    "agenda-decide": ("number", "poll"),
-    "agenda-decided": ("number", "value", "decision"),
-    "agenda-ask": ("number",),
-    "agenda-end": ("number",),
-    "agenda-visits": ("number", "after"),
-    "agenda-receipt": ("number",),
-    "agenda-left": ("number", "receipt"),
-    "agenda-leaver": ("number", "peer"),
-    "agenda-ready": ("number",),
-}
 AT_ONCE = 3
 """Decided chapters in one answer, at most."""
 PAGE = 40
 """Visits in one answer, at most."""
 A_VISIT = 0.02
 """Seconds that a peer has for each visit that it is asked for, besides ``limits.connect``."""
-MARK = b'"kind":"agenda-'
 SELDOM = 0.5
 """Seconds between two times that messages of others make this peer ask for chapters."""
 FRESH = 0.25
@@ -68,7 +56,6 @@ class Council:
         self.known = history.agenda(progress.store)
         peers = len(progress.network.peers)
         self.specs = [kept_chapter(text, peers) for text, _ in self.known]
-        self.rate = Rate(progress.network.limits.messages)
         self.asked = -SELDOM
         self.told: dict[int, float] = {}
         self.judged: dict[str, tuple[float, bool]] = {}
@@ -80,6 +67,17 @@ class Council:
         self.fork: str | None = None
         self.wish: str | None = None
         self.moved = asyncio.Event()
+        self.answers: dict[type, Callable[[int, Any], Answer]] = {
+            ms.AgendaDecide: self._vote,
+            ms.AgendaDecided: self._told,
+            ms.AgendaAsk: lambda _, said: {"decided": self._from(said.number)},
+            ms.AgendaEnd: self._end,
+            ms.AgendaVisits: lambda _, said: {"visits": self._page(said.number, said.after)},
+            ms.AgendaReceipt: lambda _, said: {"receipt": self._receipt(said.number)},
+            ms.AgendaLeft: self._left,
+            ms.AgendaLeaver: self._leaver,
+            ms.AgendaReady: lambda _, said: {"ready": progress.ready(said.number)},
+        }
         self.poll = self._open()
         while (decided := self.poll.decided) is not None:  # written down, and then this peer died
             self._decided(self.poll.texts[decided.value], decided)
@@ -226,72 +224,49 @@ class Council:
 
         A vote that was just decided is shown once more, under its own number.
         """
-        message = self.words("agenda-decide", number=number, poll=record)
+        message = self.words(ms.AgendaDecide, number=number, poll=record)
         answer = await self._exchange(peer, message)
         self._take_in(number, answer.get("decided"))
         return answer.get("poll") if number == len(self.known) + 1 else None
 
     # Answers
 
-    def answer(self, sender: int, data: bytes) -> bytes:
+    def answer(self, sender: int, message: ms.NETWORK) -> Answer:
         """What this peer says to a message about chapters."""
-        progress = self.progress
-        try:
-            if not self.rate.allows(sender, monotonic(), len(data)):
-                raise Refused(f"more than {self.rate.rate:g} calls a second.")
-            return codec.dump(self._answer(sender, data))
-        except UnwalkError as error:
-            progress.journal.refused(sender, error)
-            return codec.dump({"kind": "refused", "reason": str(error)[:300]})
-
-    def _answer(self, sender: int, data: bytes) -> dict[str, Any]:
-        progress = self.progress
-        record = codec.parse(data, MESSAGE)
-        kind = record.get("kind")
-        if not isinstance(kind, str) or kind not in BODY:
-            raise Corrupt("a message is of no known kind.")
-        codec.fields_of(record, "a message", *HEAD, *BODY[kind])
-        if record["protocol"] != PROTOCOL or record["network"] != progress.network.name:
-            raise Refused(f"this is network {progress.network.name}, protocol {PROTOCOL}.")
-        if record["run"] != progress.network.run_id:
+        if message.run != self.run_id:
             raise Refused("that run is not known here.")
-        number = codec.whole(record["number"], "number")
-        if kind == "agenda-left":
-            self.hear_left(sender, record["receipt"])
-            return {"left": True}
-        if kind == "agenda-ready":
-            return {"ready": progress.ready(number)}
-        if kind == "agenda-receipt":
-            return {"receipt": self._receipt(number)}
-        if kind == "agenda-leaver":
-            peer = codec.whole(record["peer"], "peer", high=len(progress.network.peers) - 1)
-            receipts = history.receipts_of(progress.store, history.LEAVERS)
-            return {"receipt": receipts.get(progress.network.peers[peer].name)}
-        if kind == "agenda-visits":
-            return {"visits": self._page(number, codec.whole(record["after"], "after"))}
-        if kind == "agenda-end":
-            known = number < len(progress.runs)
-            end = history.end_decision(progress.store, progress.runs[number]) if known else None
-            return {"end": None if end is None else list(end)}
-        if number < 1:
-            raise Corrupt("the agenda begins with chapter 1.")
-        if kind == "agenda-ask":
-            return {"decided": self._from(number)}
-        if kind == "agenda-decided":
-            self.learn(number, record["value"], record["decision"])
-            return {"decided": []}
-        return self._vote(sender, number, record["poll"])
+        return self.answers[type(message)](sender, message)
 
-    def _vote(self, sender: int, number: int, shown: Any) -> dict[str, Any]:
+    def _vote(self, sender: int, said: ms.AgendaDecide) -> Answer:
         """A peer shows its part in the vote on a number: only the next one is voted on."""
-        if number <= len(self.known):
-            return {"decided": self._from(number)}
-        if number > len(self.known) + 1:
+        if said.number <= len(self.known):
+            return {"decided": self._from(said.number)}
+        if said.number > len(self.known) + 1:
             self.hear_of_more()
-            raise Refused(f"chapter {len(self.known) + 1} is the next here, not {number}.")
+            raise Refused(f"chapter {len(self.known) + 1} is the next here, not {said.number}.")
         poll = self.poll
-        shown = poll.answer(sender, shown)
-        return {"poll": shown} if self.poll is poll else {"decided": self._from(number)}
+        shown = poll.answer(sender, said.poll)
+        return {"poll": shown} if self.poll is poll else {"decided": self._from(said.number)}
+
+    def _told(self, _: int, said: ms.AgendaDecided) -> Answer:
+        self.learn(said.number, said.value, said.decision)
+        return {"decided": []}
+
+    def _end(self, _: int, said: ms.AgendaEnd) -> Answer:
+        progress, known = self.progress, said.number < len(self.progress.runs)
+        end = history.end_decision(progress.store, progress.runs[said.number]) if known else None
+        return {"end": None if end is None else list(end)}
+
+    def _left(self, sender: int, said: ms.AgendaLeft) -> Answer:
+        self.hear_left(sender, said.receipt)
+        return {"left": True}
+
+    def _leaver(self, _: int, said: ms.AgendaLeaver) -> Answer:
+        peers = self.progress.network.peers
+        if said.peer >= len(peers):
+            raise Refused(f"peer {said.peer} is none of the {len(peers)} here.")
+        receipts = history.receipts_of(self.progress.store, history.LEAVERS)
+        return {"receipt": receipts.get(peers[said.peer].name)}
 
     def hear_left(self, sender: int, record: Any) -> None:
         """Another peer says that it has left, with its receipt; refused unless it signed that."""
@@ -328,11 +303,9 @@ class Council:
 
     # Questions
 
-    def words(self, kind: str, **fields: Any) -> bytes:
+    def words(self, kind: type[ms.Message], **fields: Any) -> bytes:
         """A message as it travels."""
-        network = self.progress.network
-        head = {"protocol": PROTOCOL, "network": network.name, "run": network.run_id, "kind": kind}
-        return codec.dump({**head, **fields})
+        return ms.encode(kind(**ms.head(self.progress.network.name, self.run_id), **fields))
 
     async def _exchange(self, peer: int, message: bytes) -> dict[str, Any]:
         """The answer, empty if there is no good one."""
@@ -391,7 +364,7 @@ class Council:
         while True:
             before = len(self.known)
             number = max(before, 1)  # the last one that is known too: others may know another
-            answers = await self.ask_all(self.words("agenda-ask", number=number), "decided")
+            answers = await self.ask_all(self.words(ms.AgendaAsk, number=number), "decided")
             for news in answers.values():
                 self._take_in(number, news)
             if len(self.known) == before:
@@ -414,7 +387,7 @@ class Council:
         self.told[peer] = monotonic()
         for place, (text, decision) in enumerate(self._from(number)):
             fields = {"number": number + place, "value": text, "decision": decision}
-            await self.ask(peer, self.words("agenda-decided", **fields), "decided")
+            await self.ask(peer, self.words(ms.AgendaDecided, **fields), "decided")
 
     async def have_end(self, number: int) -> Closing | None:
         """What stays of how a chapter ended, asked for if need be; None while nobody shows it."""
@@ -422,7 +395,7 @@ class Council:
         known = history.end_decision(progress.store, run)
         if known is not None:
             return closing_from(known[0])
-        message = self.words("agenda-end", number=number)
+        message = self.words(ms.AgendaEnd, number=number)
         for peer, shown in (await self.ask_all(message, "end")).items():
             try:
                 if not isinstance(shown, list) or len(shown) != 2:
@@ -443,7 +416,7 @@ class Council:
         self.hearing = True
         try:
             for leaver in leavers:
-                message = self.words("agenda-leaver", number=0, peer=leaver)
+                message = self.words(ms.AgendaLeaver, number=0, peer=leaver)
                 record = await self.ask(peer, message, "receipt")
                 if record is not None:
                     self._hear_told(peer, leaver, record)
@@ -495,7 +468,7 @@ class Council:
         progress, run = self.progress, self.progress.runs[number]
         visits: list[dict[str, Any]] = []
         while len(visits) < count:
-            message = self.words("agenda-visits", number=number, after=len(visits))
+            message = self.words(ms.AgendaVisits, number=number, after=len(visits))
             page = await self.ask(peer, message, "visits")
             if not page:
                 break

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from unwalk.core.errors import Corrupt
 from unwalk.peers.protocol.handover import (
@@ -32,6 +35,66 @@ LONGEST_LINEAGE = 4096
 RECENT = 32
 """Generations that a sighting names, at most; older ones stand in a digest."""
 DEEPEST = 12
+
+Whole = Annotated[int, Meta(ge=0, le=LARGEST)]
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+NoDigest = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+"""A digest, or nothing."""
+Pair = tuple[Whole, Whole]
+Line = tuple[Annotated[int, Meta(ge=0, le=LAST_GENERATION)], Whole, Whole]
+Lines = Annotated[list[Line], Meta(max_length=LONGEST_LINEAGE)]
+ECHO = re.compile(r"\A(Object contains unknown field|Invalid value) .*", re.DOTALL)
+"""What msgspec says with words of the sender's: left out, so that a flood has one reason."""
+_Seat = Annotated[int, Meta(ge=-1, le=LARGEST)]
+_Reached = tuple[Pair, tuple[_Seat, _Seat]]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON object with exactly these fields, each of its type."""
+
+
+class BareParcel(Part, frozen=True):
+    """A parcel without its digests, which are known only once all its bytes were read."""
+
+    generation: Pair
+    hop: Whole
+    leg: Whole
+    lineage: Lines
+
+    def parcel(self, chain: str = "", token: str = "") -> Parcel:
+        """The parcel; refused unless its lineage leads to it."""
+        lineage = _grown(self.lineage, first=True)
+        if lineage[-1][0] != self.generation or lineage[-1][1] > self.hop:
+            raise Corrupt("lineage does not end with the parcel's generation.")
+        return Parcel(self.generation, self.hop, self.leg, chain, token, lineage)
+
+
+class _Parcel(BareParcel, frozen=True):
+    chain: Digest
+    token: Digest
+
+
+class EndValue(Part, frozen=True):
+    """What a walk ended with."""
+
+    generation: Pair
+    chain: Digest
+    token: Digest
+    salt: Annotated[str, Meta(pattern=r"\A[\x00-\x7f]{0,64}\Z")]
+
+    def value(self) -> Value:
+        """The same as what the protocol calls a value."""
+        return Value(self.generation, self.chain, self.token, self.salt)
+
+
+def typed(record: Any, kind: Any, what: str) -> Any:
+    """A record as what it has to be; otherwise refused, with the first thing that is wrong."""
+    with reading(what):
+        try:
+            return msgspec.convert(record, kind)
+        except msgspec.ValidationError as error:
+            wrong = ECHO.sub(r"\1", str(error))
+            raise Corrupt(f"{what} is not as it has to be: {wrong}.") from error
 
 
 @contextmanager
@@ -70,12 +133,10 @@ def listed(value: Any, what: str, *, most: int = LONGEST_LINEAGE) -> list[Any]:
     return value
 
 
-def pair(value: Any, what: str, *, low: int = 0) -> tuple[int, int]:
+def pair(value: Any, what: str) -> tuple[int, int]:
     """Two whole numbers."""
-    items = listed(value, what, most=2)
-    if len(items) != 2:
-        raise Corrupt(f"{what} is no pair.")
-    return whole(items[0], what, low=low), whole(items[1], what, low=low)
+    found: tuple[int, int] = typed(value, Pair, what)
+    return found
 
 
 def parse(data: bytes, longest: int) -> dict[str, Any]:
@@ -141,19 +202,13 @@ def fields_of(record: Any, what: str, *names: str) -> dict[str, Any]:
 
 def lineage_from(value: Any) -> Lineage:
     """A lineage: generations strictly grow, visits done never fall."""
-    return _grown(listed(value, "lineage"), first=True)
+    return _grown(typed(value, Lines, "lineage"), first=True)
 
 
-def _grown(items: list[Any], *, first: bool) -> Lineage:
+def _grown(lines: list[tuple[int, int, int]], *, first: bool) -> Lineage:
     """A lineage, or the last part of one; ``first``: with its first generation."""
     found: list[tuple[Generation, int]] = []
-    for item in items:
-        three = listed(item, "lineage", most=3)
-        if len(three) != 3:
-            raise Corrupt("lineage holds something that is no (number, peer, visits).")
-        number, peer, start = (whole(n, "lineage") for n in three)
-        if number > LAST_GENERATION:
-            raise Corrupt(f"lineage has generation {number}; allowed: up to {LAST_GENERATION}.")
+    for number, peer, start in lines:
         if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
             raise Corrupt("lineage does not grow.")
         found.append(((number, peer), start))
@@ -171,66 +226,32 @@ def parcel_to(parcel: Parcel | None) -> dict[str, Any] | None:
     """A parcel as JSON."""
     if parcel is None:
         return None
-    return {
-        "generation": list(parcel.generation),
-        "hop": parcel.hop,
-        "leg": parcel.leg,
-        "chain": parcel.chain,
-        "token": parcel.token,
-        "lineage": lineage_to(parcel.lineage),
-    }
+    return {**vars(parcel), "lineage": lineage_to(parcel.lineage)}
 
 
-def bare_parcel_to(parcel: Parcel) -> dict[str, Any]:
-    """A parcel without its digests, which are known only once all its bytes were read."""
-    found = parcel_to(parcel) or {}
-    return {k: v for k, v in found.items() if k not in ("chain", "token")}
-
-
-def bare_parcel_from(record: Any) -> Parcel:
-    """The parcel that :func:`bare_parcel_to` wrote; its digests are empty."""
-    found = fields_of(record, "a parcel", "generation", "hop", "leg", "lineage")
-    lineage = lineage_from(found["lineage"])
-    generation = pair(found["generation"], "generation")
-    hop = whole(found["hop"], "hop")
-    if lineage[-1][0] != generation or lineage[-1][1] > hop:
-        raise Corrupt("lineage does not end with the parcel's generation.")
-    return Parcel(generation, hop, whole(found["leg"], "leg"), "", "", lineage)
+def bare_parcel_of(parcel: Parcel) -> BareParcel:
+    """A parcel as it travels."""
+    lineage = [(number, peer, start) for (number, peer), start in parcel.lineage]
+    return BareParcel(parcel.generation, parcel.hop, parcel.leg, lineage)
 
 
 def parcel_from(record: Any) -> Parcel:
     """The parcel that :func:`parcel_to` wrote."""
-    names = ("generation", "hop", "leg", "chain", "token", "lineage")
-    found = fields_of(record, "a parcel", *names)
-    bare = bare_parcel_from({k: v for k, v in found.items() if k not in ("chain", "token")})
-    chain, token = digest(found["chain"], "chain"), digest(found["token"], "token")
-    return replace(bare, chain=chain, token=token)
+    found: _Parcel = typed(record, _Parcel, "a parcel")
+    return found.parcel(found.chain, found.token)
 
 
 def value_to(value: Value | None) -> dict[str, Any] | None:
     """A committed value as JSON."""
     if value is None:
         return None
-    return {
-        "generation": list(value.generation),
-        "chain": value.chain,
-        "token": value.token,
-        "salt": value.salt,
-    }
+    return {**vars(value), "generation": list(value.generation)}
 
 
 def value_from(record: Any) -> Value:
     """The value that :func:`value_to` wrote."""
-    found = fields_of(record, "a value", "generation", "chain", "token", "salt")
-    salt = found["salt"]
-    if not isinstance(salt, str) or not salt.isascii() or len(salt) > DIGEST_LENGTH:
-        raise Corrupt("the salt of a value is no short text.")
-    return Value(
-        pair(found["generation"], "generation"),
-        digest(found["chain"], "chain"),
-        digest(found["token"], "token"),
-        salt,
-    )
+    found: EndValue = typed(record, EndValue, "a value")
+    return found.value()
 
 
 def reply_to(reply: Reply, reason: str = "", *, first: bool = False) -> dict[str, Any]:
@@ -274,27 +295,22 @@ def sighting_to(sighting: Sighting) -> dict[str, Any]:
     }
 
 
+class _Sighting(Part, frozen=True):
+    fence: Pair
+    lineage: Annotated[list[Line], Meta(max_length=RECENT)]
+    older: Annotated[int, Meta(ge=0, le=LONGEST_LINEAGE - RECENT)]
+    root: NoDigest
+    reached: _Reached
+    over: bool
+
+
 def sighting_from(record: Any) -> Sighting:
     """The sighting that :func:`sighting_to` wrote, as far as it travels."""
-    names = ("fence", "lineage", "older", "root", "reached", "over")
-    found = fields_of(record, "a sighting", *names)
-    if not isinstance(found["over"], bool):
-        raise Corrupt("a sighting does not say whether the walk is over.")
-    older = whole(found["older"], "older", high=LONGEST_LINEAGE - RECENT)
-    if older:
-        digest(found["root"], "root")
-    elif found["root"] != "":
+    found: _Sighting = typed(record, _Sighting, "a sighting")
+    if (found.older == 0) != (found.root == ""):
         raise Corrupt("a sighting has a digest of no generations.")
-    lineage = _grown(listed(found["lineage"], "lineage", most=RECENT), first=not older)
-    fence, reached = pair(found["fence"], "fence"), _reached(found["reached"])
-    return Sighting(fence, lineage, reached, found["over"], older, found["root"])
-
-
-def _reached(value: Any) -> tuple[Generation, Place]:
-    items = listed(value, "reached", most=2)
-    if len(items) != 2:
-        raise Corrupt("reached is no pair.")
-    return pair(items[0], "generation"), pair(items[1], "place", low=-1)
+    lineage = _grown(found.lineage, first=not found.older)
+    return Sighting(found.fence, lineage, found.reached, found.over, found.older, found.root)
 
 
 Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None
@@ -307,7 +323,7 @@ def _public_to(public: Public) -> Any:
 def _public_from(record: Any) -> Public:
     if record is None:
         return None
-    return pair(record[0], "fence"), lineage_from(record[1]), _reached(record[2])
+    return pair(record[0], "fence"), lineage_from(record[1]), typed(record[2], _Reached, "reached")
 
 
 def state_to(state: PeerState) -> dict[str, Any]:
@@ -331,7 +347,7 @@ def state_from(record: dict[str, Any]) -> PeerState:
             **record,
             "fence": pair(record["fence"], "fence"),
             "lineage": lineage_from(record["lineage"]),
-            "reached": _reached(record["reached"]),
+            "reached": typed(record["reached"], _Reached, "reached"),
             "public": _public_from(record["public"]),
             "held": None if held is None else parcel_from(held),
             "path": tuple(record["path"]),
