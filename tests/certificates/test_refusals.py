@@ -30,6 +30,7 @@ TALK = {
         "forgetting/peer_certificate",
         "handover/checks",
         "handover/control_messages",
+        "handover/doorway",
         "handover/last_token",
         "handover/log_rules",
         "handover/receiving",

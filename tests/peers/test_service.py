@@ -48,7 +48,7 @@ def test_an_undisturbed_walk_is_the_simulators(tmp_path):
     assert [f"peer-{p}" for p in served] == plan_route
     seen = events(village)
     assert (seen["visited"], seen["handed"], seen["recovered"]) == (12, 11, 0)
-    text = village.services[0].metrics.text()
+    text = village.services[0].metrics.text().decode()
     assert f'unwalk_committed{{peer="peer-0",run="{village.network.run_id}"}} 1' in text
 
 
