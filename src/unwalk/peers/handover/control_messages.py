@@ -17,7 +17,7 @@ from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Sighting
-from unwalk.peers.protocol.hoplog import Entry, check_chain, parse_entry
+from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.transport.wire import MESSAGE
 
@@ -46,6 +46,7 @@ class Talk:
             ms.Beginning: self._beginning,
             ms.Decide: self._decide,
             ms.EntryOf: self._entry,
+            ms.Entries: self._entries,
         }
 
     def words(self, kind: type[ms.Message], **fields: Any) -> bytes:
@@ -89,6 +90,17 @@ class Talk:
 
     async def _entry(self, _: int, message: ms.EntryOf) -> Answer:
         return {"entry": self.walk.store.entry(self.walk.run_id, message.chain)}
+
+    async def _entries(self, _: int, message: ms.Entries) -> Answer:
+        entries, chain, size = list[Entry](), message.chain, len('{"entries":[]}')
+        store, run = self.walk.store, self.walk.run_id
+        while len(entries) < message.most and (entry := store.entry(run, chain)) is not None:
+            size += len(codec.dump(entry)) + 1
+            if entries and size > MESSAGE:
+                break
+            entries.append(entry)
+            chain = entry["body"]["previous"]
+        return {"entries": entries}
 
     # Questions
 
@@ -204,11 +216,12 @@ class Talk:
         if entry is not None:
             await self._ask_all(self.words(ms.Fence, entry=entry), "sighting")
 
-    def later(self, work: Any) -> None:
+    def later(self, work: Any) -> asyncio.Task[Any]:
         """Do something beside everything else; it ends with the walk."""
         task = asyncio.create_task(work)
         self.tasks[task] = None
         task.add_done_callback(self.ended)
+        return task
 
     def ended(self, task: asyncio.Task[Any]) -> None:
         """A task of its own has ended, one way or another."""
@@ -253,51 +266,23 @@ class Talk:
         """Show another peer what is known of the end; what it knows."""
         return await self._ask(peer, self.words(ms.Decide, poll=poll), "poll")
 
-    async def whole_log(self, value: pr.Value, first: int) -> list[Entry]:
-        """The log that leads to an end, every entry checked; refused unless it is whole."""
-        walk = self.walk
-        entries = await self.gather(value, first)
-        if not entries:
-            raise Refused("the log that leads to that end is not whole.")
-        work, signer = walk.work, walk.trust.signer
-        check_chain(entries, walk.start_chain, value.chain, signer, work.base)
-        walk.succession.route(entries)
-        return entries
+    async def page(self, peer: int, chain: str) -> list[Entry] | None:
+        """Log entries up to ``chain`` that a peer shows, the last first; None: it did not answer.
 
-    async def gather(self, value: pr.Value, first: int = -1) -> list[Entry] | None:
-        """The log that leads to ``value``, asked for entry by entry, last one first.
-
-        Unless that is what was decided, each entry is checked as it comes: a log that somebody
-        made up is refused at the first one that is wrong, not once it is all here.
+        Each is the one that the entry after it follows, and no more than that is looked at.
         """
-        walk, decided = self.walk, self.walk.state.committed is not None
-        chain, asked, entries = value.chain, first, list[Entry]()
-        while chain != walk.start_chain:
-            here = walk.store.entry(walk.run_id, chain)
-            entry = here or await self.find_entry(chain, asked)
-            if entry is None or len(entries) > walk.work.hops + MOST_RECOVERIES:
-                return None
-            body = entry["body"]
-            if not decided:
-                self._check_before(entries[-1] if entries else None, body, value)
-            entries.append(entry)
-            chain = body["previous"]
-            asked = body["visit"]["sender"] if body["kind"] == "hop" else body["peer"]
-        if entries and not decided:
-            self._check_before(entries[-1], None, value)
-        return entries[::-1]
-
-    def _check_before(
-        self, later: Entry | None, body: Mapping[str, Any] | None, value: pr.Value
-    ) -> None:
-        """Whether an entry with ``body`` can be the one before ``later``, or the end itself."""
-        succession = self.walk.succession
-        if later is not None:
-            succession.entry(later, body, codec.lineage_from(later["body"]["lineage"]))
-        elif body is not None:
-            ends = (body["kind"], body["hop"], tuple(body["generation"]), body["token"])
-            if ends != ("hop", self.walk.work.hops, value.generation, value.token):
-                raise Refused("that is not the end of the log that leads to it.")
+        asked = self.words(ms.Entries, chain=chain, most=ms.PAGE)
+        record, page = await self._ask(peer, asked, "entries"), list[Entry]()
+        if record is None:
+            return None
+        with codec.reading("a page of the log"):
+            for item in codec.listed(record, "entries", most=ms.PAGE):
+                entry = parse_entry(item)
+                if entry["chain"] != chain:
+                    raise Refused("a page of the log does not lead to where it was asked for.")
+                page.append(entry)
+                chain = entry["body"]["previous"]
+        return page
 
     async def find_entry(self, chain: str, first: int) -> Entry | None:
         """Whoever made it has it, and so has whoever got the token next."""

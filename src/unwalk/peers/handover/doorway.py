@@ -10,9 +10,9 @@ from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import Reply
-from unwalk.peers.protocol.messages import NETWORK, WALK, decode
+from unwalk.peers.protocol.messages import NETWORK, WALK, Entries, decode
 from unwalk.peers.telemetry import Journal, Metrics
-from unwalk.peers.transport.rate_limit import Rate
+from unwalk.peers.transport.rate_limit import SHORT, Rate
 from unwalk.peers.transport.wire import MESSAGE
 
 Answer = dict[str, Any]
@@ -29,6 +29,9 @@ class Doorway:
         if not self.rate.allows(sender, monotonic(), len(data)):
             raise Refused(f"more than {self.rate.rate:g} calls a second.")
         message = decode(data, MESSAGE)
+        more = message.most - 1 if isinstance(message, Entries) else 0
+        if more and not self.rate.allows(sender, monotonic(), more * SHORT):
+            raise Refused(f"more than {self.rate.rate:g} calls a second.")
         if message.network != self.network.name:
             raise Refused(f"this is network {self.network.name}.")
         return message

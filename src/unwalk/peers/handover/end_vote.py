@@ -21,6 +21,7 @@ from unwalk.peers.decisions.walk_end import (
     void_closing,
 )
 from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.consensus import Decision
@@ -96,7 +97,8 @@ class Ends:
         walk, loop = self.walk, asyncio.get_running_loop()
         try:
             if value.chain not in self.visits:
-                self.checked(value.chain, await self.talk.whole_log(value, walk.me))
+                entries = await LogFetch(walk, self.talk, value).whole()
+                self.checked(value.chain, entries)
             file = walk.store.file(value.token)
             try:
                 await loop.run_in_executor(walk.hashing, walk.store.check_file, value.token)

@@ -11,13 +11,13 @@ from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.byte_stream import receive_bytes
 from unwalk.peers.handover.control_messages import Talk
 from unwalk.peers.handover.end_vote import Ends
+from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.codec import EndValue
 from unwalk.peers.protocol.handover import Reply
-from unwalk.peers.protocol.hoplog import Entry
 from unwalk.peers.storage.store import Incoming
 from unwalk.peers.transport.wire import MESSAGE, FilePieces
 
@@ -26,39 +26,85 @@ AGAIN = 5.0
 SOON = 0.1
 MOST_BROUGHT = 2
 """Ends of one generation, or later ones, that one neighbour may bring before one is proposed."""
+MOST_WAITING = 2
+"""Calls that wait for a log at once, at most; others are told to come again."""
 
 
 class LastToken:
     """Last tokens that one service is brought, and brings to others.
 
-    ``brought`` says which neighbour brought an end that is kept here, by its chain.
+    ``brought`` says which neighbour brought an end that is kept here, by its chain.  ``fetches``
+    are the logs of ends that were brought, by the end without its salt: at most one of each
+    neighbour.  ``waiting`` are neighbours whose call waits for one.
     """
 
     def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
         self.walk, self.talk, self.ends = walk, talk, ends
         self.brought: dict[str, int] = {}
+        self.fetches: dict[pr.Value, LogFetch] = {}
+        self.waiting: set[int] = set()
 
     async def take(self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes]) -> Reply:
         """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
-        walk, value = self.walk, offer.value.value()
-        committed, receiving = walk.state.committed, walk.receiving
-        if committed is not None and replace(committed, salt=value.salt) != value:
-            raise Refused("that is not what this run was committed to, as far as known here.")
-        if any(end.chain == value.chain for end in walk.state.ends) or (
-            committed is not None and walk.store.file(value.token).exists()
-        ):
+        walk, value, receiving = self.walk, offer.value.value(), self.walk.receiving
+        fetch = None
+        if not self._is_here(value) and walk.state.committed is None:
+            fetch = await self._fetched(sender, value)
+        if self._is_here(value):  # also if somebody else has brought it meanwhile
             return Reply("accepted")
-        if committed is None:
-            self._room_for(sender, value)
         if sender in receiving or len(receiving) >= 2:
             raise Refused("another token is on its way already.")
         receiving.add(sender)
         try:
-            entries = [] if committed is not None else await self.talk.whole_log(value, sender)
-            await self._receive_final(sender, offer, chunks, entries)
+            await self._receive_final(sender, offer, chunks, fetch)
         finally:
             receiving.discard(sender)
         return Reply("accepted")
+
+    def _is_here(self, value: pr.Value) -> bool:
+        """Whether an end is kept here; refused if another one was committed."""
+        walk, committed = self.walk, self.walk.state.committed
+        if committed is not None and replace(committed, salt=value.salt) != value:
+            raise Refused("that is not what this run was committed to, as far as known here.")
+        return any(end.chain == value.chain for end in walk.state.ends) or (
+            committed is not None and walk.store.file(value.token).exists()
+        )
+
+    async def _fetched(self, sender: int, value: pr.Value) -> LogFetch:
+        """The log that leads to an end, whole; until it is, the end has to be brought again.
+
+        It is fetched in a task of its own, which goes on when this call has ended: half a lease is
+        waited for it, so that there is time for the bytes.
+        """
+        self._room_for(sender, value)
+        fetch = self._fetch(sender, value)
+        task, waiting = fetch.begin(), self.waiting
+        if sender not in waiting and len(waiting) < MOST_WAITING:  # each has bytes in memory
+            waiting.add(sender)
+            try:
+                await asyncio.wait({task}, timeout=self.walk.limits.lease / 2.0)
+            finally:
+                waiting.discard(sender)
+        if not task.done() or task.cancelled():
+            raise Refused("the log that leads to that end is being fetched; bring it again.")
+        if fetch.wrong:
+            self.fetches.pop(replace(value, salt=""), None)
+        task.result()
+        return fetch
+
+    def _fetch(self, sender: int, value: pr.Value) -> LogFetch:
+        """What is known of the log that leads to an end; refused if the sender has another one."""
+        key = replace(value, salt="")
+        if value.chain == self.walk.start_chain:
+            raise Refused("no log leads to that end.")
+        if key not in self.fetches:
+            for other, fetch in list(self.fetches.items()):
+                if fetch.first == sender:
+                    if fetch.task is not None and not fetch.task.done():
+                        raise Refused("another log that you lead to is fetched; bring it again.")
+                    del self.fetches[other]
+            self.fetches[key] = LogFetch(self.walk, self.talk, value, sender)
+        return self.fetches[key]
 
     def _room_for(self, sender: int, value: pr.Value) -> None:
         """Refuse an end beyond those that are kept, unless it is voted on: then it takes a place.
@@ -79,7 +125,7 @@ class LastToken:
             raise Refused(f"{len(state.ends)} other ends are kept here until one is decided.")
 
     async def _receive_final(
-        self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes], entries: list[Entry]
+        self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes], fetch: LogFetch | None
     ) -> None:
         walk, value = self.walk, offer.value.value()
         incoming = Incoming(walk.store, offer.size)
@@ -91,9 +137,11 @@ class LastToken:
                 raise Refused("the token's bytes do not match its digest.")
             walk.gate.final_content(incoming.path)
             incoming.keep(digest)
-            if walk.state.committed is None:
-                walk.store.add_entries(walk.run_id, entries)
-                self.ends.checked(value.chain, entries)
+            if walk.state.committed is None and fetch is not None:
+                log = fetch.log()
+                walk.store.add_entries(walk.run_id, fetch.found)
+                self.ends.checked(value.chain, log)
+                self.fetches.pop(replace(value, salt=""), None)
                 state = pr.hold(walk.state, value, self.ends.wanted())
                 known = {**self.brought, value.chain: sender}
                 self.brought = {e.chain: known[e.chain] for e in state.ends if e.chain in known}
@@ -113,7 +161,7 @@ class LastToken:
         walk = self.walk
         near = [p for p in range(len(walk.network.peers)) if walk.gate.near(walk.me, p)]
         brought: set[tuple[int, pr.Value]] = set()
-        pause, whole = SOON, False
+        pause, whole, fetch = SOON, False, None
         while True:
             value = walk.state.committed
             is_here = value is not None and walk.store.file(value.token).exists()
@@ -126,9 +174,11 @@ class LastToken:
             ]
             done = await asyncio.gather(*(self._bring_final(*item) for item in missing))
             brought |= {item for item, good in zip(missing, done, strict=True) if good}
-            if is_here and not whole and (entries := await self._gathered()) is not None:
-                walk.written(entries)
-                whole = True
+            if value is not None and fetch is None:
+                self._end_fetches()
+                fetch = LogFetch(walk, self.talk, value)
+            if is_here and not whole and fetch is not None:
+                whole = await self._gathered(fetch)
             if is_here and whole and all(done):
                 return
             pause = SOON if value is None else min(2.0 * pause, AGAIN)
@@ -154,11 +204,22 @@ class LastToken:
             return False
         return reply.kind == "accepted"
 
-    async def _gathered(self) -> list[Entry] | None:
-        """The whole log of the committed lineage, put down here."""
-        walk, value = self.walk, self.walk.state.committed
-        assert value is not None
-        entries = await self.talk.gather(value)
-        if entries:
-            walk.store.add_entries(walk.run_id, entries)
-        return entries
+    async def _gathered(self, fetch: LogFetch) -> bool:
+        """Put the whole log of the committed lineage down here; whether it is."""
+        walk = self.walk
+        try:
+            entries = await fetch.whole()
+        except UnwalkError as error:
+            walk.journal.write("log not whole", reason=str(error)[:300])
+            return False
+        if fetch.found:
+            walk.store.add_entries(walk.run_id, fetch.found)
+        walk.written(entries)
+        return True
+
+    def _end_fetches(self) -> None:
+        """An end was decided: no other log is needed."""
+        for fetch in self.fetches.values():
+            if fetch.task is not None:
+                fetch.task.cancel()
+        self.fetches.clear()

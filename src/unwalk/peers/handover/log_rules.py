@@ -117,18 +117,23 @@ class Succession:
         """The peer that the walk begins with."""
         return self.work.move(1, NOBODY, {}, 0).receiver
 
-    def route(self, entries: Sequence[Entry]) -> None:
-        """Refuse a whole log, each entry of which follows the one before, off the route.
+    def route(
+        self, entries: Sequence[Entry], at: int = NOBODY, memory: Mapping[str, int] | None = None
+    ) -> tuple[int, dict[str, int]]:
+        """Refuse a log, each entry of which follows the one before, off the route.
 
         The route is drawn again: each visit has to be where it leads, past those that its entry
         names as passed over.  Whoever recovers a walk that has not begun does the first visit.
+        The token was ``at`` a peer before them, or nowhere yet, and the route remembered
+        ``memory``; the same after them is returned.
         """
-        at, memory = NOBODY, dict[str, int]()
+        memory = dict(memory or {})
         for entry in entries:
             body = entry["body"]
             if body["kind"] == "hop":
                 memory = self._led(body, at, memory)
             at = body["peer"]
+        return at, memory
 
     def _led(self, body: Mapping[str, Any], at: int, memory: dict[str, int]) -> dict[str, int]:
         """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""

@@ -21,6 +21,8 @@ HEAD = ("protocol", "network", "run", "kind")
 Number = Annotated[int, Meta(ge=1, le=codec.LARGEST)]
 """The number of a chapter that is voted on; training, which is not, has 0."""
 Peers = Annotated[list[Whole], Meta(max_length=codec.LONGEST_LINEAGE)]
+PAGE = 32
+"""Log entries in one answer, at most."""
 Size = Annotated[int, Meta(ge=8, le=1 << 48)]
 Signed = dict[str, Any]
 
@@ -75,6 +77,16 @@ class EntryOf(Message, frozen=True, tag="entry"):
     """The log entry with this chain?"""
 
     chain: Digest
+
+
+class Entries(Message, frozen=True, tag="entries"):
+    """The log entries up to the one with this chain, the last first, as many as one answer holds.
+
+    It counts as so many calls as entries are asked for.
+    """
+
+    chain: Digest
+    most: Annotated[int, Meta(ge=1, le=PAGE)]
 
 
 class Way(Part, frozen=True):
@@ -167,7 +179,7 @@ class AgendaReady(Message, frozen=True, tag="agenda-ready"):
     number: Whole
 
 
-WALK = Where | Release | Fence | Opening | Beginning | Decide | EntryOf | Offer | Final
+WALK = Where | Release | Fence | Opening | Beginning | Decide | EntryOf | Entries | Offer | Final
 NETWORK = (
     AgendaDecide
     | AgendaDecided
