@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from unwalk.core.plan import Move
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.checks import Offer
 from unwalk.peers.handover.control_messages import Seen
-from unwalk.peers.handover.log_rules import Succession
+from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import ATTEMPTS, Work, plan_of
 from unwalk.peers.identity.trust import Bundle
@@ -78,9 +79,15 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
     lived(tmp_path, script, peers=4, lease=60.0)
 
 
+def _walk(service: Service, log: list[Entry]) -> None:
+    place = Place()
+    for entry in log:
+        place = service.succession.after(place, entry["body"])
+
+
 def _stays(here: Village, service: Service, log: list[Entry]) -> None:
     """Who has the token cannot say that it stayed there: the whole route is drawn again."""
-    service.succession.route(log)
+    _walk(service, log)
     start = 5
     liar = Liar(here.folder, log[start]["body"]["peer"])
     others = [p for p in range(4) if p != liar.me]
@@ -105,7 +112,7 @@ def _stays(here: Village, service: Service, log: list[Entry]) -> None:
         with pytest.raises(Refused, match="did not come from where"):
             service.succession.entry(later, before, service.state.lineage)
         with pytest.raises(Refused, match="the route leads"):
-            service.succession.route(made)
+            _walk(service, made)
 
 
 def _recoveries(here: Village, service: Service, before: Entry) -> None:
@@ -407,3 +414,90 @@ def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path)
         assert (await shown())["body"]["generation"] == [1, service.me]
 
     lived(tmp_path, script, peers=4, lease=60.0)
+
+
+def _other_step(visit: dict[str, Any]) -> None:
+    for event in visit["events"]:
+        if "step_size" in event:
+            event["step_size"] = 0.5
+
+
+def _no_events(visit: dict[str, Any]) -> None:
+    visit["events"] = []
+
+
+def _another_wipe(visit: dict[str, Any]) -> None:
+    visit["events"].append({"kind": "wipe", "what": "optimizer"})
+
+
+TOLD = [
+    pytest.param({"passed_over": [LIAR]}, None, "where the route leads", id="passed over itself"),
+    pytest.param({"passed_over": [[LIAR]]}, None, "no peer", id="passed over a list"),
+    pytest.param({}, _other_step, "other work", id="another step size"),
+    pytest.param({}, _another_wipe, "other work", id="a wipe"),
+]
+
+
+@pytest.mark.parametrize(("changed", "told", "reason"), TOLD)
+def test_a_visit_that_is_not_the_plans_is_taken_by_nobody(tmp_path, changed, told, reason):
+    """Else it would be found at the end, when no token from before it is left."""
+    lied: list[int] = []
+
+    async def script(here: Village) -> None:
+        liar = [here.start(peer) for peer in range(4)][LIAR]
+        sign = liar.sign
+
+        def lying(previous: str, body: dict[str, Any]) -> Entry:
+            if body["kind"] == "hop" and body["hop"] > 1 and not lied:
+                lied.append(body["hop"])
+                body = {**copy.deepcopy(body), **changed}
+                if told is not None:
+                    told(body["visit"])
+                    words = BARE + bare_text(body["run"], body["generation"], body["visit"])
+                    body["bare"] = liar.bundle.sign(words).hex()
+            return sign(previous, body)
+
+        liar.sign = lying  # type: ignore[method-assign]
+        await here.until(lambda: here.finished(*HONEST))
+
+    here = lived(tmp_path, script, peers=4, visit=0.8)
+    reasons = {e["peer"]: str(e["reason"]) for e in here.events if e["event"] == "refused"}
+    assert lied
+    assert any(reason in text for text in reasons.values()), reasons
+
+
+def test_a_peer_without_records_tells_of_a_visit_without_steps(tmp_path):
+    async def script(here: Village) -> None:
+        service, *_ = (here.start(peer) for peer in range(4))
+        await here.until(here.finished)
+        entry = service.store.entries(service.run_id)[3]
+        body = copy.deepcopy(entry["body"])
+        place = await service.place(body["previous"])
+        _no_events(body["visit"])
+        service.succession.after(place, body)
+        body["visit"]["events"] = entry["body"]["visit"]["events"] * 2
+        with pytest.raises(Refused, match="other work"):
+            service.succession.after(place, body)
+
+    lived(tmp_path, script, peers=4)
+
+
+def test_a_token_that_remembers_another_route_than_its_log_is_refused(tmp_path):
+    """Else an honest peer would follow it, and sign a visit that is not on the route."""
+
+    async def script(here: Village) -> None:
+        services = [here.start(peer) for peer in range(4)]
+        liar = services[LIAR]
+        visit = liar.work.visit
+
+        def wrong(*args: Any, **more: Any) -> Any:
+            visited = visit(*args, **more)
+            token = replace(visited.token, memory={"visits": 3})
+            return replace(visited, token=token)
+
+        liar.work.visit = wrong  # type: ignore[method-assign]
+        await here.until(lambda: here.finished(*HONEST))
+
+    here = lived(tmp_path, script, peers=4, visit=0.8)
+    reasons = [str(e["reason"]) for e in here.events if e["event"] == "refused"]
+    assert any("another place of the route" in reason for reason in reasons), reasons

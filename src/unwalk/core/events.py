@@ -201,6 +201,24 @@ def problem(event: Event) -> str | None:
     return None
 
 
+OF_THE_PEER = {
+    "epochs": ("steps", "batch"),
+    "full": ("minibatches", "batch"),
+    "averaged": ("batch",),
+}
+"""What depends on the number of a peer's records, by the kind of batches."""
+
+
+def of_the_plan(event: Event, *left_out: str) -> tuple[Any, ...]:
+    """An event without the fields that depend on the peer's records or on the draw of its noise.
+
+    >>> of_the_plan(Wipe("local"))
+    ('wipe', ('what', 'local'))
+    """
+    out = {"draw", *OF_THE_PEER.get(getattr(event, "batching", ""), ()), *left_out}
+    return (event.kind, *sorted((k, v) for k, v in vars(event).items() if k not in out))
+
+
 def to_json(event: Event) -> dict[str, Any]:
     """A plain dictionary, ``kind`` first."""
     return {"kind": event.kind, **vars(event)}

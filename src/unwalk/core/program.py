@@ -21,6 +21,8 @@ from unwalk.core.validation import check_choice
 Rows = npt.NDArray[np.int64]
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
+MOMENTS = ("momentum", "mean", "square")
+"""Names of all moment vectors that optimizers keep."""
 OPTIMIZER_STATES = ("carried", "local", "fresh")
 SCHEDULES = ("constant", "sqrt", "inverse")
 """Step sizes over the hops (:class:`unwalk.methods.network_sgd.Schedule`)."""

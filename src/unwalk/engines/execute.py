@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -112,35 +112,52 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
     """Run ``program``; returns its events and the number of gradient evaluations."""
     happened: list[ev.Event] = []
     gradients = 0
-    for op in program:
+    planned = planned_events(program, bench.noise.origin, bench.work.parameters.dtype)
+    for op, event in zip(program, planned, strict=True):
         match op:
             case Steps():
                 _steps(op, bench)
                 gradients += op.gradients
-                happened.append(steps_event(op, bench.noise.origin, bench.work.parameters.dtype))
             case AddNoise():
-                happened.append(_add_noise(op, bench))
+                assert isinstance(event, ev.GaussianNoise)
+                event = replace(event, draw=_add_noise(op, bench))
             case Project():
                 project(bench.work, op.balls)
-                happened.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
             case Forget():
                 _forget(op.what, bench)
-                happened.append(ev.Wipe(op.what))
             case ReplaceSums():
                 replace_sums(op, bench.work, bench.shard, bench.local)
-                happened.append(ev.OwnSums(op.data, op.touched, op.bits, op.strength))
+        happened.append(event)
     return tuple(happened), gradients
 
 
-def _add_noise(op: AddNoise, bench: Bench) -> ev.GaussianNoise:
+def planned_events(program: Program, origin: str, dtype: torch.dtype) -> tuple[ev.Event, ...]:
+    """The events of ``program`` without running it: noise is not drawn."""
+    planned: list[ev.Event] = []
+    for op in program:
+        match op:
+            case Steps():
+                planned.append(steps_event(op, origin, dtype))
+            case AddNoise():
+                grid = grid_for(op.std, dtype) if op.rounded and op.std > 0.0 else None
+                planned.append(ev.GaussianNoise(op.std, op.sensitivity, origin, grid))
+            case Project():
+                planned.append(ev.Projection(tuple((b.centre, b.radius) for b in op.balls)))
+            case Forget():
+                planned.append(ev.Wipe(op.what))
+            case ReplaceSums():
+                planned.append(ev.OwnSums(op.data, op.touched, op.bits, op.strength))
+    return tuple(planned)
+
+
+def _add_noise(op: AddNoise, bench: Bench) -> ev.Draw | None:
     """Add noise to the parameters, rounded to its grid unless the method gives no guarantee."""
-    theta, grid, draw = bench.work.parameters, None, None
+    theta = bench.work.parameters
     if not op.rounded:
         theta.add_(bench.normals(), alpha=op.std)
     elif op.std > 0.0:
-        grid = grid_for(op.std, theta.dtype)
-        draw = bench.release(theta, op.std, grid)
-    return ev.GaussianNoise(op.std, op.sensitivity, bench.noise.origin, grid, draw)
+        return bench.release(theta, op.std, grid_for(op.std, theta.dtype))
+    return None
 
 
 def check_finite(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Outcome, Phase, Plan, Progress, Resume, Sink
-from unwalk.core.program import Program, Project, Visit
+from unwalk.core.program import MOMENTS, Program, Project, Visit
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.cuda import executor_for
@@ -218,7 +218,7 @@ class Walk:
         state.kept.clear()
         begun: list[ev.Event] = []
         carried = {*state.moments, *phase.method.travels} | ({"sums"} if state.sums else set())
-        travels = (*map(_buffer_name, sorted(state.buffers)), *sorted(carried))
+        travels = (*map(buffer_name, sorted(state.buffers)), *sorted(carried))
         if phase.reset_optimizer:
             state.moments.clear()
             state.optimizer_steps = 0
@@ -280,6 +280,6 @@ class Walk:
         return ready
 
 
-def _buffer_name(name: str) -> str:
+def buffer_name(name: str) -> str:
     """A buffer's name in the log, distinct from names of moments and sums."""
-    return f"buffer.{name}" if name in ("momentum", "mean", "square", "sums") else name
+    return f"buffer.{name}" if name in (*MOMENTS, "sums") else name

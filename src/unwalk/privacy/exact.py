@@ -366,21 +366,11 @@ def _shape(hop: Hop) -> tuple[tuple[Any, ...], ...]:
 
 
 _MARKS = (ev.Start, ev.Wipe)
-_OF_THE_PEER = {
-    "epochs": ("steps", "batch"),
-    "full": ("minibatches", "batch"),
-    "averaged": ("batch",),
-}
-"""What depends on the number of a peer's records, by the kind of batches."""
 
 
 def _kind(event: ev.Event, *left_out: str) -> tuple[Any, ...]:
-    """An event without the fields that depend on the peer's records, on the draw of its noise, or
-    that are left out on request."""
-    of_the_peer = _OF_THE_PEER.get(getattr(event, "batching", ""), ())
-    out = ("data", "touched", "draw", *of_the_peer, *left_out)
-    kept = {k: v for k, v in vars(event).items() if k not in out}
-    return (event.kind, *sorted(kept.items(), key=lambda item: item[0]))
+    """What an event says of the plan, whichever records it is about."""
+    return ev.of_the_plan(event, "data", "touched", *left_out)
 
 
 def sums_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:

@@ -90,9 +90,7 @@ class Gate:
         token = codec.digest(entry["body"].get("token"), "token")
         parcel = replace(offer.parcel, chain=entry["chain"], token=token)
         self._entry(parcel, entry)
-        elsewhere = parcel.leg > len(offer.move.path) - len(offer.path)  # a relay drew again
-        movers = {entry["body"]["peer"], *([offer.sender] if elsewhere else [])}
-        if offer.mover not in movers:
+        if offer.mover != entry["body"]["peer"]:
             raise Refused(f"peer {offer.mover} did not have the token to send it on.")
         return replace(offer, parcel=parcel, entry=entry)
 

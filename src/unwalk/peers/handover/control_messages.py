@@ -10,7 +10,7 @@ from typing import Any
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.history import beginning, opening
 from unwalk.peers.handover.doorway import Answer
-from unwalk.peers.handover.log_rules import MOST_RECOVERIES
+from unwalk.peers.handover.log_rules import MOST_RECOVERIES, Place
 from unwalk.peers.handover.log_rules import sign as sign_sighting
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
@@ -178,12 +178,14 @@ class Talk:
 
     async def led_to(
         self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
-    ) -> list[Entry]:
+    ) -> tuple[list[Entry], Place]:
         """Check an entry, and the log before it back to the last one known here; what is new.
 
-        What was not ``sent`` is asked for, of the peer ``first`` before the others.
+        Also where the walk is after the entry.  What was not ``sent`` is asked for, of the peer
+        ``first`` before the others.
         """
         walk, fresh, known = self.walk, list[Entry](), pr.shown(self.walk.state)[1]
+        new = [later]
         while (chain := later["body"]["previous"]) != walk.start_chain:
             here = walk.store.entry(walk.run_id, chain)
             entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
@@ -191,11 +193,16 @@ class Talk:
                 raise Refused("the log of the token is not whole.")
             walk.succession.entry(later, entry["body"], known)
             if here is not None:
-                return fresh
+                break
             fresh.append(entry)
+            new.append(entry)
             later = entry
-        walk.succession.entry(later, None, known)
-        return fresh
+        else:
+            walk.succession.entry(later, None, known)
+        place = await walk.place(chain)
+        for entry in reversed(new):
+            place = walk.succession.after(place, entry["body"])
+        return fresh, place
 
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
         """Have somebody who knows of a generation show how it was opened; whether it did."""

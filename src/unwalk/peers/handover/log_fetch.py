@@ -16,7 +16,7 @@ from typing import Any
 
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.control_messages import Talk
-from unwalk.peers.handover.log_rules import MOST_RECOVERIES
+from unwalk.peers.handover.log_rules import MOST_RECOVERIES, Place
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
@@ -26,8 +26,6 @@ from unwalk.walks import NOBODY
 
 A_VISIT = 0.04
 """Seconds that a try may take for each visit of the walk, besides ``limits.connect`` a peer."""
-AT_ONCE = 256
-"""Known entries whose route is drawn again before others have their turn."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class LogFetch:
         self.wrong = False
         self.task: asyncio.Task[None] | None = None
         self._before: Mapping[str, Any] | None = None
-        self._at, self._memory = NOBODY, dict[str, int]()
+        self._place = Place()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         self._spent = dict.fromkeys(sorted(others, key=lambda p: p != first), 0.0)
         self._asked, self._began = dict.fromkeys(others, 0), monotonic()
@@ -170,32 +168,21 @@ class LogFetch:
         return chain == walk.start_chain or walk.store.entry(walk.run_id, chain) is not None
 
     async def _join(self, chain: str) -> None:
-        """The log goes on from an entry that is known here: draw the route up to it again.
-
-        Known entries were checked when they came, back to the beginning; the route was not.
-        """
+        """The log goes on from an entry that is known here, and so was checked."""
         walk = self.walk
-        known = walk.store.chain(walk.run_id, chain, walk.start_chain)
-        if known is None:
-            raise Refused("the log that is known here is not whole.")
-        at, memory = NOBODY, dict[str, int]()
-        for start in range(0, len(known), AT_ONCE):
-            part = known[start : start + AT_ONCE]
-            at, memory = walk.succession.route(part, at, memory)
-            await asyncio.sleep(0)
-        self._before = known[-1]["body"] if known else None
-        self._at, self._memory = at, memory
+        self._place = await walk.place(chain)
+        entry = walk.store.entry(walk.run_id, chain)
+        self._before = None if entry is None else entry["body"]
         self.base = self.head = chain
 
     def _check(self, entries: list[Entry]) -> None:
         """Keep entries that follow the last checked one, if each may, and is on the route."""
         succession = self.walk.succession
-        before, at, memory = self._before, self._at, self._memory
+        before, place = self._before, self._place
         for entry in entries:
             succession.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
-            at, memory = succession.route([entry], at, memory)
-            before = entry["body"]
-        self._before, self._at, self._memory = before, at, memory
+            place, before = succession.after(place, entry["body"]), entry["body"]
+        self._before, self._place = before, place
         self.found += entries
         self.head = entries[-1]["chain"]
 

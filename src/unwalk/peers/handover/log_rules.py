@@ -8,14 +8,15 @@ which a quorum signed that none of them had seen the token any further.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.core.transcript import canonical
+from unwalk.core.transcript import Hop, canonical
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
@@ -34,6 +35,8 @@ MOST_RECOVERIES = 4096
 LONGEST_SIGHTING = 2048
 """Bytes that a signed sighting may have: a recovery shows one of each peer, in one message."""
 SIGNED = ("sighting", "signature", "certificate")
+SECRET = {ev.GaussianNoise: ("std", "sensitivity", "grid"), ev.Start: ("travels",)}
+"""Fields of events that do not follow from the plan alone."""
 
 
 def words(run: str, asker: int, chain: str, sighting: Mapping[str, Any]) -> bytes:
@@ -96,6 +99,20 @@ def known_by(seen: Iterable[Sighting], lies: int) -> int:
     return numbers[max(lies, 1) - 1] if len(numbers) >= max(lies, 1) else 0
 
 
+def _public(event: ev.Event) -> tuple[Any, ...]:
+    """What everybody knows of an event beforehand."""
+    return ev.of_the_plan(event, *SECRET.get(type(event), ()))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a walk is: the peer that has the token, what its route remembers, who was visited."""
+
+    at: int = NOBODY
+    memory: Mapping[str, int] = field(default_factory=dict)
+    visited: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class Succession:
     """The checks of one walk at one peer."""
@@ -117,36 +134,59 @@ class Succession:
         """The peer that the walk begins with."""
         return self.work.move(1, NOBODY, {}, 0).receiver
 
-    def route(
-        self, entries: Sequence[Entry], at: int = NOBODY, memory: Mapping[str, int] | None = None
-    ) -> tuple[int, dict[str, int]]:
-        """Refuse a log, each entry of which follows the one before, off the route.
+    def after(self, place: Place, body: Mapping[str, Any]) -> Place:
+        """Where a walk is after an entry that may follow; refused off the route or the plan.
 
-        The route is drawn again: each visit has to be where it leads, past those that its entry
-        names as passed over.  Whoever recovers a walk that has not begun does the first visit.
-        The token was ``at`` a peer before them, or nowhere yet, and the route remembered
-        ``memory``; the same after them is returned.
+        The route is drawn again: a visit has to be where it leads, past those that its entry names
+        as passed over.  Whoever recovers a walk that has not begun does the first visit.  And the
+        plan is read again: what a visit tells must be what it was to do.
         """
-        memory = dict(memory or {})
-        for entry in entries:
-            body = entry["body"]
-            if body["kind"] == "hop":
-                memory = self._led(body, at, memory)
-            at = body["peer"]
-        return at, memory
+        if body["kind"] != "hop":
+            return replace(place, at=body["peer"])
+        memory = self._led(body, place)
+        self._told(body, place)
+        return Place(body["peer"], memory, place.visited | {body["peer"]})
 
-    def _led(self, body: Mapping[str, Any], at: int, memory: dict[str, int]) -> dict[str, int]:
-        """Refuse a visit where the route does not lead from ``at``; the route's memory after it."""
-        over = codec.listed(body["passed_over"], "passed_over", most=len(self.trust.network.peers))
-        begun = body["hop"] == 1 and at != NOBODY
-        found = self.work.choose(body["hop"], NOBODY if begun else at, memory, over)
-        if found is None:
+    def _led(self, body: Mapping[str, Any], place: Place) -> dict[str, int]:
+        """Refuse a visit where the route does not lead; what the route remembers after it."""
+        begun = body["hop"] == 1 and place.at != NOBODY
+        start = NOBODY if begun else place.at
+        drawn = self.work.choose(body["hop"], start, place.memory, self._passed_over(body))
+        if drawn is None:
             raise Refused(f"the route leads nowhere from visit {body['hop'] - 1}.")
-        drawn = replace(found[1], receiver=at, path=()) if begun else found[1]
+        move = replace(drawn[1], receiver=place.at, path=()) if begun else drawn[1]
         visit = body["visit"]
-        if (drawn.receiver, drawn.path) != (visit["receiver"], tuple(visit["path"])):
+        if (move.receiver, move.path) != (visit["receiver"], tuple(visit["path"])):
             raise Refused(f"visit {body['hop']} is not where the route leads.")
-        return dict(drawn.memory)
+        return dict(move.memory)
+
+    def _passed_over(self, body: Mapping[str, Any]) -> list[int]:
+        peers = range(len(self.trust.network.peers))
+        over = codec.listed(body["passed_over"], "passed_over", most=len(peers))
+        if any(type(peer) is not int or peer not in peers for peer in over):
+            raise Corrupt("passed_over names somebody who is no peer.")
+        return over
+
+    def _told(self, body: Mapping[str, Any], place: Place) -> None:
+        """Refuse a visit whose events are not those of the plan.
+
+        How many steps a peer takes depends on how many records it has, which only it knows, and
+        with none it takes none; the noise of a seal is what u has calculated.
+        """
+        work, hop, peer = self.work, body["hop"], body["peer"]
+        events = Hop.from_json(body["visit"]).events
+        first = peer not in place.visited
+        if hop == 1:
+            begun = work.begun()
+            head, events = events[: len(begun)], events[len(begun) :]
+            if list(map(_public, head)) != list(map(_public, begun)):
+                raise Refused("the first visit does not begin as the plan says.")
+            if not work.may_travel(head[0]):
+                raise Refused("the first visit names other things that travel with the token.")
+        told = list(map(_public, events))
+        planned = (work.planned(hop, peer, first=first, records=n) for n in (1, 0))
+        if all(told != list(map(_public, one)) for one in planned):
+            raise Refused(f"visit {hop} at peer {peer} tells of other work than the plan's.")
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
@@ -246,6 +286,7 @@ class Succession:
             if visit["sender"] != before["peer"] or (stayed and moved):
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
+        self._passed_over(body)
         data = BARE + bare_text(self.run, lineage[-1][0], visit)
         self.trust.check(entry["certificate"], body["bare"], data, past=True)
 

@@ -132,15 +132,18 @@ class Intake:
         try:
             gate.route(offer, file.header["memory"])
             offer = gate.stamped(offer, await anext(chunks, b""))
-            log = await self._check_log(offer, await anext(chunks, b""))
+            log = await self._check_log(offer, file, await anext(chunks, b""))
         finally:
             await flushed
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
         return offer, file, log
 
-    async def _check_log(self, offer: Offer, data: bytes) -> list[Entry]:
-        """Check a token's log back to the last entry that is known here; what came before it."""
+    async def _check_log(self, offer: Offer, file: TokenFile, data: bytes) -> list[Entry]:
+        """Check a token's log back to the last entry that is known here; what came before it.
+
+        The token has to remember of its route what its log says.
+        """
         walk = self.walk
         assert offer.entry is not None
         sent: dict[str, Entry] = {}
@@ -149,7 +152,9 @@ class Intake:
             for item in codec.listed(record["log"], "log", most=MOST_ENTRIES):
                 parsed = parse_entry(item)
                 sent[parsed["chain"]] = parsed
-        fresh = await self.talk.led_to(offer.entry, offer.sender, sent)
+        fresh, place = await self.talk.led_to(offer.entry, offer.sender, sent)
+        if (offer.mover, file.header["memory"]) != (place.at, place.memory):
+            raise Refused("the token was sent on from another place of the route than its log's.")
         walk.succession.admit(offer.entry)
         return fresh
 

@@ -8,14 +8,16 @@ from time import monotonic
 
 import torch
 
+from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
+from unwalk.core.program import MOMENTS, Records, Visit
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.engines.execute import execute
-from unwalk.engines.inprocess import Walk
+from unwalk.engines.execute import execute, planned_events
+from unwalk.engines.inprocess import Walk, buffer_name
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import shapes_of
@@ -119,6 +121,8 @@ class Work:
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
         vector = self.expected["parameters"]
+        carried = sorted(self.phase.method.travels)
+        self.travels = (*map(buffer_name, sorted(self.space.buffers)), *carried)
         self.optional = {f"moment/{name}": vector for name in self.phase.method.travels}
         self.optional |= {f"kept/{name}": vector for name in ("average", "random")}
         self.most_bytes = first.nbytes * (2 + len(self.optional)) + (1 << 20)
@@ -148,6 +152,42 @@ class Work:
             if not set(move.path) & set(passed_over):
                 return attempt, move
         return None
+
+    def planned(self, hop: int, peer: int, *, first: bool, records: int) -> tuple[ev.Event, ...]:
+        """The events of a visit as everybody can tell them, at a peer with so many records.
+
+        ``first``: it is the peer's first visit of the phase.  What depends on the records, on the
+        draw of the noise or on u's calculation of it is made up.
+        """
+        plan, phase = self.plan, self.phase
+        visit = Visit(
+            hop=self.base + hop,
+            phase_hop=hop,
+            peer=peer,
+            at_unlearner=peer == plan.unlearner,
+            records=Records(records),
+            rng=plan.seeds.numpy("unused"),
+            earlier_in_phase=0 if first else 1,
+        )
+        program, dtype = phase.method.visit(visit), self.space.parameters.dtype
+        return planned_events(program, plan.noise.origin, dtype)
+
+    def begun(self) -> tuple[ev.Event, ...]:
+        """The events with which the phase begins."""
+        phase, later = self.phase, len(self.plan.phases) > 1
+        hop = phase.start_hop if later and phase.start != "token" else None
+        start = phase.start if later else "initial"
+        begun = ev.Start(phase.name, start, phase.carries_forgotten, self.travels, hop)
+        return (begun, ev.Wipe("optimizer")) if phase.reset_optimizer else (begun,)
+
+    def may_travel(self, begun: ev.Event) -> bool:
+        """Whether the event that begins the phase names what travels with the token.
+
+        Moments of an earlier phase may still be there.
+        """
+        assert isinstance(begun, ev.Start)
+        told, needed = set(begun.travels), set(self.travels)
+        return needed <= told <= {*needed, *MOMENTS} and len(told) == len(begun.travels)
 
     def visit(
         self,

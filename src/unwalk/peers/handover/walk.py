@@ -13,11 +13,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from unwalk.core.errors import UnwalkError
+from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.ballot import Poll
 from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
 from unwalk.peers.handover.checks import Gate
-from unwalk.peers.handover.log_rules import Succession
+from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
@@ -32,6 +32,8 @@ from unwalk.peers.telemetry import Journal, Metrics
 from unwalk.peers.transport.wire import Transport
 from unwalk.walks import NOBODY
 
+AT_ONCE = 256
+"""Log entries that are gone through before others have their turn."""
 TIDY = 0.02
 """Seconds after a change before files that are no longer needed are removed, or later."""
 
@@ -41,7 +43,8 @@ class Walk:
 
     ``notify`` is called when somebody outside may have something to do, ``ends_changed`` when
     another last token is known; ``busy`` says whether files are better left alone just now.
-    ``receiving`` are the peers whose token is on its way.  ``poll`` is the vote on the end, and
+    ``receiving`` are the peers whose token is on its way, ``places`` where the walk was after each
+    log entry that is known here.  ``poll`` is the vote on the end, and
     ``succession`` what a log entry may follow; both are there once the service is.
     """
 
@@ -72,6 +75,7 @@ class Walk:
         self.ends_changed: Callable[[], None] = lambda: None
         self.busy: Callable[[], bool] = lambda: False
         self.receiving: set[int] = set()
+        self.places: dict[str, Place] = {}
         self.collecting = False
         self.broken: asyncio.Future[None] | None = None
         self.news = monotonic()
@@ -117,6 +121,27 @@ class Walk:
         """Whether this walk was given up: it ended without a visit."""
         committed = self.state.committed
         return committed is not None and committed.chain == self.start_chain
+
+    async def place(self, chain: str) -> Place:
+        """Where the walk is after the log entry ``chain``, which is known here."""
+        ahead: list[str] = []
+        while chain != self.start_chain and chain not in self.places:
+            entry = self.store.entry(self.run_id, chain)
+            if entry is None:
+                raise Refused("the log that is known here is not whole.")
+            ahead.append(chain)
+            chain = entry["body"]["previous"]
+            if len(ahead) % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        place = self.places.get(chain, Place())
+        for count, chain in enumerate(reversed(ahead), 1):
+            entry = self.store.entry(self.run_id, chain)
+            if entry is None:
+                raise Refused("the log that is known here is not whole.")
+            place = self.places[chain] = self.succession.after(place, entry["body"])
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return place
 
     def to_keep(self, state: PeerState) -> Arrival | None:
         """The token that has just come to stay, if it is the first one of its lineage."""

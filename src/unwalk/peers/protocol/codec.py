@@ -145,7 +145,10 @@ def parse(data: bytes, longest: int) -> dict[str, Any]:
         raise Corrupt(f"a message has {len(data)} bytes; allowed: {longest}.")
     try:
         record = json.loads(
-            data, parse_constant=no_constant, parse_int=short_int, parse_float=finite_float
+            data.decode("utf-8"),
+            parse_constant=no_constant,
+            parse_int=short_int,
+            parse_float=finite_float,
         )
     except (ValueError, RecursionError) as error:
         raise Corrupt("a message is not JSON.") from error

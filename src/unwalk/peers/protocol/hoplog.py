@@ -193,13 +193,14 @@ def parse_entry(record: Any) -> Entry:
         if size > most:
             grows = ("lineage", "sightings")  # these have bounds of their own
             size = len(canonical({k: v for k, v in body.items() if k not in grows}))
+        chain = _digest(previous, text)
     except (ValueError, TypeError, RecursionError) as error:
         raise Corrupt("the body of a log entry cannot be written as JSON.") from error
     if len(record["signature"]) > SIGNATURE:
         raise Corrupt(f"a log entry's signature is longer than {SIGNATURE} characters.")
     if size > most:
         raise Corrupt(f"a log entry has {size} characters; allowed: up to {most}.")
-    if _digest(previous, text) != record["chain"]:
+    if chain != record["chain"]:
         raise Corrupt("a log entry does not match its chain value.")
     _check_body(body)
     return record
