@@ -46,14 +46,14 @@ def fetch_of(service: Service, value: pr.Value) -> LogFetch:
     return LogFetch(service, service.talk, value, BRINGER)
 
 
-async def taken(service: Service, value: pr.Value) -> str:
+async def taken(service: Service, value: pr.Value, sender: int = BRINGER) -> str:
     """What a peer says when it is brought an end."""
 
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
 
     offer = service.talk.words(ms.Final, value=EndValue(*astuple(value)), size=11)
-    record = codec.parse(await service.take(BRINGER, offer, nothing()), MESSAGE)
+    record = codec.parse(await service.take(sender, offer, nothing()), MESSAGE)
     return str(record["reason"])
 
 
@@ -221,4 +221,10 @@ async def _made_up(
     assert len(last.fetches) == 1, "one of each neighbour"
     assert all("bring it again" in reason for reason in refused), refused
     await here.until(lambda: all(f.task.done() for f in last.fetches.values() if f.task))
+    victim.limits = replace(victim.limits, connect=2.0, lease=60.0)
+    for sender in (BRINGER, 2):
+        assert "bring it again" not in await taken(victim, value, sender)
+    await taken(victim, lie)
+    assert replace(value, salt="") in last.fetches, "another brings it too"
+    assert len(last.fetches) == 2
     assert not victim.store.entries(victim.run_id)
