@@ -292,6 +292,14 @@ class Mutator:
         """A log entry, a true one or one that the liar has made up."""
         return self.entries.get(chain) or self.made.get(chain)
 
+    def page(self, chain: Any, most: int) -> list[Any]:
+        """Log entries up to one, true ones or made up ones."""
+        entries: list[Any] = []
+        while len(entries) < most and (entry := self.entry(chain)) is not None:
+            entries.append(entry)
+            chain = entry["body"]["previous"]
+        return entries
+
     # One record
 
     def odd(self, key: Any, old: Any) -> Any:
@@ -766,6 +774,8 @@ class Mutator:
         liar.run = str(said.get("run", liar.network))
         if kind == "entry" and rng.random() < 0.9:
             good = dump({"entry": self.entry(said["chain"])})
+        elif kind == "entries" and rng.random() < 0.9:
+            good = dump({"entries": self.page(said["chain"], said["most"])})
         else:
             known = self.by_kind.get(kind if rng.random() < 0.95 else rng.choice(self.kinds))
             good = rng.choice(known or self.by_kind["where"]).answer

@@ -303,6 +303,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
         talk.words(ms.Opening, generation=opened),
         talk.words(ms.Beginning),
         talk.words(ms.EntryOf, chain=service.state.committed.chain),
+        talk.words(ms.Entries, chain=service.state.committed.chain, most=ms.PAGE),
         talk.words(ms.Decide, poll=service.poll.record()),
     ):
         await end.tell(0, message, 5.0)

@@ -25,6 +25,7 @@ from tests.peers.fuzz_reasons import sentence_of
 from tests.peers.fuzz_scenes import EXPIRED, NO_KEY, OLD, Call, Record, Scene
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.decisions.votes import words
+from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.identity.credentials import Keys
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.chapter_runner import Chapters
@@ -38,7 +39,7 @@ from unwalk.peers.transport.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unr
 
 SLOWEST = 0.25
 """Seconds of processor time that one call may take."""
-QUESTIONS: tuple[str, ...] = ("where", "opening", "beginning", "entry", "hello")
+QUESTIONS: tuple[str, ...] = ("where", "opening", "beginning", "entry", "entries", "hello")
 QUESTIONS += ("agenda-ask", "agenda-receipt", "agenda-visits", "agenda-ready", "agenda-leaver")
 """Messages that ask and never change anything."""
 MORE = {"entries": 32, "visits": 16}
@@ -495,6 +496,8 @@ class Target:
     def _entry(self, message: bytes) -> bytes:
         """The liar shows entries of the log, and answers nothing else."""
         said = json.loads(message)
+        if said["kind"] == "entries":
+            return codec.dump({"entries": self.mutator.page(said["chain"], said["most"])})
         known = self.mutator.entry(said.get("chain"))
         return b"" if said["kind"] != "entry" else codec.dump({"entry": known})
 
@@ -536,8 +539,8 @@ class Target:
             "fence": lambda: talk.hear_fence(self.liar, (1, self.liar)),
             "end": lambda: service.poll.show(self.liar),
             "entry": lambda: talk.find_entry(chain, self.liar),
-            "log": lambda: talk.whole_log(end, self.liar),
-            "decided log": lambda: talk.gather(end),
+            "log": lambda: LogFetch(service, talk, end, self.liar).whole(),
+            "page": lambda: talk.page(self.liar, chain),
             "beginning": talk.beginnings,
             "release": lambda: talk._release(self.liar, service.state.kept or _parcel(service)),
             "final": lambda: (

@@ -23,6 +23,7 @@ from unwalk.peers.decisions.history import forget_logs
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
+from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.handover.recovery import TRIES
 from unwalk.peers.handover.service import Service
 from unwalk.peers.protocol import codec
@@ -297,7 +298,7 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
 
 
 async def made_up(here: Village, service: Service, log: list[Any]) -> None:
-    """An end that nobody walked to: its log is asked for up to the first entry that is wrong."""
+    """An end that nobody walked to: of its log nothing is kept, and no entry is asked for twice."""
     value, mine = service.state.committed, liar_of(here)
     assert value is not None
     service.state, before = replace(service.state, committed=None), service.state
@@ -315,18 +316,23 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
         chain = made["chain"]
         served[chain] = made
 
-    async def find_entry(chain: str, first: int) -> Any:
+    async def page(peer: int, chain: str) -> Any:
         asked.append(chain)
-        return served.get(chain)
+        return [served[chain]] if peer == LIAR and chain in served else []
 
     service.store.entry = lambda run, chain: None  # type: ignore[method-assign]
-    service.talk.find_entry = find_entry  # type: ignore[method-assign]
-    with pytest.raises(Refused, match="not the end"):
-        await service.talk.whole_log(replace(value, chain=chain, token="1" * 64), LIAR)
-    assert len(asked) == 1
-    with pytest.raises(Refused, match="visit 8 did not come from where"):
-        await service.talk.whole_log(replace(value, chain=chain), LIAR)
-    assert len(asked) == 1 + 2
+    service.talk.page = page  # type: ignore[method-assign]
+    for changes, reason, pages in (
+        ({"token": "1" * 64}, "not the end", 1),
+        ({}, "about visit 3, not 5", 4),
+    ):
+        fetch = LogFetch(service, service.talk, replace(value, chain=chain, **changes), LIAR)
+        asked.clear()
+        with pytest.raises(Refused, match=reason):
+            await fetch.whole()
+        assert fetch.wrong
+        assert not fetch.found
+        assert len(set(asked)) == pages
     service.state, service.store.entry = before, entry  # type: ignore[method-assign]
 
 

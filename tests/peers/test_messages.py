@@ -36,6 +36,11 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
     ("beginning", {}, '"beginning"}'),
     ("decide", {"poll": FREE}, f'"decide","poll":{SAID}}}'),
     ("entry", {"chain": DIGEST}, f'"entry","chain":"{DIGEST}"}}'),
+    (
+        "entries",
+        {"chain": DIGEST, "most": 32},
+        f'"entries","chain":"{DIGEST}","most":32}}',
+    ),
     ("agenda-decide", {"number": 1, "poll": FREE}, f'"agenda-decide","number":1,"poll":{SAID}}}'),
     (
         "agenda-decided",
@@ -138,6 +143,7 @@ LONG = 1 << 12
 PLACES: dict[str, list[Any]] = {
     "digest": [None, 7, "", "0F" * 32, "0f" * 31, DIGEST + "\n", DIGEST + "0", [DIGEST], "\ud800"],
     "whole": [None, -1, 1.0, True, "1", [], {}, 2**31 + 1, 2**63 - 1],
+    "page": [None, 0, -1, 1.0, True, "1", [], 33, 2**31],
     "pair": [None, 7, [], [1], [1, 2, 3], [1, -1], [1, True], [1, 2.0], ["a", 1], {"0": 1}],
     "object": [None, 7, "{}", [], [{}], True],
     "text": [None, 7, [], {}, True],
@@ -152,6 +158,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "beginning": {},
     "decide": {"poll": "object"},
     "entry": {"chain": "digest"},
+    "entries": {"chain": "digest", "most": "page"},
     "offer": {"parcel": "object", "path": "peers", "move": "object", "passed_over": "peers"},
     "final": {"value": "object"},
     "agenda-decide": {"number": "whole", "poll": "object"},

@@ -34,14 +34,16 @@ class LastToken:
     """Last tokens that one service is brought, and brings to others.
 
     ``brought`` says which neighbour brought an end that is kept here, by its chain.  ``fetches``
-    are the logs of ends that were brought, by the end without its salt: at most one of each
-    neighbour.  ``waiting`` are neighbours whose call waits for one.
+    are the logs of ends that were brought, by the end without its salt: each neighbour is
+    ``bringing`` one at most, and none is dropped that another brings.  ``waiting`` are
+    neighbours whose call waits for one.
     """
 
     def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
         self.walk, self.talk, self.ends = walk, talk, ends
         self.brought: dict[str, int] = {}
         self.fetches: dict[pr.Value, LogFetch] = {}
+        self.bringing: dict[int, pr.Value] = {}
         self.waiting: set[int] = set()
 
     async def take(self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes]) -> Reply:
@@ -94,15 +96,17 @@ class LastToken:
 
     def _fetch(self, sender: int, value: pr.Value) -> LogFetch:
         """What is known of the log that leads to an end; refused if the sender has another one."""
-        key = replace(value, salt="")
+        key, before = replace(value, salt=""), self.bringing.get(sender)
         if value.chain == self.walk.start_chain:
             raise Refused("no log leads to that end.")
+        others = {end for peer, end in self.bringing.items() if peer != sender}
+        if before is not None and before != key and before not in others:
+            known = self.fetches.get(before)
+            if known is not None and known.task is not None and not known.task.done():
+                raise Refused("another log that you lead to is fetched; bring it again.")
+            self.fetches.pop(before, None)
+        self.bringing[sender] = key
         if key not in self.fetches:
-            for other, fetch in list(self.fetches.items()):
-                if fetch.first == sender:
-                    if fetch.task is not None and not fetch.task.done():
-                        raise Refused("another log that you lead to is fetched; bring it again.")
-                    del self.fetches[other]
             self.fetches[key] = LogFetch(self.walk, self.talk, value, sender)
         return self.fetches[key]
 
