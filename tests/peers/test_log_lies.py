@@ -422,6 +422,10 @@ def _other_step(visit: dict[str, Any]) -> None:
             event["step_size"] = 0.5
 
 
+def _another_sender(visit: dict[str, Any]) -> None:
+    visit["sender"] = LIAR
+
+
 def _no_events(visit: dict[str, Any]) -> None:
     visit["events"] = []
 

@@ -104,11 +104,26 @@ def _public(event: ev.Event) -> tuple[Any, ...]:
     return ev.of_the_plan(event, *SECRET.get(type(event), ()))
 
 
+def _foreseen(events: Iterable[ev.Event]) -> list[tuple[Any, ...]]:
+    """What everybody knows of a visit's events beforehand.
+
+    The ball on which u projects after its noise is as secret as the noise until then.
+    """
+    told = list(events)
+    if any(isinstance(event, ev.GaussianNoise) for event in told):
+        told = [event for event in told if not isinstance(event, ev.Projection)]
+    return list(map(_public, told))
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a walk is: the peer that has the token, what its route remembers, who was visited."""
+    """Where a walk is: the peer that has the token, what its route remembers, who was visited.
+
+    ``last`` did the last visit; after a recovery somebody else may have the token.
+    """
 
     at: int = NOBODY
+    last: int = NOBODY
     memory: Mapping[str, int] = field(default_factory=dict)
     visited: frozenset[int] = frozenset()
 
@@ -143,9 +158,9 @@ class Succession:
         """
         if body["kind"] != "hop":
             return replace(place, at=body["peer"])
-        memory = self._led(body, place)
+        memory, peer = self._led(body, place), body["peer"]
         self._told(body, place)
-        return Place(body["peer"], memory, place.visited | {body["peer"]})
+        return Place(peer, peer, memory, place.visited | {peer})
 
     def _led(self, body: Mapping[str, Any], place: Place) -> dict[str, int]:
         """Refuse a visit where the route does not lead; what the route remembers after it."""
@@ -158,6 +173,9 @@ class Succession:
         visit = body["visit"]
         if (move.receiver, move.path) != (visit["receiver"], tuple(visit["path"])):
             raise Refused(f"visit {body['hop']} is not where the route leads.")
+        sender = self.work.first_sender if body["hop"] == 1 else place.last
+        if visit["sender"] != sender:
+            raise Refused(f"visit {body['hop']} names peer {visit['sender']} as the one before it.")
         return dict(move.memory)
 
     def _passed_over(self, body: Mapping[str, Any]) -> list[int]:
@@ -183,9 +201,8 @@ class Succession:
                 raise Refused("the first visit does not begin as the plan says.")
             if not work.may_travel(head[0]):
                 raise Refused("the first visit names other things that travel with the token.")
-        told = list(map(_public, events))
         planned = (work.planned(hop, peer, first=first, records=n) for n in (1, 0))
-        if all(told != list(map(_public, one)) for one in planned):
+        if all(_foreseen(events) != _foreseen(one) for one in planned):
             raise Refused(f"visit {hop} at peer {peer} tells of other work than the plan's.")
 
     def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:

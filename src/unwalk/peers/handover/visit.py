@@ -208,7 +208,7 @@ class Work:
         space.load(token)
         loaded()
         if first and self.base:
-            token = replace(token, hop=self.base, at=self._from(), memory={})
+            token = replace(token, hop=self.base, at=self.first_sender, memory={})
         here = space.token(hop=token.hop, at=token.at, memory=token.memory)
         walk.progress = Progress(here, {self.peer: local}, space.anchors, Transcript({}))
         if first and self.phase.start_hop is not None:
@@ -226,6 +226,9 @@ class Work:
             hop = replace(hop, digest=None)
         return Visited(walk.progress.token, walk.progress.locals[self.peer], hop, began, ended)
 
-    def _from(self) -> int:
-        """Where a chapter's first token is taken to be."""
-        return NOBODY if self.phase.start == "initial" else self.plan.unlearner
+    @property
+    def first_sender(self) -> int:
+        """Where the first token is taken to be before its first visit."""
+        if not self.base or self.phase.start == "initial":
+            return NOBODY
+        return self.plan.unlearner
