@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.peers.harness import check_end, lived
-from unwalk.core.events import GaussianNoise
 from unwalk.core.plan import Move
+from unwalk.peers.handover.visit import Visited
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.transport.wire import MemoryPieces
@@ -241,7 +240,10 @@ def test_the_pieces_of_a_call_that_has_ended_are_not_taken_from_the_workspace(sm
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(tmp_path, noisy):
+def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(
+    tmp_path, noisy, monkeypatch
+):
+    monkeypatch.setattr(Visited, "noisy", noisy)
     early: list[int] = []
     late: list[int] = []
 
@@ -254,20 +256,10 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(t
 
         return one
 
-    def with_noise(visit):
-        def one(*given, **named):
-            done = visit(*given, **named)
-            noise = GaussianNoise(0.1, 1.0, "secret")
-            return replace(done, hop=replace(done.hop, events=(*done.hop.events, noise)))
-
-        return one
-
     async def script(here):
         for peer in range(PEERS):
             service = here.start(peer)
             service.delivery.send = noted(service)
-            if noisy:
-                service.work.visit = with_noise(service.work.visit)
         await here.until(here.finished)
 
     lived(tmp_path, script, PEERS, lease=600.0)
