@@ -314,7 +314,10 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
         await begun.wait()
         await here.crash(0)
         go_on.set()
-        found = [codec.parse(await call, 1 << 18), codec.parse(await host.answer(1, asked), 1 << 18)]
+        found = [
+            codec.parse(await call, 1 << 18),
+            codec.parse(await host.answer(1, asked), 1 << 18),
+        ]
         refused = ("refused", "this peer is stopping.")
         assert [(a.get("kind"), a.get("reason")) == refused for a in found] == [not stubborn, True]
         assert not stubborn or found[0] == {"entry": None}
