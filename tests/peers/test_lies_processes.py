@@ -462,6 +462,7 @@ FIRST = ("never_visits", "never_visits_and_says_that_it_is_ahead")
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("lie", "first"), [*((lie, 0) for lie in lying_daemons.LIES), *((lie, 1) for lie in FIRST)]
 )
