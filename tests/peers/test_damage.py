@@ -18,8 +18,9 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers.daemon import run_peer, status
 from unwalk.peers.decisions.ballot import keep, stored
 from unwalk.peers.protocol.consensus import State
+from unwalk.peers.protocol.messages import PROTOCOL
 from unwalk.peers.records.record_store import Records
-from unwalk.peers.storage.integrity_mark import MarkFile
+from unwalk.peers.storage.integrity_mark import MarkFile, digest_of
 from unwalk.peers.storage.store import Store
 
 MATTER = "a matter"
@@ -221,3 +222,51 @@ def test_records_that_lost_what_was_asked_are_refused(tmp_path):
         db.execute("PRAGMA user_version = 1")
     with pytest.raises(InvalidInput, match=r"records\.sqlite is older than what"):
         Records(tmp_path, DECLARED)
+
+
+PROTOCOL_2 = """
+CREATE TABLE runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);
+CREATE TABLE agenda (number INTEGER PRIMARY KEY, text TEXT NOT NULL, decision TEXT NOT NULL);
+CREATE TABLE visits (
+    run TEXT NOT NULL, place INTEGER NOT NULL, visit TEXT NOT NULL, PRIMARY KEY (run, place));
+CREATE TABLE polls (matter TEXT PRIMARY KEY, state TEXT NOT NULL, texts TEXT NOT NULL);
+"""
+"""Tables as a daemon of protocol 2 made them, as far as they differ or hold what it promised."""
+
+
+@pytest.mark.parametrize(
+    ("tables", "number", "named"), [(PROTOCOL_2, 0, "2 or older"), ("", PROTOCOL + 1, PROTOCOL + 1)]
+)
+def test_a_store_of_another_protocol_is_refused_with_what_to_do(tmp_path, tables, number, named):
+    folder = tmp_path / "net"
+    network(folder, peers=3)
+    place = folder / "peer-0" / "store"
+    place.mkdir()
+    with closing(sqlite3.connect(place / "state.sqlite")) as db:
+        db.executescript(f"{tables} PRAGMA application_id = {number};")
+
+    def begun() -> None:
+        raise AssertionError("the peer has begun")
+
+    said = rf"was written by protocol {named}, .* make a new one .*, or start this peer with the"
+    for _ in range(2):  # it is refused again, not taken over by the first attempt
+        with pytest.raises(InvalidInput, match=said):
+            run_peer(folder / "peer-0", http=None, ready=begun)
+    with closing(sqlite3.connect(place / "state.sqlite")) as db:
+        found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    assert "ends" not in found
+
+
+def test_a_store_says_which_protocol_wrote_it_and_is_opened_again(tmp_path):
+    """One that this protocol wrote before it put its number down is taken over."""
+    place = filled(tmp_path, closed=True)
+    with closing(sqlite3.connect(place / "state.sqlite")) as db:
+        assert db.execute("PRAGMA application_id").fetchone() == (PROTOCOL,)
+        db.execute("PRAGMA application_id = 0")
+    with closing(MarkFile(place.with_name("store.mark"))) as mark:
+        assert mark.last is not None
+        mark.write(mark.last.changes, digest_of(place / "state.sqlite"), flush=True)
+    for _ in range(2):
+        with closing(Store(place)) as store:
+            assert voted(store) == 29
+            assert store.db.execute("PRAGMA application_id").fetchone() == (PROTOCOL,)

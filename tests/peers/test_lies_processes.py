@@ -32,6 +32,7 @@ from unwalk.peers.daemon import chapters_of
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
+from unwalk.peers.handover.recovery import OVERRUNS, longest_visit
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol import codec
@@ -47,6 +48,9 @@ HONEST = [p for p in range(PEERS) if p != LIAR]
 FAR = 2**31
 ALLOWED = 64.0
 """MiB that lies may cost a peer, besides two tokens, which are small here."""
+
+WALK = 30.0
+"""Seconds in which peers start, and make 40 visits that nobody holds up."""
 
 Lie = Callable[[Liar], Awaitable[Any]]
 
@@ -442,11 +446,23 @@ def first_of(made: Network) -> int:
     return Work(plan_of(made), 0).move(1, NOBODY, {}, 0).receiver
 
 
+def held_up(made: Network) -> float:
+    """Seconds for which one peer that takes the token and never visits can stop all others.
+
+    Each of them passes it over once it was late three times for that one, and notices that up to a
+    lease late.  Before the first visit they wait in turn, a lease each.
+    """
+    limits, others = made.limits, len(made.peers) - 1
+    late = longest_visit(limits, made.rules().lies) + limits.lease
+    return OVERRUNS * others * late + len(made.peers) * limits.lease
+
+
 FIRST = ("never_visits", "never_visits_and_says_that_it_is_ahead")
 """Lies that are also told by the peer from which training begins."""
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("lie", "first"), [*((lie, 0) for lie in lying_daemons.LIES), *((lie, 1) for lie in FIRST)]
 )
@@ -459,12 +475,14 @@ def test_a_daemon_that_lies_cannot_stop_the_others(tmp_path, lie, first):
     with town(folder, made) as here:
         for peer in range(PEERS):
             here.start(peer, lie=lying_daemons.LIES[lie] if peer == liar else None)
-        here.until(lambda: all(here.state(p).get("model") for p in honest))
+        ended = held_up(made) + WALK
+        here.until(lambda: all(here.state(p).get("model") for p in honest), timeout=ended)
     served = check_end(folder, made, honest)
     assert liar not in served[1:]
     late = [line for p in honest for line in logged(folder, p, "overrun")]
     over = [line for p in honest for line in logged(folder, p, "passed over")]
     assert {line["who"] for line in late} <= {liar}
+    assert {line["times"] for line in late} <= set(range(1, OVERRUNS + 1)), "then it is passed over"
     assert liar in {line["who"] for line in late} | {line["to"] for line in over}
 
 

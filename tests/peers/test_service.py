@@ -9,6 +9,7 @@ from time import monotonic
 
 import pytest
 
+from tests.peers.deletions import Hamlet
 from tests.peers.harness import Village, check_end, network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
@@ -284,3 +285,50 @@ def test_a_peer_that_is_asked_to_stop_ends_when_its_time_is_over(tmp_path, what)
         walk(tmp_path, script, lease=600.0)
     finally:
         go_on.set()
+
+
+@pytest.mark.parametrize(("kind", "stubborn"), [(Village, True), (Hamlet, False)])
+def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubborn):
+    """One that is under way ends before the store is closed, one that comes later is refused."""
+
+    async def script(here):
+        here.start(0)
+        host = here.services[0] if kind is Village else here.peers[0]
+        service = host if kind is Village else host.service
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        answer = service.intake.answer
+
+        async def slow(sender, message):
+            begun.set()
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+                await asyncio.sleep(0.1)
+            return await answer(sender, message)
+
+        service.intake.answer = slow
+        asked = service.talk.words(ms.EntryOf, chain="0" * 64)
+        call = asyncio.create_task(host.answer(1, asked))
+        await begun.wait()
+        await here.crash(0)
+        go_on.set()
+        found = [
+            codec.parse(await call, 1 << 18),
+            codec.parse(await host.answer(1, asked), 1 << 18),
+        ]
+        refused = ("refused", "this peer is stopping.")
+        assert [(a.get("kind"), a.get("reason")) == refused for a in found] == [not stubborn, True]
+        assert not stubborn or found[0] == {"entry": None}
+
+    folder = tmp_path / "net"
+    here = kind(folder, network(folder, peers=3))
+
+    async def main() -> None:
+        try:
+            await script(here)
+        finally:
+            await here.close()
+
+    asyncio.run(main())

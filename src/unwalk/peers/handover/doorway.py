@@ -1,8 +1,13 @@
-"""Where the bytes of other peers become messages: so many a second of each, and each read once."""
+"""Where the bytes of other peers become messages: so many a second of each, and each read once.
+
+The door closes before what answers them does: calls that are under way end, later ones are refused.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -16,6 +21,7 @@ from unwalk.peers.transport.rate_limit import SHORT, Rate
 from unwalk.peers.transport.wire import MESSAGE
 
 Answer = dict[str, Any]
+STOPPING = "this peer is stopping."
 
 
 class Doorway:
@@ -24,6 +30,22 @@ class Doorway:
     def __init__(self, network: Network, journal: Journal, metrics: Metrics) -> None:
         self.network, self.journal, self.metrics = network, journal, metrics
         self.rate = Rate(network.limits.messages)
+        self.closed = False
+        self.calls: dict[asyncio.Timeout, None] = {}  # those under way, in order
+        self.last = asyncio.Event()
+
+    async def close(self) -> None:
+        """Refuse all calls from now on; those under way have ended when this returns.
+
+        It waits for them however often it is cancelled: what they use is closed next.
+        """
+        self.closed = True
+        for call in self.calls:
+            call.reschedule(asyncio.get_running_loop().time())
+        while self.calls:
+            self.last.clear()
+            with suppress(asyncio.CancelledError):
+                await self.last.wait()
 
     def _read(self, sender: int, data: bytes) -> WALK | NETWORK:
         if not self.rate.allows(sender, monotonic(), len(data)):
@@ -36,12 +58,35 @@ class Doorway:
             raise Refused(f"this is network {self.network.name}.")
         return message
 
+    async def _used(
+        self, message: WALK | NETWORK, use: Callable[[WALK | NETWORK], Awaitable[Answer]]
+    ) -> Answer:
+        """What ``use`` answers, unless the door closes first.
+
+        A token that was taken is never refused so: nothing is awaited between that and the answer.
+        """
+        if self.closed:
+            raise Refused(STOPPING)
+        call = asyncio.timeout(None)
+        self.calls[call] = None
+        try:
+            async with call:
+                return await use(message)
+        except TimeoutError as error:
+            if not call.expired():
+                raise
+            raise Refused(STOPPING) from error
+        finally:
+            del self.calls[call]
+            if not self.calls:
+                self.last.set()
+
     async def let_in(
         self, sender: int, data: bytes, use: Callable[[WALK | NETWORK], Awaitable[Answer]]
     ) -> bytes:
         """The answer that ``use`` has for a message, or a refusal if anything is wrong with it."""
         try:
-            return codec.dump(await use(self._read(sender, data)))
+            return codec.dump(await self._used(self._read(sender, data), use))
         except UnwalkError as error:
             self.metrics.add("refusals_total")
             self.journal.refused(sender, error)

@@ -13,7 +13,7 @@ from unwalk.core.errors import Corrupt, Refused
 from unwalk.peers.handover.byte_stream import pieces, receive_bytes
 from unwalk.peers.handover.checks import Gate, Offer
 from unwalk.peers.handover.control_messages import Talk
-from unwalk.peers.handover.doorway import Answer
+from unwalk.peers.handover.doorway import STOPPING, Answer
 from unwalk.peers.handover.early_visit import Ahead
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
@@ -71,7 +71,7 @@ class Intake:
         if state == walk.state:  # nothing new: no need for the bytes
             return reply
         if walk.stopping:
-            raise Refused("this peer is stopping.")
+            raise Refused(STOPPING)
         if walk.store.space.full:
             raise DiskFull
         kept = walk.store.local(walk.run_id, offer.parcel.lineage)

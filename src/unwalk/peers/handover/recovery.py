@@ -13,6 +13,7 @@ from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
 from unwalk.peers.handover.walk import Walk
+from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.hoplog import recovery_body
@@ -32,6 +33,15 @@ TRIES = 3.0
 """A peer that neither takes a token nor refuses it is offered it for so many leases."""
 SALT = 16
 """Bytes of the salt of an end."""
+
+
+def longest_visit(limits: Limits, lies: int) -> float:
+    """Seconds for which a peer may have the token, where so many lie.
+
+    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
+    ones, and where nobody lies one may hang.
+    """
+    return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
 
 class Lookout:
@@ -71,13 +81,8 @@ class Lookout:
 
     @property
     def _visit(self) -> float:
-        """Seconds after which a peer that has the token should have handed it on.
-
-        A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be
-        such ones, and where nobody lies one may hang.
-        """
-        limits = self.walk.limits
-        return limits.visit + max(1, self.walk.poll.rules.lies) * (1.0 + TRIES) * limits.lease
+        """Seconds after which a peer that has the token should have handed it on."""
+        return longest_visit(self.walk.limits, self.walk.poll.rules.lies)
 
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.

@@ -83,6 +83,7 @@ class Service(Walk):
         try:
             await self.walk()
         finally:
+            await self.door.close()
             await self.transport.stop()
 
     async def walk(self) -> None:

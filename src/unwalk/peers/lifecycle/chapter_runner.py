@@ -236,6 +236,7 @@ class Chapters(Progress):
                 await self._wait()
             self.walking.result()
         finally:
+            await self.door.close()
             await end_all([self.walking, *self.tasks])
             await self.transport.stop()
             if self.records is not None:

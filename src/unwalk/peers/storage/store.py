@@ -4,7 +4,8 @@ A token file is written under a temporary name, flushed, and renamed to its SHA-
 of state is one transaction (WAL, ``synchronous = FULL``) and is done before anybody is told.  A
 transaction only ever names files that are there; files that no state names are removed, but for
 those ``pinned`` by a change that is under way.  A database that is damaged, or older than what was
-written (:mod:`unwalk.peers.storage.integrity_mark`), is not opened.
+written (:mod:`unwalk.peers.storage.integrity_mark`), is not opened; nor is one that another
+protocol wrote.
 
 A file that is no longer needed is written over by the next token of the same size: on common file
 systems that costs a sixth of a new file.  :meth:`Store.erase_spares` unlinks such files.
@@ -42,6 +43,7 @@ from unwalk.peers.storage.integrity_mark import (
     digest_of,
 )
 from unwalk.peers.storage.token_files import join_local, open_tensors, pieces, split_local
+from unwalk.peers.storage.written_by import check_protocol
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);
@@ -242,6 +244,7 @@ class Store:
             raise InvalidInput(f"{self.path} is damaged ({error}); {WAY_BACK}") from error
         check_whole(self.db, self.path)
         check_newest(self.path, self.changes, self.mark.last)
+        check_protocol(self.db, self.path)
         self.db.executescript(SCHEMA)
         self.settle()
 
