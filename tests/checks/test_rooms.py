@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.checks.test_imports import layers
+from tests.checks.test_imports import edges, layers
 from tests.conftest import ROOT
 
 SRC = ROOT / "src" / "unwalk"
@@ -28,6 +28,28 @@ def test_architecture_lists_the_rooms_that_exist():
     for room in listed:
         place = SRC / room
         assert place.is_dir() or place.with_suffix(".py").is_file(), room
+
+
+def test_architecture_says_what_each_room_imports():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = [room for layer in layers() for room in layer]
+    above: list[str] = []
+    for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|.*\| (.+) \|$", page, flags=re.MULTILINE):
+        here = [room for room in re.findall(r"`(\w+)`", row[0]) if room in rooms]
+        if not here:  # a row of another table
+            continue
+        said = set(re.findall(r"\w+", row[1])) & set(above)
+        if row[1].startswith("all of the above"):
+            said = set(above) - said
+        assert said == imported(here), here
+        above += here
+
+
+def imported(rooms: list[str]) -> set[str]:
+    """The rooms that some rooms import from, themselves apart."""
+    pairs = [(name.split("."), other.split(".")) for name, other in edges()]
+    found = {other[1] for name, other in pairs if name[1:2] and name[1] in rooms and other[1:]}
+    return found - set(rooms)
 
 
 PACKAGES = sorted([*SRC.glob("*/__init__.py"), *SRC.glob("peers/*/__init__.py")])
