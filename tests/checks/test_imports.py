@@ -23,7 +23,6 @@ from tests.conftest import ROOT
 SRC = ROOT / "src"
 REASON = "# Imports in functions: "
 """A line of a module that gives one reason for all of its imports in functions."""
-UNEXPLAINED_ALLOWED = "unwalk.peers."
 
 
 @cache
@@ -155,7 +154,6 @@ def test_an_import_in_a_function_says_why():
     bad = [
         f"{name}:{line}"
         for name, path in modules().items()
-        if not name.startswith(UNEXPLAINED_ALLOWED)
         for line in unexplained(path.read_text(encoding="utf-8"))
     ]
     assert bad == [], f"import at the top, or say why not ({REASON!r} once, or a comment there)"
