@@ -1,7 +1,12 @@
 """Real peers: a daemon that takes the token, does its visit and hands it on; no server anywhere.
 
-``daemon.py`` is the process; ``provision.py`` makes a network and its keys; ``demo.py`` shows one
-with five peers.  Below them each room knows the rooms after it in this list, none before it:
+In: a bundle (keys, network file), the organisation's records and its requests, and what other
+peers send.  Out: one trained model at every peer, and a certificate for each deletion.
+
+Start with ``daemon.py``, the process, then ``lifecycle``.  ``provision.py`` makes a network and its
+keys; ``demo.py`` shows one with five peers, of which one lies (``demo_liar.py``); ``telemetry.py``
+is the log and the counters; ``process_memory.py`` sets up the allocator.  Each room knows the rooms
+after it in this list, none before it:
 
 ``web``         the endpoint for a peer's own organisation
 ``lifecycle``   one peer through training, deletions and leaving

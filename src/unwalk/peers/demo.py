@@ -134,7 +134,7 @@ class Demo:
 
 def write_records(folder: Path) -> None:
     """Give each peer's organisation a table of digits, outside its bundle."""
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # slow, and only the demonstration needs it
 
     found = load_digits()
     for peer in range(PEERS):

@@ -19,6 +19,7 @@ from typing import Any
 from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
+from unwalk.peers.handover.visit import plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
@@ -52,8 +53,6 @@ def make_network(
     lies: int | None = None,
 ) -> Network:
     """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
-    from unwalk.peers.handover.visit import plan_of, token_size
-
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))

@@ -22,6 +22,9 @@ accountants,        accountants over recorded events: they check their condition
 stability           what they cannot bound, by name
 exact               proofs of exactness, read from events
 formulas            nominal numbers of a header, recomputed and compared with the events
+paper_tables        the paper's Tables 1 and 2, each number beside the corrected one
+pld                 a second way to the same numbers, by the optional package dp-accounting
+roots, upward       root finding and arithmetic that err on the safe side
 =================== =========================================================================
 
 Start reading at ``calibrate.calibrate`` for formulas, ``accountants.sealed_claim`` for events.

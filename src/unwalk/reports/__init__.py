@@ -7,7 +7,8 @@ Nothing is measured here, and no other file is read.
 Start reading at :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each
 turns its dictionary into tables (``tables``) and pictures (``charts``) and hands
 them to a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction``
-check and read the dictionaries; ``numbers`` formats every number; ``page`` has the colours.
+check and read the dictionaries; ``reproduction_figure`` and ``reproduction_trials`` are parts of
+the reproduction page; ``numbers`` formats every number; ``page`` has the colours.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ catalogue                    the named tasks, and what each says about itself
 digits, blobs, mnist, ...    one file per named task
 own, files, tables, pictures a user's own arrays, tables and folders of pictures
 declared                     the records of real peers, which agree on a format only
-sources                      records, and how they are dealt to peers
+sources, official            records, and how they are dealt to peers; published data sets
+checks                       what is wrong with arrays that a user brings
 forgetting                   triggers, and which records have to be forgotten
 models, resnet, gabor        models, and fixed features for a linear head
 ============================ =============================================================

@@ -129,6 +129,7 @@ def _npz(file: Path, columns: Columns, gone: Gone) -> tuple[bytes, int]:
 
 
 def _parquet(file: Path, columns: Columns, gone: Gone) -> tuple[bytes, int]:
+    # An extra.
     from pyarrow import BufferOutputStream
     from pyarrow.parquet import ParquetFile, write_table
 

@@ -5,7 +5,8 @@ record or the id of one once a form is handed in.
 
 Start with ``views.py``: ``Desk`` is all that the endpoint knows of a peer, and ``live_desk.py``
 answers it from a running one.  ``routes.py`` has a function for each path, ``operations.py`` what
-all of them have in common, ``openapi.py`` describes them.  ``http_server.py`` says where to listen
+all of them have in common, ``answers.py`` the JSON and the errors that go back, ``openapi.py`` the
+description of the interface.  ``http_server.py`` says where to listen
 and who is let in, ``connections.py`` reads and writes HTTP.  ``page/`` is the dashboard, and
 ``client.py`` is what ``unwalk forget --peer`` calls.
 """

@@ -49,6 +49,7 @@ class Asker:
     @staticmethod
     def of_bundle(folder: Path) -> Asker:
         """Ask the peer that runs from this bundle on this machine."""
+        # A client that was given an address needs neither keys nor a server.
         from unwalk.peers.identity.credentials import host_name, read_private
         from unwalk.peers.identity.trust import Bundle
         from unwalk.peers.web.http_server import ADDRESS_FILE, TOKEN_FILE
