@@ -78,6 +78,7 @@ def network(
     count: int = 40,
     hold_out: float = 0.1,
     lies: int | None = None,
+    visit: float = Limits().visit,
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
@@ -86,7 +87,7 @@ def network(
         name="test",
         addresses=free_addresses(peers),
         settings={**SETTINGS, **changed},
-        limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0),
+        limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0, visit=visit),
         noise=noise,
         lies=lies,
     )

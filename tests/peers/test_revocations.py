@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.peers.deletions import ask, ended, hamlet, trained_on
+from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
 from tests.peers.liars import Liar
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.decided import words_of
+from unwalk.peers.forgetting.peer_certificate import verified
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.provision import next_chapter, revoke, rotate
@@ -121,3 +122,30 @@ def test_which_chapter_is_next_is_not_guessed(tmp_path):
         assert (here.folder / "peer-1" / "signing.key").read_bytes() == before
 
     hamlet(tmp_path, script, peers=2, train__hops=4)
+
+
+@pytest.mark.soak
+def test_a_visit_of_a_revoked_key_spoils_no_certificate(tmp_path):
+    """A member carries tokens to and from it; nobody takes them, and others' requests are done."""
+    revoked, carrier = 1, 2
+
+    async def script(here):
+        await here.until(here.trained)
+        network = revoke(here.folder, "peer-1", chapter=1)
+        for peer in (0, 2, 3):
+            here.peers[peer].trust.network = network
+        here.memory.cut |= {frozenset((0, revoked)), frozenset((3, revoked))}
+        here.peers[revoked].transport.me = carrier
+        for peer, id in {0: "r", 3: "s"}.items():
+            ask(here, peer, id, *trained_on(here, peer)[:1])
+
+        def named(peer, id):
+            return here.peers[peer].requests.get(id).certificate
+
+        await here.until(lambda: named(0, "r") and named(3, "s"))
+        for peer, id in {0: "r", 3: "s"}.items():
+            name, newest = named(peer, id), here.folder / "network.json"
+            found = verified(certificate(here, peer, name), here.folder / "ca.pem", newest)
+            assert not found["problems"], found["problems"]
+
+    hamlet(tmp_path, script, train__hops=8, visit=0.8)

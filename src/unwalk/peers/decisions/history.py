@@ -100,11 +100,8 @@ def count_visits(store: Store, run: str) -> int:
     return int(store.db.execute(query, (run,)).fetchone()[0])
 
 
-def check_visit(trust: Trust, visit: Any, run: str, number: int, chapter: int | None = None) -> Hop:
-    """A signed visit of ``run`` with the given number; refused unless its peer signed it.
-
-    With ``chapter`` the peer's certificate must not be revoked from that chapter on.
-    """
+def check_visit(trust: Trust, visit: Any, run: str, number: int) -> Hop:
+    """A signed visit of ``run`` with the given number; refused unless its peer signed it."""
     names = ("run", "generation", "visit", "signature", "certificate")
     found = codec.fields_of(visit, "a visit", *names)
     if found["run"] != run:
@@ -115,7 +112,7 @@ def check_visit(trust: Trust, visit: Any, run: str, number: int, chapter: int | 
         raise Corrupt(f"visit {number} is missing.")
     data = BARE + bare_text(run, generation, found["visit"])
     pem, signature = str(found["certificate"]), str(found["signature"])
-    signer = trust.check(pem, signature, data, past=True, chapter=chapter)
+    signer = trust.check(pem, signature, data, past=True)
     if trust.network.index(signer) != hop.receiver:
         raise Refused(f"visit {number} was signed by {signer}, which did not do it.")
     return hop

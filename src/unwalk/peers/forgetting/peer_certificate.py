@@ -440,7 +440,11 @@ def _check_visits(
     trust: Trust,
     places: Sequence[tuple[int, str, int]],
 ) -> None:
-    """Every visit is of the line that was decided, signed, and handed on by the one before it."""
+    """Every visit is of the line that was decided, signed, and handed on by the one before it.
+
+    One signed with a revoked key counts as well: a quorum voted for the walk that it is in, and
+    nobody can add another one (:func:`_check_ends`).
+    """
     if not len(visits) == len(transcript.hops) == len(places):
         raise Corrupt(
             f"{len(visits)} visits were signed and {len(transcript.hops)} are certified; "
@@ -449,8 +453,8 @@ def _check_visits(
     last = transcript.header["phases"][-1]["name"]
     before: Hop | None = None
     rows = zip(visits, transcript.hops, places, strict=True)
-    for number, (visit, hop, (chapter, run, place)) in enumerate(rows, 1):
-        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]), chapter)
+    for number, (visit, hop, (_, run, place)) in enumerate(rows, 1):
+        signed = check_visit(trust, visit, run, int(visit["visit"]["hop"]))
         if as_walked(signed, number, last) != hop:
             raise Corrupt(f"hop {number} is not what peer {hop.receiver} signed.")
         if signed.phase_hop != place:

@@ -193,6 +193,10 @@ class Succession:
         """
         work, hop, peer = self.work, body["hop"], body["peer"]
         events = Hop.from_json(body["visit"]).events
+        if body["visit"]["digest"] is not None and not work.shows_digest(hop):
+            raise Refused(
+                f"visit {hop} at peer {peer} shows a digest that the plan does not ask for."
+            )
         first = peer not in place.visited
         if hop == 1:
             begun = work.begun()

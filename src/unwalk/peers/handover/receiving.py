@@ -152,6 +152,9 @@ class Intake:
             for item in codec.listed(record["log"], "log", most=MOST_ENTRIES):
                 parsed = parse_entry(item)
                 sent[parsed["chain"]] = parsed
+        # Whoever carries a token for a revoked peer has to put a visit of its own behind it.
+        pem, chapter = offer.entry["certificate"], walk.chapter.number
+        walk.trust.identity(pem, past=True, chapter=chapter)
         fresh, place = await self.talk.led_to(offer.entry, offer.sender, sent)
         if (offer.mover, file.header["memory"]) != (place.at, place.memory):
             raise Refused("the token was sent on from another place of the route than its log's.")

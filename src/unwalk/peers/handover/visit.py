@@ -172,6 +172,11 @@ class Work:
         program, dtype = phase.method.visit(visit), self.space.parameters.dtype
         return planned_events(program, plan.noise.origin, dtype)
 
+    def shows_digest(self, hop: int) -> bool:
+        """Whether a visit tells a digest of its model, salted, in what outlives the log."""
+        always = self.plan.performance.digests
+        return bool(self.plan.salt) and (always or hop == self.hops)
+
     def begun(self) -> tuple[ev.Event, ...]:
         """The events with which the phase begins."""
         phase, later = self.phase, len(self.plan.phases) > 1
