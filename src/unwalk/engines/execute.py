@@ -284,7 +284,7 @@ def apply_rule(
         velocity = moments["momentum"]
         velocity.mul_(rule.momentum).add_(gradient)
         parameters.add_(velocity, alpha=-eta)
-    else:
+    elif rule.optimizer == "adam":
         first, second = rule.betas
         mean, square = moments["mean"], moments["square"]
         mean.lerp_(gradient, 1.0 - first)
@@ -292,6 +292,11 @@ def apply_rule(
         size = eta / (1.0 - first**counter)
         root = square.div(1.0 - second**counter).sqrt_().add_(rule.damping)
         parameters.addcdiv_(mean, root, value=-size)
+    else:
+        raise InvalidInput(
+            f"optimizer is {rule.optimizer!r}, which no engine can run yet; "
+            "allowed: sgd, momentum or adam."
+        )
 
 
 def project(work: State, balls: tuple[Ball, ...]) -> None:

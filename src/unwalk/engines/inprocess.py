@@ -282,4 +282,4 @@ class Walk:
 
 def _buffer_name(name: str) -> str:
     """A buffer's name in the log, distinct from names of moments and sums."""
-    return f"buffer.{name}" if name in ("momentum", "mean", "square", "sums") else name
+    return f"buffer.{name}" if name in (*ev.MOMENTS, "sums") else name

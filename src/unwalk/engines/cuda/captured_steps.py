@@ -79,8 +79,8 @@ class CapturedSteps:
 
     @staticmethod
     def can_run(op: Steps) -> bool:
-        """Weighted rows are left to the reference."""
-        return op.weights is None
+        """Weighted rows, and optimizers without an update here, are left to the reference."""
+        return op.weights is None and op.rule.optimizer in UPDATES
 
     def run(
         self,
@@ -169,8 +169,6 @@ class CapturedSteps:
     def _capture(
         self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
     ) -> _Graph:
-        update = _update(op.rule)
-
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
             if op.clip_per_example is not None:
                 self._clipped_gradient(batch, labels, op.clip_per_example)
@@ -185,19 +183,20 @@ class CapturedSteps:
                     norm = torch.stack(squares).sum().sqrt() * scale.abs()
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
                 for block in self.blocks:
-                    if normals is not None:
-                        noised = self._as_laid_out(block, normals).mul_(self.knobs[5])
-                        noised.addcmul_(block.gradients, scale)
-                        update(replace(block, gradients=noised), self.one, self.knobs, self.counter)
-                    else:
-                        update(block, scale, self.knobs, self.counter)
+                    if normals is None:
+                        update(op.rule, block, scale, self.knobs, self.counter)
+                        continue
+                    noised = self._as_laid_out(block, normals).mul_(self.knobs[5])
+                    noised.addcmul_(block.gradients, scale)
+                    given = replace(block, gradients=noised)
+                    update(op.rule, given, self.one, self.knobs, self.counter)
 
-        given = self._lay_out(x), y, drawn
+        batches = self._lay_out(x), y, drawn
         try:
-            return _Graph(step, *given)
+            return _Graph(step, *batches)
         except Unfit:
             self.clipped = None
-            return _Graph(step, *given)
+            return _Graph(step, *batches)
 
     def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
         """A vector like the workspace's parameters, in the order of a block."""
@@ -287,43 +286,52 @@ def _kind(op: Steps) -> tuple[object, ...]:
     return rule.optimizer, rule.betas, op.clip_per_example, *switches
 
 
-Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
+Update = Callable[[StepRule, Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def _update(rule: StepRule) -> Update:
-    """One optimizer step on a block, in few passes over memory.
+def _sgd(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    if rule.weight_decay:
+        block.masters.mul_(1.0 - knobs[0] * knobs[4])
+    block.masters.addcmul_(block.gradients, knobs[0] * scale, value=-1.0)
+
+
+def _momentum(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    velocity = block.moments["momentum"].mul_(knobs[3]).addcmul_(block.gradients, scale)
+    if rule.weight_decay:
+        velocity.addcmul_(block.masters, knobs[4])
+    block.masters.addcmul_(velocity, knobs[0], value=-1.0)
+
+
+def _adam(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    first, second = rule.betas
+    gradient = block.gradients.float() * scale + knobs[4] * block.masters
+    mean, square = block.moments["mean"], block.moments["square"]
+    mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
+    square.copy_(second * square + (1.0 - second) * gradient.square())
+    root = (square / (1.0 - second**counter)).sqrt() + rule.damping
+    block.masters.sub_(knobs[0] / (1.0 - first**counter) * mean / root)
+
+
+UPDATES: dict[str, Update] = {"sgd": _sgd, "momentum": _momentum, "adam": _adam}
+"""How each optimizer moves a block, in few passes over memory."""
+
+
+def update(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    """One optimizer step on a block.
 
     ``knobs`` holds step size, -, -, momentum, weight decay; ``scale`` multiplies the gradient.
     """
-
-    def descends(
-        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
-    ) -> None:
-        masters = block.masters
-        if rule.optimizer == "momentum":
-            velocity = block.moments["momentum"].mul_(knobs[3]).addcmul_(block.gradients, scale)
-            if rule.weight_decay:
-                velocity.addcmul_(masters, knobs[4])
-            masters.addcmul_(velocity, knobs[0], value=-1.0)
-        else:
-            if rule.weight_decay:
-                masters.mul_(1.0 - knobs[0] * knobs[4])
-            masters.addcmul_(block.gradients, knobs[0] * scale, value=-1.0)
-        if block.values is not masters:
-            block.values.copy_(masters)
-
-    def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
-        first, second = rule.betas
-        gradient = block.gradients.float() * scale + knobs[4] * block.masters
-        mean, square = block.moments["mean"], block.moments["square"]
-        mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
-        square.copy_(second * square + (1.0 - second) * gradient.square())
-        root = (square / (1.0 - second**counter)).sqrt() + rule.damping
-        block.masters.sub_(knobs[0] / (1.0 - first**counter) * mean / root)
-        if block.values is not block.masters:
-            block.values.copy_(block.masters)
-
-    return adam if rule.optimizer == "adam" else descends
+    UPDATES[rule.optimizer](rule, block, scale, knobs, counter)
+    if block.values is not block.masters:
+        block.values.copy_(block.masters)
 
 
 class _Graph:
