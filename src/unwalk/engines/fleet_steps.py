@@ -382,20 +382,16 @@ def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.
     return torch.where(mask, new, old)
 
 
+@dataclass(eq=False)
 class Step:
     """A step with the team and the batch that it works on."""
 
-    def __init__(
-        self,
-        gradient: BatchedGradient,
-        team: Team,
-        kind: Kind,
-        batch: Batch,
-        executor: Executor | None = None,
-    ) -> None:
-        self.gradient, self.team, self.kind, self.batch = gradient, team, kind, batch
-        self.executor = executor
-        self.prepared: Callable[[], None] | None = None
+    gradient: BatchedGradient
+    team: Team
+    kind: Kind
+    batch: Batch
+    executor: Executor | None = None
+    prepared: Callable[[], None] | None = field(default=None, init=False)
 
     def take(self) -> None:
         """One step of every walk that is active."""

@@ -18,16 +18,8 @@ from unwalk.core.plan import Kept, Local, Move, Outcome, Phase, Plan, Progress, 
 from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.engines.cuda import executor_for
-from unwalk.engines.execute import (
-    BareLinear,
-    Bench,
-    StepExecutor,
-    check_finite,
-    execute,
-    head_of,
-    prepared,
-)
+from unwalk.engines.cuda import CapturedSteps, executor_for
+from unwalk.engines.execute import BareLinear, Bench, check_finite, execute, head_of, prepared
 
 
 class InProcess:
@@ -108,7 +100,7 @@ class Walk:
             self.progress = replace(resume, anchors=state.anchors)
 
     def arrive(
-        self, hop: int, executor: StepExecutor | None = None, move: Move | None = None
+        self, hop: int, executor: CapturedSteps | None = None, move: Move | None = None
     ) -> Arrival:
         """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state

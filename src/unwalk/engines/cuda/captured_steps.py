@@ -91,7 +91,7 @@ class CapturedSteps:
         counter: int,
         normals: Callable[[], torch.Tensor],
     ) -> None:
-        """Take all steps of ``op`` on ``x`` (steps, minibatches, size, ...).
+        """Take all steps of ``op`` on ``x`` and ``y`` of (steps, minibatches, size, ...).
 
         ``normals`` draws what a step with noise adds, as long as the parameters.
         """
