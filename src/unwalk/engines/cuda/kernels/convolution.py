@@ -56,6 +56,16 @@ class _Tiles(NamedTuple):
 
 
 @gluon.jit
+def _barriers(AHEAD: gl.constexpr):
+    """One barrier for each tile that is on its way."""
+    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(AHEAD):
+        mbarrier.init(ready.index(k), count=1)
+    fence_async_shared()
+    return ready
+
+
+@gluon.jit
 def _fetch(
     xd, wd, xs, ws, ready, step, n, line, column, below, beside, wanted,
     INNER: gl.constexpr, OUTER: gl.constexpr, SIZE: gl.constexpr, STRIDE: gl.constexpr,
@@ -119,10 +129,7 @@ def _convolve(
             steps = (1 + below) * (1 + beside) * (INNER // DEEP)
     xs = gl.allocate_shared_memory(xd.dtype, [AHEAD] + xd.block_type.shape, xd.layout)
     ws = gl.allocate_shared_memory(wd.dtype, [AHEAD] + wd.block_type.shape, wd.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(AHEAD):
-        mbarrier.init(ready.index(k), count=1)
-    fence_async_shared()
+    ready = _barriers(AHEAD)
     for k in gl.static_range(AHEAD - 1):
         _fetch(
             xd, wd, xs, ws, ready, k, n, line, column, below, beside, k < steps,
@@ -308,10 +315,7 @@ def _weigh(
     steps = (part + 1) * blocks // PARTS - first
     gs = gl.allocate_shared_memory(gd.dtype, [AHEAD] + gd.block_type.shape, gd.layout)
     xs = gl.allocate_shared_memory(xd.dtype, [AHEAD] + xd.block_type.shape, xd.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(AHEAD):
-        mbarrier.init(ready.index(k), count=1)
-    fence_async_shared()
+    ready = _barriers(AHEAD)
     for k in gl.static_range(AHEAD - 1):
         _bring(
             gd, xd, gs, xs, ready, first + k, k, line, c, tap, k < steps,

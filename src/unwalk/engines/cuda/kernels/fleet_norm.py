@@ -47,6 +47,15 @@ def spread(
 
 
 @triton.jit
+def _tile(rows, CHANNELS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """This program's rows and channels, and which of them are real."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    channels = tl.arange(0, BLOCK_C)
+    mask = (row < rows)[:, None] & (channels < CHANNELS)[None, :]
+    return row, channels, mask
+
+
+@triton.jit
 def _corner(rows, corner, channels, HOW: tl.constexpr):
     """Where one corner of numbered 2x2 windows lies (without a pool: the numbered places)."""
     if HOW.pool:
@@ -75,9 +84,7 @@ def normalise(
 ):  # fmt: skip
     """Batch normalisation by given statistics, then, as asked for, a ReLU and a 2x2 pool."""
     model = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    channels = tl.arange(0, BLOCK_C)
-    mask = (row < rows)[:, None] & (channels < HOW.channels)[None, :]
+    row, channels, mask = _tile(rows, HOW.channels, BLOCK_R, BLOCK_C)
     centre, scale, slope, height = _norm(mean, root, weight, bias, model, channels, HOW.channels)
     pictures += model * rows * HOW.corners * HOW.channels
     corners: tl.constexpr = HOW.corners
@@ -150,9 +157,7 @@ def norm_gradient(
 ):  # fmt: skip
     """Gradient of a normalisation's input; ``sums`` are the whole gradients of bias and weight."""
     model = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    channels = tl.arange(0, BLOCK_C)
-    mask = (row < rows)[:, None] & (channels < HOW.channels)[None, :]
+    row, channels, mask = _tile(rows, HOW.channels, BLOCK_R, BLOCK_C)
     centre, scale, slope, height = _norm(mean, root, weight, bias, model, channels, HOW.channels)
     at = model * 2 * HOW.channels + channels
     real = channels < HOW.channels
