@@ -1,9 +1,9 @@
-"""Gradient steps on a CUDA device: a captured graph a kind of step, replayed for every step.
+"""Gradient steps on a CUDA device: one captured graph per kind of step, replayed for every step.
 
 Launching the hundred small kernels of a step one by one costs more than running them, so whole
-steps (forward, backward, clip, optimizer) are captured once and replayed, several at a time.  A
-*shadow* of the model computes: its weights lie in the wanted precision and memory layout, as
-views of a few flat vectors, so that the optimizer is one pass over memory.  Parameters and
+steps (forward, backward, clip, optimizer) are captured once and replayed, several at a time.  They
+run on a copy of the model (`flat_copy`), whose weights have the wanted precision and memory layout
+and are views of a few flat vectors, so that the optimizer is one pass over memory.  Parameters and
 moments are copied in at the start of a visit and back at its end; everything between visits
 (noise, projections, wipes) acts on the workspace exactly as it does on a CPU.  Nothing here waits
 for the device, so a peer's next visit is prepared while it computes.
@@ -27,7 +27,13 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.token import Workspace
 from unwalk.engines.cuda.clipped_steps import Clipped
-from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flattened
+from unwalk.engines.cuda.flat_copy import (
+    Block,
+    flat_blocks,
+    flat_copy_of,
+    flattened,
+    gradient_places,
+)
 from unwalk.engines.cuda.fused_network import fuse
 from unwalk.engines.cuda.groups import uses
 from unwalk.engines.cuda.record_gradients import Unfit
@@ -50,12 +56,12 @@ class CapturedSteps:
         self.loss = loss
         self.compiled = compiled
         self.dtype = PRECISIONS[precision]
-        self.shadow = flat_copy_of(work.model)
-        self.blocks = flat_blocks(self.shadow, self.dtype)
+        self.model = flat_copy_of(work.model)
+        self.blocks = flat_blocks(self.model, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
-        self.fused = fuse(self.shadow, self._places()) if compiled else None
+        self.fused = fuse(self.model, gradient_places(self.blocks)) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.model
         self.knobs = torch.zeros(6, device=work.device)
         self.counter = torch.zeros((), device=work.device)
         self.one = torch.ones((), device=work.device)
@@ -66,16 +72,9 @@ class CapturedSteps:
 
     @cached_property
     def clipped(self) -> Clipped | None:
-        """What steps that clip each example run on, but for models that it cannot take."""
+        """What runs steps that clip each example; None for a model that it cannot take."""
         wanted = self.compiled and uses("clipping")
-        return Clipped.of(self.shadow, self._places()) if wanted else None
-
-    def _places(self) -> dict[torch.Tensor, torch.Tensor]:
-        return {
-            weight: view
-            for block in self.blocks
-            for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
-        }
+        return Clipped.of(self.model, gradient_places(self.blocks)) if wanted else None
 
     @staticmethod
     def can_run(op: Steps) -> bool:
@@ -95,7 +94,7 @@ class CapturedSteps:
 
         ``normals`` draws what a step with noise adds, as long as the parameters.
         """
-        with _let_loose(self.precision):
+        with _fast_algorithms(self.precision):
             self._load(op.rule, moments)
             knobs = (
                 op.step_size,
@@ -145,9 +144,7 @@ class CapturedSteps:
             self.fused.load()
         views = self.work.layout.views(self.work.parameters)
         for block in self.blocks:
-            torch._foreach_copy_(block.views(block.masters), [views[n] for n in block.names])
-            if block.values is not block.masters:
-                block.values.copy_(block.masters)
+            block.load(views)
             for slot in rule.slots:
                 held = block.moments.setdefault(slot, torch.zeros_like(block.masters))
                 flat = self.work.layout.views(moments[slot])
@@ -213,9 +210,9 @@ class CapturedSteps:
         return room.copy_(x)
 
     def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
-        """Mean of the gradients that were clipped example by example, into the blocks."""
+        """Write the mean of gradients that were clipped example by example into the blocks."""
         if self.clipped is not None:
-            check_per_example(self.shadow)
+            check_per_example(self.model)
             self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
             return
 
@@ -225,7 +222,7 @@ class CapturedSteps:
             return self.loss(output.float(), labels)
 
         found = clipped_gradients(
-            self.shadow, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
+            self.model, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
         )
         with torch.no_grad():
             for block in self.blocks:
@@ -236,7 +233,7 @@ class CapturedSteps:
                         view.copy_(found[name])
 
     def _gradient(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Mean gradient over minibatches into the blocks."""
+        """Write the mean gradient over minibatches into the blocks."""
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
@@ -255,7 +252,7 @@ class CapturedSteps:
                 self._gather(total, everything=True)
 
     def _gather(self, found: Sequence[torch.Tensor], *, everything: bool = False) -> None:
-        """Gradients into the blocks, but for those that are there already."""
+        """Copy gradients into the blocks, except those that are there already."""
         left = iter(found)
         for block in self.blocks:
             mine = [next(left) for _ in block.weights]
@@ -330,8 +327,7 @@ def update(
     ``knobs`` holds step size, -, -, momentum, weight decay; ``scale`` multiplies the gradient.
     """
     UPDATES[rule.optimizer](rule, block, scale, knobs, counter)
-    if block.values is not block.masters:
-        block.values.copy_(block.masters)
+    block.lower()
 
 
 class _Graph:
@@ -399,11 +395,11 @@ def _no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _let_loose(precision: str) -> Iterator[None]:
-    """Steps repeat one shape often, so trying every algorithm for it pays.
+def _fast_algorithms(precision: str) -> Iterator[None]:
+    """Let cuDNN try every algorithm: steps repeat one shape often, so that pays.
 
-    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  Other work
-    in the process finds these switches as they were.
+    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  The
+    switches are put back afterwards for other work in the process.
     """
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32

@@ -1,8 +1,8 @@
-"""Layers for many models on a CUDA device: convolutions and norms as single kernels.
+"""Layers of many models on a CUDA device: convolutions and batch normalisations as one launch.
 
 Under ``vmap`` a layer of one model becomes one launch for all of them
 (:mod:`unwalk.engines.cuda.kernels.fleet_convolution`, `fleet_norm`).  In a ``Sequential`` a ReLU,
-and a 2x2 pool after it, are taken along by the convolution or the batch normalisation before them.
+and a 2x2 pool after it, are computed by the convolution or the batch normalisation before them.
 Everything else runs as it is written.
 """
 

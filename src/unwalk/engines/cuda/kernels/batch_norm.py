@@ -25,7 +25,7 @@ ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a table is cut: channels a block, rows a tile, blocks, programs, rows a program."""
+    """How a table is cut: channels per block, rows per tile, blocks, programs, rows per program."""
 
     block: int
     tile: int

@@ -1,6 +1,6 @@
 """Convolutions of channels-last pictures in bfloat16, for NVIDIA's Hopper, written in Gluon.
 
-A convolution is a matrix product: one row a place, and as columns all that the place sees.  That
+A convolution is a matrix product: one row per place, and as columns all that the place sees.  That
 table is never written.  Each tile of it is a box of the picture, moved by a tap of the kernel,
 which the tensor memory accelerator copies into shared memory, with zeros outside the picture.
 With a stride of two, places are told apart by whether their line and column are even: a box then

@@ -25,7 +25,7 @@ LEAST = 2048
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a record is cut: channels a group, that rounded up, groups a program, places a tile."""
+    """A record's cut: channels per group, that rounded up, groups per program, places per tile."""
 
     size: int
     up: int
