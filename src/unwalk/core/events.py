@@ -127,6 +127,10 @@ DATA = ("all", "retained", "forgotten", "mixed")
 WORK = ("epochs", "averaged", "full", "iid", "slots")
 """How a visit goes over its rows (:class:`unwalk.methods.network_sgd.LocalWork`)."""
 BATCHING = (*WORK, "other")
+OPTIMIZERS = {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "square")}
+"""Every optimizer, with the names of the moments that it keeps."""
+MOMENTS = {moment: name for name, moments in OPTIMIZERS.items() for moment in moments}
+"""Every moment, with the name of its optimizer."""
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")
 STARTS = ("initial", "token", "arrival")
@@ -148,7 +152,7 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
         "clip_per_example": may.optional(may.real(above=0.0)),
         "noise": _SIZE,
         "origin": may.optional(may.name()),
-        "optimizer": may.word("sgd", "momentum", "adam"),
+        "optimizer": may.word(*OPTIMIZERS),
         "step_size": _SIZE,
         "momentum": may.real(0.0, 1.0),
         "weight_decay": _SIZE,

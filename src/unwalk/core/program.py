@@ -15,14 +15,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from unwalk.core.events import WIPES, GradientSteps
+from unwalk.core.events import OPTIMIZERS, WIPES, GradientSteps
 from unwalk.core.validation import check_choice
 
 Rows = npt.NDArray[np.int64]
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
-MOMENTS = ("momentum", "mean", "square")
-"""Names of all moment vectors that optimizers keep."""
 OPTIMIZER_STATES = ("carried", "local", "fresh")
 SCHEDULES = ("constant", "sqrt", "inverse")
 """Step sizes over the hops (:class:`unwalk.methods.network_sgd.Schedule`)."""
@@ -49,7 +46,7 @@ class StepRule:
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the moment vectors this rule keeps."""
-        return {"sgd": (), "momentum": ("momentum",), "adam": ("mean", "square")}[self.optimizer]
+        return OPTIMIZERS[self.optimizer]
 
 
 @dataclass(frozen=True, eq=False)

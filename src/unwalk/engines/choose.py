@@ -11,6 +11,7 @@ from unwalk.core.plan import Plan
 from unwalk.core.program import Steps, Visit
 from unwalk.core.token import Layout, build_model
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_steps import OPTIMIZERS
 from unwalk.engines.inprocess import InProcess
 
 LARGEST = 500_000
@@ -59,24 +60,29 @@ def worthwhile(plan: Plan, model: nn.Module) -> bool:
 def carries(plan: Plan, model: nn.Module) -> bool:
     """Whether a fleet can carry a plan.
 
-    Convolutions must be plain.  Where batch normalisation mixes the rows of a batch, every visit
-    needs plain minibatches; the plan's methods are asked for a visit to the forgetting peer and
-    one to another.
+    Convolutions must be plain, and optimizers known to fleets.  Where batch normalisation mixes
+    the rows of a batch, every visit needs plain minibatches.  The plan's methods are asked for a
+    visit to the forgetting peer and one to another.
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and (
             module.groups != 1 or module.dilation != (1, 1) or isinstance(module.padding, str)
         ):
             return False
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        return True
-    peers = {max(plan.unlearner, 0), plan.graph.peers - 1}
-    return all(
-        op.weights is None and op.batches.shape[1] == 1 and op.clip_per_example is None
+    steps = [
+        op
         for phase in plan.phases
-        for peer in peers
+        for peer in {max(plan.unlearner, 0), plan.graph.peers - 1}
         for op in phase.method.visit(_visit(plan, peer))
         if isinstance(op, Steps)
+    ]
+    if not all(op.rule.optimizer in OPTIMIZERS for op in steps):
+        return False
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return True
+    return all(
+        op.weights is None and op.batches.shape[1] == 1 and op.clip_per_example is None
+        for op in steps
     )
 
 

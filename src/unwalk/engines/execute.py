@@ -20,10 +20,9 @@ of the removed records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,25 +47,8 @@ from unwalk.core.program import (
 )
 from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.token import State, Workspace
+from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.per_example import Batch, add_clipped
-
-
-class StepExecutor(Protocol):
-    """A device's own implementation of steps, used instead of the reference."""
-
-    def can_run(self, op: Steps) -> bool:
-        """Whether it can take such steps."""
-
-    def run(
-        self,
-        op: Steps,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        moments: dict[str, torch.Tensor],
-        counter: int,
-        normals: Callable[[], torch.Tensor],
-    ) -> None:
-        """Take all steps of ``op`` on ``x`` and ``y`` of (steps, minibatches, size, ...)."""
 
 
 @dataclass(eq=False)
@@ -82,7 +64,7 @@ class Bench:
     peer: int
     generator: torch.Generator
     digest: str | None = None
-    executor: StepExecutor | None = None
+    executor: CapturedSteps | None = None
     head: BareLinear | None = None
     draws: int = 0
 
@@ -301,7 +283,7 @@ def apply_rule(
         velocity = moments["momentum"]
         velocity.mul_(rule.momentum).add_(gradient)
         parameters.add_(velocity, alpha=-eta)
-    else:
+    elif rule.optimizer == "adam":
         first, second = rule.betas
         mean, square = moments["mean"], moments["square"]
         mean.lerp_(gradient, 1.0 - first)
@@ -309,6 +291,11 @@ def apply_rule(
         size = eta / (1.0 - first**counter)
         root = square.div(1.0 - second**counter).sqrt_().add_(rule.damping)
         parameters.addcdiv_(mean, root, value=-size)
+    else:
+        raise InvalidInput(
+            f"optimizer is {rule.optimizer!r}, which no engine can run yet; "
+            "allowed: sgd, momentum or adam."
+        )
 
 
 def project(work: State, balls: tuple[Ball, ...]) -> None:

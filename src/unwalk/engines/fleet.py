@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -51,16 +51,6 @@ class Fleet:
             convoy = _Convoy([plans[n] for n in numbers], [(resume or {}).get(n) for n in numbers])
             convoy.walk(sink, first)
             yield from convoy.outcomes()
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, which would scan them each time."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class _Convoy:
@@ -124,7 +114,9 @@ class _Convoy:
     def walk(self, sink: Sink | None, first: int) -> None:
         """Carry the walks hop by hop until all have ended."""
         cuda = [self.parameters.device] if self.parameters.is_cuda else []
-        with torch.random.fork_rng(devices=cuda), _frozen():
+        with torch.random.fork_rng(devices=cuda), ExitStack() as stack:
+            gc.freeze()  # so that garbage collection does not scan existing objects each time
+            stack.callback(gc.unfreeze)
             while rows := [r for r, w in enumerate(self.walks) if self._under_way(w)]:
                 arrivals = {
                     r: self.walks[r].arrive(self.walks[r].progress.token.hop + 1) for r in rows

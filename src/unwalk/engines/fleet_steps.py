@@ -30,6 +30,9 @@ from unwalk.engines.fleet_gradients import BatchedGradient, Buffers
 Party = dict[int, tuple[Steps, Bench]]
 """Row of the fleet: its operation and what it works with."""
 
+OPTIMIZERS = ("sgd", "momentum", "adam")
+"""Optimizers whose steps :func:`update` takes; a fleet refuses all others."""
+
 SIZES = 8
 """How many different sizes the teams have whose steps an executor prepares."""
 
@@ -71,6 +74,11 @@ class LockStep:
         groups: dict[tuple[object, ...], list[Order]] = {}
         for order in orders:
             op, rule = order.op, order.op.rule
+            if rule.optimizer not in OPTIMIZERS:
+                raise InvalidInput(
+                    f"optimizer is {rule.optimizer!r}, which a fleet cannot run; use the "
+                    f"in-process engine, or one of: {', '.join(OPTIMIZERS)}."
+                )
             key: tuple[object, ...]
             key = (rule.optimizer, rule.state, rule.betas, rule.damping, op.clip_per_example)
             if self.gradient.mixes_rows:
@@ -374,20 +382,16 @@ def _where(active: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.
     return torch.where(mask, new, old)
 
 
+@dataclass(eq=False)
 class Step:
     """A step with the team and the batch that it works on."""
 
-    def __init__(
-        self,
-        gradient: BatchedGradient,
-        team: Team,
-        kind: Kind,
-        batch: Batch,
-        executor: Executor | None = None,
-    ) -> None:
-        self.gradient, self.team, self.kind, self.batch = gradient, team, kind, batch
-        self.executor = executor
-        self.prepared: Callable[[], None] | None = None
+    gradient: BatchedGradient
+    team: Team
+    kind: Kind
+    batch: Batch
+    executor: Executor | None = None
+    prepared: Callable[[], None] | None = field(default=None, init=False)
 
     def take(self) -> None:
         """One step of every walk that is active."""

@@ -15,19 +15,11 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Outcome, Phase, Plan, Progress, Resume, Sink
-from unwalk.core.program import MOMENTS, Program, Project, Visit
+from unwalk.core.program import Program, Project, Visit
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.engines.cuda import executor_for
-from unwalk.engines.execute import (
-    BareLinear,
-    Bench,
-    StepExecutor,
-    check_finite,
-    execute,
-    head_of,
-    prepared,
-)
+from unwalk.engines.cuda import CapturedSteps, executor_for
+from unwalk.engines.execute import BareLinear, Bench, check_finite, execute, head_of, prepared
 
 
 class InProcess:
@@ -108,7 +100,7 @@ class Walk:
             self.progress = replace(resume, anchors=state.anchors)
 
     def arrive(
-        self, hop: int, executor: StepExecutor | None = None, move: Move | None = None
+        self, hop: int, executor: CapturedSteps | None = None, move: Move | None = None
     ) -> Arrival:
         """Route the token (unless ``move`` says where it came) and ask the method what to do."""
         plan, state = self.plan, self.state
@@ -282,4 +274,4 @@ class Walk:
 
 def buffer_name(name: str) -> str:
     """A buffer's name in the log, distinct from names of moments and sums."""
-    return f"buffer.{name}" if name in (*MOMENTS, "sums") else name
+    return f"buffer.{name}" if name in (*ev.MOMENTS, "sums") else name

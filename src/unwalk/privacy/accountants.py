@@ -26,7 +26,7 @@ from unwalk.privacy.upward import over, plus, root, times
 from unwalk.privacy.visits import visits_epsilon
 
 GRADES = ("nominal", "certified", "exact", "refused")
-MOMENTS = frozenset({"momentum", "mean", "square"})
+MOMENTS = frozenset(ev.MOMENTS)
 """Names of optimizer moments that a token may carry; all other names are model buffers."""
 SCALINGS = {
     "published": "inputs were made with published constants",

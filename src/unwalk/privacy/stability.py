@@ -54,7 +54,6 @@ from unwalk.privacy.renyi import zcdp_epsilon
 from unwalk.privacy.shift import hiding_cost
 from unwalk.privacy.upward import plus, root, times
 
-_MOMENTS = {"momentum": "momentum", "mean": "adam", "square": "adam"}
 _CONVEX = "convex loss with the constants of the header; records coupled by keyed slots"
 _COMPUTED = (
     "steps were computed in IEEE 754 binary64, in any order of summation, with an exponential "
@@ -244,7 +243,7 @@ def _check_bare(hops: Sequence[Hop]) -> None:
         for event in hop.events:
             if isinstance(event, ev.Start) and event.travels:
                 what = event.travels[0]
-                whose = f" (a moment of {_MOMENTS[what]})" if what in _MOMENTS else ""
+                whose = f" (a moment of {ev.MOMENTS[what]})" if what in ev.MOMENTS else ""
                 refuse(
                     "travelling-state",
                     hop,

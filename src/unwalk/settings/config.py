@@ -39,9 +39,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.events import WORK
+from unwalk.core.events import OPTIMIZERS, WORK
 from unwalk.core.plan import ENGINES, KEEPS
-from unwalk.core.program import OPTIMIZER_STATES, OPTIMIZERS, SCHEDULES
+from unwalk.core.program import OPTIMIZER_STATES, SCHEDULES
 from unwalk.core.validation import check_choice, check_count, check_number, near
 from unwalk.walks import GRAPHS
 
@@ -255,7 +255,7 @@ class TrainSettings:
     """Training by token walk."""
 
     hops: int = setting(100, "hops of the training walk (the paper's T)", low=1)
-    optimizer: str = setting("momentum", "sgd, momentum or adam", choices=OPTIMIZERS)
+    optimizer: str = setting("momentum", ", ".join(OPTIMIZERS), choices=OPTIMIZERS)
     learning_rate: float = setting(0.05, "step size", above=0.0)
     momentum: float = setting(0.9, "factor of the momentum optimizer", low=0.0, below=1.0)
     weight_decay: float = setting(0.0, "L2 regularisation added to every gradient", low=0.0)

@@ -1,9 +1,9 @@
-"""Gradient steps on a CUDA device: a captured graph a kind of step, replayed for every step.
+"""Gradient steps on a CUDA device: one captured graph per kind of step, replayed for every step.
 
 Launching the hundred small kernels of a step one by one costs more than running them, so whole
-steps (forward, backward, clip, optimizer) are captured once and replayed, several at a time.  A
-*shadow* of the model computes: its weights lie in the wanted precision and memory layout, as
-views of a few flat vectors, so that the optimizer is one pass over memory.  Parameters and
+steps (forward, backward, clip, optimizer) are captured once and replayed, several at a time.  They
+run on a copy of the model (`flat_copy`), whose weights have the wanted precision and memory layout
+and are views of a few flat vectors, so that the optimizer is one pass over memory.  Parameters and
 moments are copied in at the start of a visit and back at its end; everything between visits
 (noise, projections, wipes) acts on the workspace exactly as it does on a CPU.  Nothing here waits
 for the device, so a peer's next visit is prepared while it computes.
@@ -27,7 +27,13 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import StepRule, Steps
 from unwalk.core.token import Workspace
 from unwalk.engines.cuda.clipped_steps import Clipped
-from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, flattened
+from unwalk.engines.cuda.flat_copy import (
+    Block,
+    flat_blocks,
+    flat_copy_of,
+    flattened,
+    gradient_places,
+)
 from unwalk.engines.cuda.fused_network import fuse
 from unwalk.engines.cuda.groups import uses
 from unwalk.engines.cuda.record_gradients import Unfit
@@ -50,12 +56,12 @@ class CapturedSteps:
         self.loss = loss
         self.compiled = compiled
         self.dtype = PRECISIONS[precision]
-        self.shadow = flat_copy_of(work.model)
-        self.blocks = flat_blocks(self.shadow, self.dtype)
+        self.model = flat_copy_of(work.model)
+        self.blocks = flat_blocks(self.model, self.dtype)
         self.weights = [w for block in self.blocks for w in block.weights]
-        self.fused = fuse(self.shadow, self._places()) if compiled else None
+        self.fused = fuse(self.model, gradient_places(self.blocks)) if compiled else None
         self.placed = set() if self.fused is None else self.fused.placed
-        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.shadow
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.fused or self.model
         self.knobs = torch.zeros(6, device=work.device)
         self.counter = torch.zeros((), device=work.device)
         self.one = torch.ones((), device=work.device)
@@ -66,21 +72,14 @@ class CapturedSteps:
 
     @cached_property
     def clipped(self) -> Clipped | None:
-        """What steps that clip each example run on, but for models that it cannot take."""
+        """What runs steps that clip each example; None for a model that it cannot take."""
         wanted = self.compiled and uses("clipping")
-        return Clipped.of(self.shadow, self._places()) if wanted else None
-
-    def _places(self) -> dict[torch.Tensor, torch.Tensor]:
-        return {
-            weight: view
-            for block in self.blocks
-            for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
-        }
+        return Clipped.of(self.model, gradient_places(self.blocks)) if wanted else None
 
     @staticmethod
     def can_run(op: Steps) -> bool:
-        """Weighted rows are left to the reference."""
-        return op.weights is None
+        """Weighted rows, and optimizers without an update here, are left to the reference."""
+        return op.weights is None and op.rule.optimizer in UPDATES
 
     def run(
         self,
@@ -91,11 +90,11 @@ class CapturedSteps:
         counter: int,
         normals: Callable[[], torch.Tensor],
     ) -> None:
-        """Take all steps of ``op`` on ``x`` (steps, minibatches, size, ...).
+        """Take all steps of ``op`` on ``x`` and ``y`` of (steps, minibatches, size, ...).
 
         ``normals`` draws what a step with noise adds, as long as the parameters.
         """
-        with _let_loose(self.precision):
+        with _fast_algorithms(self.precision):
             self._load(op.rule, moments)
             knobs = (
                 op.step_size,
@@ -145,9 +144,7 @@ class CapturedSteps:
             self.fused.load()
         views = self.work.layout.views(self.work.parameters)
         for block in self.blocks:
-            torch._foreach_copy_(block.views(block.masters), [views[n] for n in block.names])
-            if block.values is not block.masters:
-                block.values.copy_(block.masters)
+            block.load(views)
             for slot in rule.slots:
                 held = block.moments.setdefault(slot, torch.zeros_like(block.masters))
                 flat = self.work.layout.views(moments[slot])
@@ -169,8 +166,6 @@ class CapturedSteps:
     def _capture(
         self, op: Steps, x: torch.Tensor, y: torch.Tensor, drawn: torch.Tensor | None
     ) -> _Graph:
-        update = _update(op.rule)
-
         def step(batch: torch.Tensor, labels: torch.Tensor, normals: torch.Tensor | None) -> None:
             if op.clip_per_example is not None:
                 self._clipped_gradient(batch, labels, op.clip_per_example)
@@ -185,19 +180,20 @@ class CapturedSteps:
                     norm = torch.stack(squares).sum().sqrt() * scale.abs()
                     scale = scale * (self.knobs[2] / (norm + 1e-12)).clamp(max=1.0)
                 for block in self.blocks:
-                    if normals is not None:
-                        noised = self._as_laid_out(block, normals).mul_(self.knobs[5])
-                        noised.addcmul_(block.gradients, scale)
-                        update(replace(block, gradients=noised), self.one, self.knobs, self.counter)
-                    else:
-                        update(block, scale, self.knobs, self.counter)
+                    if normals is None:
+                        update(op.rule, block, scale, self.knobs, self.counter)
+                        continue
+                    noised = self._as_laid_out(block, normals).mul_(self.knobs[5])
+                    noised.addcmul_(block.gradients, scale)
+                    given = replace(block, gradients=noised)
+                    update(op.rule, given, self.one, self.knobs, self.counter)
 
-        given = self._lay_out(x), y, drawn
+        batches = self._lay_out(x), y, drawn
         try:
-            return _Graph(step, *given)
+            return _Graph(step, *batches)
         except Unfit:
             self.clipped = None
-            return _Graph(step, *given)
+            return _Graph(step, *batches)
 
     def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
         """A vector like the workspace's parameters, in the order of a block."""
@@ -214,9 +210,9 @@ class CapturedSteps:
         return room.copy_(x)
 
     def _clipped_gradient(self, x: torch.Tensor, y: torch.Tensor, bound: float) -> None:
-        """Mean of the gradients that were clipped example by example, into the blocks."""
+        """Write the mean of gradients that were clipped example by example into the blocks."""
         if self.clipped is not None:
-            check_per_example(self.shadow)
+            check_per_example(self.model)
             self.clipped.step(x.flatten(0, 1), y.flatten(0, 1), bound, self.loss)
             return
 
@@ -226,7 +222,7 @@ class CapturedSteps:
             return self.loss(output.float(), labels)
 
         found = clipped_gradients(
-            self.shadow, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
+            self.model, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
         )
         with torch.no_grad():
             for block in self.blocks:
@@ -237,7 +233,7 @@ class CapturedSteps:
                         view.copy_(found[name])
 
     def _gradient(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Mean gradient over minibatches into the blocks."""
+        """Write the mean gradient over minibatches into the blocks."""
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
@@ -256,7 +252,7 @@ class CapturedSteps:
                 self._gather(total, everything=True)
 
     def _gather(self, found: Sequence[torch.Tensor], *, everything: bool = False) -> None:
-        """Gradients into the blocks, but for those that are there already."""
+        """Copy gradients into the blocks, except those that are there already."""
         left = iter(found)
         for block in self.blocks:
             mine = [next(left) for _ in block.weights]
@@ -287,43 +283,51 @@ def _kind(op: Steps) -> tuple[object, ...]:
     return rule.optimizer, rule.betas, op.clip_per_example, *switches
 
 
-Update = Callable[[Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
+Update = Callable[[StepRule, Block, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-def _update(rule: StepRule) -> Update:
-    """One optimizer step on a block, in few passes over memory.
+def _sgd(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    if rule.weight_decay:
+        block.masters.mul_(1.0 - knobs[0] * knobs[4])
+    block.masters.addcmul_(block.gradients, knobs[0] * scale, value=-1.0)
+
+
+def _momentum(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    velocity = block.moments["momentum"].mul_(knobs[3]).addcmul_(block.gradients, scale)
+    if rule.weight_decay:
+        velocity.addcmul_(block.masters, knobs[4])
+    block.masters.addcmul_(velocity, knobs[0], value=-1.0)
+
+
+def _adam(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    first, second = rule.betas
+    gradient = block.gradients.float() * scale + knobs[4] * block.masters
+    mean, square = block.moments["mean"], block.moments["square"]
+    mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
+    square.copy_(second * square + (1.0 - second) * gradient.square())
+    root = (square / (1.0 - second**counter)).sqrt() + rule.damping
+    block.masters.sub_(knobs[0] / (1.0 - first**counter) * mean / root)
+
+
+UPDATES: dict[str, Update] = {"sgd": _sgd, "momentum": _momentum, "adam": _adam}
+"""How each optimizer moves a block, in few passes over memory."""
+
+
+def update(
+    rule: StepRule, block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
+) -> None:
+    """One optimizer step on a block.
 
     ``knobs`` holds step size, -, -, momentum, weight decay; ``scale`` multiplies the gradient.
     """
-
-    def descends(
-        block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor
-    ) -> None:
-        masters = block.masters
-        if rule.optimizer == "momentum":
-            velocity = block.moments["momentum"].mul_(knobs[3]).addcmul_(block.gradients, scale)
-            if rule.weight_decay:
-                velocity.addcmul_(masters, knobs[4])
-            masters.addcmul_(velocity, knobs[0], value=-1.0)
-        else:
-            if rule.weight_decay:
-                masters.mul_(1.0 - knobs[0] * knobs[4])
-            masters.addcmul_(block.gradients, knobs[0] * scale, value=-1.0)
-        if block.values is not masters:
-            block.values.copy_(masters)
-
-    def adam(block: Block, scale: torch.Tensor, knobs: torch.Tensor, counter: torch.Tensor) -> None:
-        first, second = rule.betas
-        gradient = block.gradients.float() * scale + knobs[4] * block.masters
-        mean, square = block.moments["mean"], block.moments["square"]
-        mean.copy_(torch.lerp(mean, gradient, 1.0 - first))
-        square.copy_(second * square + (1.0 - second) * gradient.square())
-        root = (square / (1.0 - second**counter)).sqrt() + rule.damping
-        block.masters.sub_(knobs[0] / (1.0 - first**counter) * mean / root)
-        if block.values is not block.masters:
-            block.values.copy_(block.masters)
-
-    return adam if rule.optimizer == "adam" else descends
+    UPDATES[rule.optimizer](rule, block, scale, knobs, counter)
+    block.lower()
 
 
 class _Graph:
@@ -391,11 +395,11 @@ def _no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _let_loose(precision: str) -> Iterator[None]:
-    """Steps repeat one shape often, so trying every algorithm for it pays.
+def _fast_algorithms(precision: str) -> Iterator[None]:
+    """Let cuDNN try every algorithm: steps repeat one shape often, so that pays.
 
-    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  Other work
-    in the process finds these switches as they were.
+    Where half precision is good enough, so is TensorFloat-32 for what stays in float32.  The
+    switches are put back afterwards for other work in the process.
     """
     convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = convolutions.benchmark, convolutions.allow_tf32, products.allow_tf32

@@ -6,6 +6,7 @@ They are views of a few flat vectors, so that an optimizer step is one pass over
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,10 +18,10 @@ PIECE = 1024
 
 @dataclass(eq=False)
 class Block:
-    """Parameters of one precision, flat: float32 masters, the shadow's values, gradients, moments.
+    """Parameters of one precision, flat: float32 masters, the copy's values, gradients, moments.
 
-    In float32 the shadow's values are the masters themselves.  Vectors are padded with zeros, so
-    that kernels can read them in whole pieces.
+    In float32 the copy's values are the masters themselves.  Vectors are padded with zeros, so that
+    kernels can read them in whole pieces.
     """
 
     names: list[str]
@@ -31,9 +32,19 @@ class Block:
     moments: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """One view a parameter, laid out as the shadow's weights are."""
+        """One view per parameter, laid out as the copy's weights are."""
         pieces = flat[: self.size].split([w.numel() for w in self.weights])
         return [_view(piece, w.shape) for piece, w in zip(pieces, self.weights, strict=True)]
+
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Copy parameters in, by name."""
+        torch._foreach_copy_(self.views(self.masters), [named[n] for n in self.names])
+        self.lower()
+
+    def lower(self) -> None:
+        """Copy the masters into the values, in the precision of the values."""
+        if self.values is not self.masters:
+            self.values.copy_(self.masters)
 
     @property
     def size(self) -> int:
@@ -58,25 +69,25 @@ def flattened(gradient: torch.Tensor) -> torch.Tensor:
 
 def flat_copy_of(model: nn.Module) -> nn.Module:
     """A copy of the model that shares its buffers; batches are counted elsewhere."""
-    shadow = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     owners = dict(model.named_modules())
-    for name, module in shadow.named_modules():
+    for name, module in copied.named_modules():
         for key in module._buffers:
             module._buffers[key] = owners[name]._buffers[key]
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
             module._buffers["num_batches_tracked"] = None
-    return shadow.train()
+    return copied.train()
 
 
-def flat_blocks(shadow: nn.Module, dtype: torch.dtype) -> list[Block]:
-    """Lay the shadow's parameters out flat, in ``dtype``; batch normalisation's stay float32."""
+def flat_blocks(model: nn.Module, dtype: torch.dtype) -> list[Block]:
+    """Lay a copy's parameters out flat, in ``dtype``; batch normalisation's stay float32."""
     lowered = {
         f"{name}.{key}" if name else key
-        for name, module in shadow.named_modules()
+        for name, module in model.named_modules()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
         for key, _ in module.named_parameters(recurse=False)
     }
-    named = [(n, p) for n, p in shadow.named_parameters() if p.requires_grad]
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     blocks = []
     for low in (True, False):
         members = [(n, p) for n, p in named if (n in lowered) == low]
@@ -98,3 +109,12 @@ def flat_blocks(shadow: nn.Module, dtype: torch.dtype) -> list[Block]:
             parameter.data = view
         blocks.append(block)
     return blocks
+
+
+def gradient_places(blocks: Iterable[Block]) -> dict[torch.Tensor, torch.Tensor]:
+    """Where the gradient of each weight belongs."""
+    return {
+        weight: view
+        for block in blocks
+        for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
+    }

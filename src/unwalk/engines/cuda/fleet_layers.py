@@ -1,8 +1,8 @@
-"""Layers for many models on a CUDA device: convolutions and norms as single kernels.
+"""Layers of many models on a CUDA device: convolutions and batch normalisations as one launch.
 
 Under ``vmap`` a layer of one model becomes one launch for all of them
 (:mod:`unwalk.engines.cuda.kernels.fleet_convolution`, `fleet_norm`).  In a ``Sequential`` a ReLU,
-and a 2x2 pool after it, are taken along by the convolution or the batch normalisation before them.
+and a 2x2 pool after it, are computed by the convolution or the batch normalisation before them.
 Everything else runs as it is written.
 """
 
@@ -11,8 +11,10 @@ Everything else runs as it is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -52,6 +54,28 @@ class Spec:
             (side + 2 * self.padding - kernel) // self.stride + 1
             for side, kernel in zip((height, width), self.kernel, strict=True)
         )
+
+
+class Pictures(NamedTuple):
+    """Height, width and channels of pictures, as kernels are compiled for them."""
+
+    height: int
+    width: int
+    channels: int
+
+
+class Taps(NamedTuple):
+    """The kernel of a convolution and how it moves, as kernels are compiled for them."""
+
+    rows: int
+    columns: int
+    stride: int
+    padding: int
+
+    @staticmethod
+    def of(spec: Spec) -> Taps:
+        """Those of a convolution."""
+        return Taps(*spec.kernel, spec.stride, spec.padding)
 
 
 def next_power(number: int, low: int, high: int) -> int:
@@ -197,16 +221,10 @@ def _launch_convolve(
     places = count * size[0] * size[1]
     depth = channels * spec.kernel[0] * spec.kernel[1]
     shape = {
-        "HEIGHT": height,
-        "WIDTH": width,
-        "CHANNELS": channels,
+        "SOURCE": Pictures(height, width, channels),
+        "OUT": Pictures(*size, outputs),
+        "TAPS": Taps.of(spec),
         "THROUGH": through,
-        "OUT_HEIGHT": size[0],
-        "OUT_WIDTH": size[1],
-        "OUTPUTS": outputs,
-        "ROWS": spec.kernel[0],
-        "COLUMNS": spec.kernel[1],
-        "PAD": spec.padding,
         "PRECISION": _precision(),
     }
     if bias is None and takes_lines(count, channels, outputs, size, spec):
@@ -227,7 +245,6 @@ def _launch_convolve(
         corners,
         places,
         source[0].numel(),
-        STRIDE=spec.stride,
         BIAS=bias is not None,
         RELU=spec.relu,
         POOL=spec.pool,
@@ -330,17 +347,10 @@ def _weight_gradient(
         share,
         pictures[0].numel(),
         slope[0].numel(),
-        HEIGHT=height,
-        WIDTH=width,
-        CHANNELS=channels,
-        OUT_HEIGHT=high,
-        OUT_WIDTH=wide,
-        OUTPUTS=outputs,
+        SOURCE=Pictures(height, width, channels),
+        OUT=Pictures(high, wide, outputs),
+        TAPS=Taps.of(spec),
         THROUGH=spec.through,
-        ROWS=spec.kernel[0],
-        COLUMNS=spec.kernel[1],
-        STRIDE=spec.stride,
-        PAD=spec.padding,
         PRECISION=_precision(),
         **tiles,
     )
@@ -364,6 +374,28 @@ def leading(info: Any, dims: tuple[int | None, ...], given: tuple[Any, ...]) -> 
 def alone(given: tuple[Any, ...]) -> list[Any]:
     """Arguments for one model, as for a fleet of one."""
     return [value[None] if isinstance(value, torch.Tensor) else value for value in given]
+
+
+def _mapped(many: Callable[..., tuple[torch.Tensor, ...]]) -> type[torch.autograd.Function]:
+    """A function of one model that ``vmap`` turns into ``many``; it has no gradient itself."""
+
+    class Mapped(torch.autograd.Function):
+        @staticmethod
+        def forward(*given: Any) -> tuple[torch.Tensor, ...]:
+            return tuple(result[0] for result in many(*alone(given)))
+
+        @staticmethod
+        def setup_context(
+            ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]
+        ) -> None:
+            ctx.mark_non_differentiable(*output)
+
+        @staticmethod
+        def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
+            results = many(*leading(info, dims, given))
+            return results, (0,) * len(results)
+
+    return Mapped
 
 
 class _Convolve(torch.autograd.Function):
@@ -394,19 +426,7 @@ class _Convolve(torch.autograd.Function):
         return convolve(*leading(info, dims, given)), (0, 0)
 
 
-class _ConvolveBack(torch.autograd.Function):
-    @staticmethod
-    def forward(*given: Any) -> tuple[torch.Tensor, ...]:
-        back, weights, bias = convolve_back(*alone(given))
-        return back[0], weights[0], bias[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
-        return convolve_back(*leading(info, dims, given)), (0, 0, 0)
+_ConvolveBack = _mapped(convolve_back)
 
 
 class FusedConv2d(nn.Module):
@@ -447,24 +467,26 @@ class NormSpec:
     relu: bool = False
     pool: bool = False
 
+
+class NormShape(NamedTuple):
+    """What the kernels of a normalisation are compiled for."""
+
+    width: int
+    channels: int
+    relu: bool
+    pool: bool
+
     @property
     def corners(self) -> int:
         """Places that give one place of the output."""
         return 4 if self.pool else 1
 
 
-def _shape(pictures: torch.Tensor, spec: NormSpec) -> dict[str, Any]:
-    """What the kernels are told of channels-last pictures."""
-    channels = pictures.shape[-1]
-    wide = next_power(channels, 1, 1 << 20)
-    return {
-        "WIDTH": pictures.shape[-2],
-        "CHANNELS": channels,
-        "RELU": spec.relu,
-        "POOL": spec.pool,
-        "BLOCK_R": max(1, TILE // wide // spec.corners),
-        "BLOCK_C": wide,
-    }
+def _tiles(shape: NormShape) -> dict[str, Any]:
+    """The shape, and how many rows and channels a program reads at a time."""
+    block = next_power(shape.channels, 1, 1 << 20)
+    rows = max(1, TILE // block // shape.corners)
+    return {"HOW": shape, "BLOCK_R": rows, "BLOCK_C": block}
 
 
 def _shares(models: int, rows: int, run: int) -> tuple[int, int]:
@@ -483,29 +505,20 @@ def normalise(
     flat = channels_last(pictures)
     models, count, height, width, channels = flat.shape
     rows = count * height * width
-    shape = _shape(flat, spec)
-    run = max(1, TILE // shape["BLOCK_C"])
+    shape = NormShape(width, channels, spec.relu, spec.pool)
+    tiles = _tiles(shape)
+    run = max(1, TILE // tiles["BLOCK_C"])
     parts, share = _shares(models, rows, run)
     sums = torch.empty(models, parts, 2, channels, device=flat.device)
-    kernels.spread[(parts, models)](
-        flat, sums, rows, share, CHANNELS=channels, BLOCK_R=run, BLOCK_C=shape["BLOCK_C"]
-    )
+    kernels.spread[(parts, models)](flat, sums, rows, share, channels, run, tiles["BLOCK_C"])
     first, second = (sums.sum(1) / rows).unbind(1)
     mean = flat[:, 0, 0, 0].float() + first
     variance = (second - first.square()).clamp(min=0.0)
     shrink = 2 if spec.pool else 1
     out = flat.new_empty(models, count, height // shrink, width // shrink, channels)
-    rows //= spec.corners
-    kernels.normalise[(math.ceil(rows / shape["BLOCK_R"]), models)](
-        flat,
-        mean,
-        (variance + spec.eps).rsqrt(),
-        weight.contiguous(),
-        bias.contiguous(),
-        out,
-        rows,
-        **shape,
-    )
+    rows //= shape.corners
+    given = (flat, mean, (variance + spec.eps).rsqrt(), weight.contiguous(), bias.contiguous())
+    kernels.normalise[(math.ceil(rows / tiles["BLOCK_R"]), models)](*given, out, rows, **tiles)
     return out.movedim(-1, 2), mean, variance
 
 
@@ -523,17 +536,18 @@ def normalise_back(
 
     flat, slope = channels_last(pictures), channels_last(slope)
     models, count, height, width, channels = flat.shape
-    rows = count * height * width // spec.corners
-    shape = _shape(flat, spec)
-    parts, share = _shares(models, rows, shape["BLOCK_R"])
+    shape = NormShape(width, channels, spec.relu, spec.pool)
+    tiles = _tiles(shape)
+    rows = count * height * width // shape.corners
+    parts, share = _shares(models, rows, tiles["BLOCK_R"])
     sums = torch.empty(models, parts, 2, channels, device=flat.device)
     root = (variance + spec.eps).rsqrt()
     given = (flat, slope, mean, root, weight.contiguous(), bias.contiguous())
-    kernels.norm_sums[(parts, models)](*given, sums, rows, share, **shape)
+    kernels.norm_sums[(parts, models)](*given, sums, rows, share, **tiles)
     whole = sums.sum(1)
     back = torch.empty_like(flat)
-    grid = (math.ceil(rows / shape["BLOCK_R"]), models)
-    kernels.norm_gradient[grid](*given, whole, back, rows, **shape)
+    grid = (math.ceil(rows / tiles["BLOCK_R"]), models)
+    kernels.norm_gradient[grid](*given, whole, back, rows, **tiles)
     return back.movedim(-1, 2), whole[:, 1].to(weight.dtype), whole[:, 0].to(bias.dtype)
 
 
@@ -559,19 +573,7 @@ class _Normalise(torch.autograd.Function):
         return normalise(*leading(info, dims, given)), (0, 0, 0)
 
 
-class _NormaliseBack(torch.autograd.Function):
-    @staticmethod
-    def forward(*given: Any) -> tuple[torch.Tensor, ...]:
-        back, weight, bias = normalise_back(*alone(given))
-        return back[0], weight[0], bias[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.mark_non_differentiable(*output)
-
-    @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], *given: Any) -> Any:
-        return normalise_back(*leading(info, dims, given)), (0, 0, 0)
+_NormaliseBack = _mapped(normalise_back)
 
 
 class FusedNorm:
@@ -595,9 +597,18 @@ class FusedNorm:
         return out, mean, variance
 
 
+@cache
+def _new_enough() -> bool:
+    """Kernels read attributes of constants, which Triton has known since 3.4."""
+    import triton
+
+    major, minor, *_ = triton.__version__.split(".")
+    return (int(major), int(minor)) >= (3, 4)
+
+
 def usable(parameter: torch.Tensor) -> bool:
     """Whether the kernels know the precision, and can be built here."""
-    return available() and parameter.dtype == torch.float32
+    return parameter.dtype == torch.float32 and available() and _new_enough()
 
 
 def convolution_of(conv: nn.Conv2d, relu: bool, pool: nn.MaxPool2d | None) -> FusedConv2d | None:

@@ -1,4 +1,4 @@
-"""A network out of fewer kernels, for captured steps on a CUDA device.
+"""Rewrites a network into fewer kernels, for captured steps on a CUDA device.
 
 In a step of a small batch most time goes into kernels that only move memory.  Here a normalisation
 and what follows it (the sum round a residual block, a ReLU, a pool) are one operation: of two
@@ -21,7 +21,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from unwalk.engines.cuda.batch_norm_state import BatchNormState
-from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of
+from unwalk.engines.cuda.flat_copy import Block, flat_blocks, flat_copy_of, gradient_places
 from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.layers import (
     Convolution,
@@ -335,14 +335,9 @@ class FusedEvaluation:
     @staticmethod
     def of(model: nn.Module, dtype: torch.dtype) -> FusedEvaluation | None:
         """None where the model cannot be rewritten."""
-        shadow = flat_copy_of(model)
-        blocks = flat_blocks(shadow, dtype)
-        places: dict[torch.Tensor, torch.Tensor] = {
-            weight: view
-            for block in blocks
-            for weight, view in zip(block.weights, block.views(block.gradients), strict=True)
-        }
-        network = fuse(shadow, places)
+        copied = flat_copy_of(model)
+        blocks = flat_blocks(copied, dtype)
+        network = fuse(copied, gradient_places(blocks))
         return None if network is None else FusedEvaluation(model, blocks, network)
 
     @torch.no_grad()
@@ -350,9 +345,7 @@ class FusedEvaluation:
         """Take parameters and running statistics over."""
         mine = dict(self.model.named_parameters())
         for block in self.blocks:
-            torch._foreach_copy_(block.views(block.masters), [mine[n] for n in block.names])
-            if block.values is not block.masters:
-                block.values.copy_(block.masters)
+            block.load(mine)
         self.network.hold_still()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -152,7 +152,7 @@ class Normalisation(nn.Module):
         if not self.training:
             return self._answer(x, other)
         if self.pooled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
-            return apply(_NormalisePooled, x, layer.weight, layer.bias, shift, layer)
+            return apply(_Normalise, x, layer.weight, layer.bias, shift, None, self, True)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
         y = apply(_Normalise, x, layer.weight, layer.bias, shift, other, self)
@@ -181,12 +181,16 @@ class _Normalise(torch.autograd.Function):
         shift: torch.Tensor | None,
         other: torch.Tensor | None,
         norm: Normalisation,
+        pooled: bool = False,
     ) -> Any:
         from unwalk.engines.cuda.kernels import batch_norm
 
+        ctx.summed, ctx.shift, ctx.norm, ctx.pooled = other is not None, shift, norm, pooled
+        if pooled:
+            ctx.save_for_backward(x, None)
+            return batch_norm.normalise_pooled(x, norm.layer, shift)
         y = batch_norm.normalise(x, norm.layer, shift, other, norm.relu)
         ctx.save_for_backward(x, y if norm.relu and other is not None else None)
-        ctx.summed, ctx.shift, ctx.norm = other is not None, shift, norm
         return (y, y.view_as(y)) if norm.twice else y
 
     @staticmethod
@@ -197,39 +201,14 @@ class _Normalise(torch.autograd.Function):
         first, *more = (g.contiguous(memory_format=torch.channels_last) for g in gradients)
         second = more[0] if more else None
         norm, layer = ctx.norm, ctx.norm.layer
-        for_x, for_other = batch_norm.backward(
-            first, second, x, layer, kept, relu=norm.relu, summed=ctx.summed
-        )
         for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
-        return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None
-
-
-class _NormalisePooled(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
-        shift: torch.Tensor | None,
-        layer: BatchNormState,
-    ) -> torch.Tensor:
-        from unwalk.engines.cuda.kernels import batch_norm
-
-        ctx.save_for_backward(x)
-        ctx.shift, ctx.layer = shift, layer
-        return batch_norm.normalise_pooled(x, layer, shift)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        from unwalk.engines.cuda.kernels import batch_norm
-
-        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
-        (x,) = ctx.saved_tensors
-        layer = ctx.layer
-        for_x = batch_norm.backward_pooled(gradient, x, layer)
-        for_shift = None if ctx.shift is None else torch.zeros_like(ctx.shift)
-        return for_x, layer.for_weight, layer.for_bias, for_shift, None
+        if ctx.pooled:
+            for_x, for_other = batch_norm.backward_pooled(first, x, layer), None
+        else:
+            for_x, for_other = batch_norm.backward(
+                first, second, x, layer, kept, relu=norm.relu, summed=ctx.summed
+            )
+        return for_x, layer.for_weight, layer.for_bias, for_shift, for_other, None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +258,9 @@ class GroupNormalisation(nn.Module):
             y = torch.relu(y.reshape(shape) + other)
             return (y, y) if self.twice else y
         if self.pooled and len(shape) == 4 and shape[2] % 2 == 0 and shape[3] % 2 == 0:
-            return apply(_NormaliseGroupsPooled, x, layer.weight, layer.bias, layer)
+            return apply(
+                _NormaliseGroups, x, layer.weight, layer.bias, None, layer, True, False, True
+            )
         other = None if other is None else _picture(other)
         given = (x, layer.weight, layer.bias, other, layer, self.relu, self.twice)
         y = apply(_NormaliseGroups, *given)
@@ -325,12 +306,17 @@ class _NormaliseGroups(torch.autograd.Function):
         layer: GroupNormState,
         relu: bool,
         twice: bool,
+        pooled: bool = False,
     ) -> Any:
         from unwalk.engines.cuda.kernels import group_norm
 
-        y, stats = group_norm.normalise(x, weight, bias, other, layer.groups, layer.eps, relu=relu)
+        ctx.relu, ctx.summed, ctx.layer, ctx.pooled = relu, other is not None, layer, pooled
+        groups, eps = layer.groups, layer.eps
+        if pooled:
+            y, stats = group_norm.normalise_pooled(x, weight, bias, groups, eps)
+        else:
+            y, stats = group_norm.normalise(x, weight, bias, other, groups, eps, relu=relu)
         ctx.save_for_backward(x, y if relu and other is not None else None, stats)
-        ctx.relu, ctx.summed, ctx.layer = relu, other is not None, layer
         return (y, y.view_as(y)) if twice else y
 
     @staticmethod
@@ -340,32 +326,12 @@ class _NormaliseGroups(torch.autograd.Function):
         x, kept, stats = ctx.saved_tensors
         first, *more = (g.contiguous(memory_format=torch.channels_last) for g in gradients)
         second = more[0] if more else None
-        layer = ctx.layer
-        for_x, for_other, sums = group_norm.backward(
-            first, second, x, kept, stats, layer.weight, layer.bias,
-            relu=ctx.relu, summed=ctx.summed,
-        )  # fmt: skip
-        return for_x, *layer.take(sums), for_other, None, None, None
-
-
-class _NormaliseGroupsPooled(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, layer: GroupNormState
-    ) -> torch.Tensor:
-        from unwalk.engines.cuda.kernels import group_norm
-
-        y, stats = group_norm.normalise_pooled(x, weight, bias, layer.groups, layer.eps)
-        ctx.save_for_backward(x, stats)
-        ctx.layer = layer
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        from unwalk.engines.cuda.kernels import group_norm
-
-        gradient = gradients[0].contiguous(memory_format=torch.channels_last)
-        x, stats = ctx.saved_tensors
-        layer = ctx.layer
-        for_x, sums = group_norm.backward_pooled(gradient, x, stats, layer.weight, layer.bias)
-        return for_x, *layer.take(sums), None
+        layer, for_other = ctx.layer, None
+        if ctx.pooled:
+            for_x, sums = group_norm.backward_pooled(first, x, stats, layer.weight, layer.bias)
+        else:
+            for_x, for_other, sums = group_norm.backward(
+                first, second, x, kept, stats, layer.weight, layer.bias,
+                relu=ctx.relu, summed=ctx.summed,
+            )  # fmt: skip
+        return for_x, *layer.take(sums), for_other, None, None, None, None

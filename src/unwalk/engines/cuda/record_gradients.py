@@ -33,7 +33,7 @@ class RecordGradients:
         self.later: list[tuple[torch.Tensor, Weighted]] = []
 
     def start(self, records: int) -> None:
-        """Forget what was; so many records follow."""
+        """Start a backward pass of so many records; what was there is dropped."""
         self.records = records
         self.listed, self.squares, self.later = [], [], []
 
@@ -43,7 +43,7 @@ class RecordGradients:
             raise Unfit
 
     def put(self, gradients: torch.Tensor, *parameters: torch.Tensor) -> None:
-        """The gradients of parameters, one row a record."""
+        """The gradients of parameters, one row per record."""
         self.listed.append((parameters, gradients.reshape(len(gradients), -1).float()))
 
     def add(self, parameter: torch.Tensor, squares: torch.Tensor, weighted: Weighted) -> None:

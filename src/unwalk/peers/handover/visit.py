@@ -13,7 +13,7 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
-from unwalk.core.program import MOMENTS, Records, Visit
+from unwalk.core.program import Records, Visit
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
@@ -192,7 +192,7 @@ class Work:
         """
         assert isinstance(begun, ev.Start)
         told, needed = set(begun.travels), set(self.travels)
-        return needed <= told <= {*needed, *MOMENTS} and len(told) == len(begun.travels)
+        return needed <= told <= {*needed, *ev.MOMENTS} and len(told) == len(begun.travels)
 
     def visit(
         self,

@@ -25,7 +25,7 @@ ELEMENTS = 4096
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a table is cut: channels a block, rows a tile, blocks, programs, rows a program."""
+    """How a table is cut: channels per block, rows per tile, blocks, programs, rows per program."""
 
     block: int
     tile: int
@@ -45,6 +45,16 @@ class _Cut:
 
 def _rows(x: torch.Tensor) -> int:
     return x.numel() // x.shape[1]
+
+
+@triton.jit
+def _tile(rows, channels, block: tl.constexpr, tile: tl.constexpr):
+    """This program's rows and channels, which channels are real, and which numbers are."""
+    r = tl.program_id(0) * tile + tl.arange(0, tile)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    there = c < channels
+    mask = (r < rows)[:, None] & there[None, :]
+    return r, c, there, mask
 
 
 @triton.jit
@@ -142,10 +152,7 @@ def _normalise(
     given: tl.constexpr, shifted: tl.constexpr, summed: tl.constexpr, relu: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    r = tl.program_id(0) * tile + tl.arange(0, tile)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    there = c < channels
-    mask = (r < rows)[:, None] & there[None, :]
+    r, c, there, mask = _tile(rows, channels, block, tile)
     at = r[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=mask).to(tl.float32)
     if given:
@@ -169,10 +176,7 @@ def _normalise_pooled(
     stride, eps, given: tl.constexpr, shifted: tl.constexpr, block: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
-    q = tl.program_id(0) * tile + tl.arange(0, tile)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    there = c < channels
-    mask = (q < windows)[:, None] & there[None, :]
+    q, c, there, mask = _tile(windows, channels, block, tile)
     at = x + _corner(q, high, wide)[:, None] * channels + c[None, :]
     v0 = tl.load(at, mask=mask).to(tl.float32)
     v1 = tl.load(at + channels, mask=mask).to(tl.float32)
@@ -313,10 +317,7 @@ def _backward(
     two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr, summed: tl.constexpr,
     block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    r = tl.program_id(0) * tile + tl.arange(0, tile)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    there = c < channels
-    mask = (r < rows)[:, None] & there[None, :]
+    r, c, there, mask = _tile(rows, channels, block, tile)
     at = r[:, None] * channels + c[None, :]
     value = tl.load(x + at, mask=mask).to(tl.float32)
     g = tl.load(gradient + at, mask=mask).to(tl.float32)
@@ -347,10 +348,7 @@ def _backward_pooled(
     gradient, x, sums, moments, weight, bias, for_weight, for_bias, for_x,
     windows, channels, high, wide, stride, block: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    q = tl.program_id(0) * tile + tl.arange(0, tile)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    there = c < channels
-    mask = (q < windows)[:, None] & there[None, :]
+    q, c, there, mask = _tile(windows, channels, block, tile)
     place = _corner(q, high, wide)[:, None] * channels + c[None, :]
     down = wide * channels
     v0 = tl.load(x + place, mask=mask).to(tl.float32)

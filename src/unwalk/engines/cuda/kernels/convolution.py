@@ -1,6 +1,6 @@
 """Convolutions of channels-last pictures in bfloat16, for NVIDIA's Hopper, written in Gluon.
 
-A convolution is a matrix product: one row a place, and as columns all that the place sees.  That
+A convolution is a matrix product: one row per place, and as columns all that the place sees.  That
 table is never written.  Each tile of it is a box of the picture, moved by a tap of the kernel,
 which the tensor memory accelerator copies into shared memory, with zeros outside the picture.
 With a stride of two, places are told apart by whether their line and column are even: a box then
@@ -53,6 +53,16 @@ class _Tiles(NamedTuple):
         wide = triton.cdiv(rows, 128) * (outer // columns) * classes >= PROGRAMS
         deep = inner % 512 == 0 and not wide  # both would not fit a multiprocessor's memory
         return _Tiles(128 if wide else 64, columns, 128 if deep else 64)
+
+
+@gluon.jit
+def _barriers(AHEAD: gl.constexpr):
+    """One barrier for each tile that is on its way."""
+    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
+    for k in gl.static_range(AHEAD):
+        mbarrier.init(ready.index(k), count=1)
+    fence_async_shared()
+    return ready
 
 
 @gluon.jit
@@ -119,10 +129,7 @@ def _convolve(
             steps = (1 + below) * (1 + beside) * (INNER // DEEP)
     xs = gl.allocate_shared_memory(xd.dtype, [AHEAD] + xd.block_type.shape, xd.layout)
     ws = gl.allocate_shared_memory(wd.dtype, [AHEAD] + wd.block_type.shape, wd.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(AHEAD):
-        mbarrier.init(ready.index(k), count=1)
-    fence_async_shared()
+    ready = _barriers(AHEAD)
     for k in gl.static_range(AHEAD - 1):
         _fetch(
             xd, wd, xs, ws, ready, k, n, line, column, below, beside, k < steps,
@@ -308,10 +315,7 @@ def _weigh(
     steps = (part + 1) * blocks // PARTS - first
     gs = gl.allocate_shared_memory(gd.dtype, [AHEAD] + gd.block_type.shape, gd.layout)
     xs = gl.allocate_shared_memory(xd.dtype, [AHEAD] + xd.block_type.shape, xd.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
-    for k in gl.static_range(AHEAD):
-        mbarrier.init(ready.index(k), count=1)
-    fence_async_shared()
+    ready = _barriers(AHEAD)
     for k in gl.static_range(AHEAD - 1):
         _bring(
             gd, xd, gs, xs, ready, first + k, k, line, c, tap, k < steps,

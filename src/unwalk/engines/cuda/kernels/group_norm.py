@@ -25,7 +25,7 @@ LEAST = 2048
 
 @dataclass(frozen=True)
 class _Cut:
-    """How a record is cut: channels a group, that rounded up, groups a program, places a tile."""
+    """A record's cut: channels per group, that rounded up, groups per program, places per tile."""
 
     size: int
     up: int
@@ -99,14 +99,23 @@ def _remember(stats, c, there, groups, mean, scale, size: tl.constexpr):
 
 
 @triton.jit
-def _remembered(stats, c, there, groups, size: tl.constexpr):
-    at = stats + tl.program_id(0) * groups * 2 + c // size * 2
-    return tl.load(at, mask=there, other=0.0), tl.load(at + 1, mask=there, other=0.0)
+def _read(place, c, there):
+    return tl.load(place + c, mask=there, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _read(place, c, there):
-    return tl.load(place + c, mask=there, other=0.0).to(tl.float32)
+def _remembered(
+    stats, weight, bias, places, channels, groups,
+    size: tl.constexpr, up: tl.constexpr, many: tl.constexpr,
+):  # fmt: skip
+    """This program's channels and record; moments, weight and bias of each channel, as rows."""
+    c, there = _channels(groups, size, up, many)
+    record = tl.program_id(0).to(tl.int64) * places * channels
+    at = stats + tl.program_id(0) * groups * 2 + c // size * 2
+    mean = tl.load(at, mask=there, other=0.0)[None, :]
+    scale = tl.load(at + 1, mask=there, other=0.0)[None, :]
+    w, b = _read(weight, c, there)[None, :], _read(bias, c, there)[None, :]
+    return c, there, record, mean, scale, w, b
 
 
 @triton.jit
@@ -148,6 +157,16 @@ def _window(x, q, mask, c, wide, channels, mean, scale):
 
 
 @triton.jit
+def _window_gradient(gradient, x, record, q, mask, c, wide, channels, mean, scale, w, b):
+    """:func:`_window`, then which of the four is the largest and the gradient that it gets."""
+    v0, v1, v2, v3, place = _window(x + record, q, mask, c, wide, channels, mean, scale)
+    best, where = best_of(v0, v1, v2, v3, w, b)
+    at = record // 4 + q[:, None] * channels + c[None, :]
+    g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+    return v0, v1, v2, v3, place, where, tl.where(best > 0.0, g, 0.0)
+
+
+@triton.jit
 def _normalise_pooled(
     x, y, stats, weight, bias, places, channels, groups, eps, wide,
     size: tl.constexpr, up: tl.constexpr, many: tl.constexpr, tile: tl.constexpr,
@@ -171,10 +190,13 @@ def _normalise_pooled(
 
 @triton.jit
 def _gradient(
-    gradient, second, x, kept, at, mask, mean, scale, w, b,
-    two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr,
+    gradient, second, x, kept, start, places, record, channels, c, there, mean, scale, w, b,
+    two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before sum and ReLU, and the normalised value."""
+    """A tile's gradient before sum and ReLU, its normalised values, where it lies, what is real."""
+    r = start + tl.arange(0, tile)
+    mask = (r < places)[:, None] & there[None, :]
+    at = record + r[:, None] * channels + c[None, :]
     g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
     if two:
         g += tl.load(second + at, mask=mask, other=0.0).to(tl.float32)
@@ -184,7 +206,7 @@ def _gradient(
             g = tl.where(tl.load(kept + at, mask=mask, other=0.0) > 0.0, g, 0.0)
         else:
             g = tl.where(value * w + b > 0.0, g, 0.0)
-    return g, value
+    return g, value, at, mask
 
 
 @triton.jit
@@ -203,32 +225,26 @@ def _backward(
     two: tl.constexpr, relu: tl.constexpr, has_kept: tl.constexpr, summed: tl.constexpr,
     size: tl.constexpr, up: tl.constexpr, many: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    c, there = _channels(groups, size, up, many)
-    record = tl.program_id(0).to(tl.int64) * places * channels
-    mean, scale = _remembered(stats, c, there, groups, size)
-    mean, scale = mean[None, :], scale[None, :]
-    w, b = _read(weight, c, there)[None, :], _read(bias, c, there)[None, :]
+    c, there, record, mean, scale, w, b = _remembered(
+        stats, weight, bias, places, channels, groups, size, up, many
+    )
     plain = tl.zeros((tile, many * up), tl.float32)
     times = tl.zeros((tile, many * up), tl.float32)
     for start in range(0, places, tile):
-        r = start + tl.arange(0, tile)
-        mask = (r < places)[:, None] & there[None, :]
-        at = record + r[:, None] * channels + c[None, :]
-        g, value = _gradient(
-            gradient, second, x, kept, at, mask, mean, scale, w, b, two, relu, has_kept
-        )
+        g, value, _, _ = _gradient(
+            gradient, second, x, kept, start, places, record, channels, c, there,
+            mean, scale, w, b, two, relu, has_kept, tile,
+        )  # fmt: skip
         plain += g
         times += g * value
     count = places * size
     weigh = _read(weight, c, there)
     a, h = _tell(sums, c, there, channels, weigh, tl.sum(plain, 0), tl.sum(times, 0), up, many)
     for start in range(0, places, tile):
-        r = start + tl.arange(0, tile)
-        mask = (r < places)[:, None] & there[None, :]
-        at = record + r[:, None] * channels + c[None, :]
-        g, value = _gradient(
-            gradient, second, x, kept, at, mask, mean, scale, w, b, two, relu, has_kept
-        )
+        g, value, at, mask = _gradient(
+            gradient, second, x, kept, start, places, record, channels, c, there,
+            mean, scale, w, b, two, relu, has_kept, tile,
+        )  # fmt: skip
         if summed:
             tl.store(for_other + at, g, mask=mask)
         tl.store(for_x + at, scale * (w * g - (a + value * h) / count), mask=mask)
@@ -240,22 +256,18 @@ def _backward_pooled(
     size: tl.constexpr, up: tl.constexpr, many: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """The same where only the largest place of a window has a gradient."""
-    c, there = _channels(groups, size, up, many)
-    record = tl.program_id(0).to(tl.int64) * places * channels
-    mean, scale = _remembered(stats, c, there, groups, size)
-    mean, scale = mean[None, :], scale[None, :]
-    w, b = _read(weight, c, there)[None, :], _read(bias, c, there)[None, :]
+    c, there, record, mean, scale, w, b = _remembered(
+        stats, weight, bias, places, channels, groups, size, up, many
+    )
     plain = tl.zeros((tile, many * up), tl.float32)
     times = tl.zeros((tile, many * up), tl.float32)
     windows = places // 4
     for start in range(0, windows, tile):
         q = start + tl.arange(0, tile)
         mask = (q < windows)[:, None] & there[None, :]
-        v0, v1, v2, v3, _ = _window(x + record, q, mask, c, wide, channels, mean, scale)
-        best, where = best_of(v0, v1, v2, v3, w, b)
-        at = record // 4 + q[:, None] * channels + c[None, :]
-        g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        g = tl.where(best > 0.0, g, 0.0)
+        v0, v1, v2, v3, _, where, g = _window_gradient(
+            gradient, x, record, q, mask, c, wide, channels, mean, scale, w, b
+        )
         value = tl.where(where == 0, v0, tl.where(where == 1, v1, tl.where(where == 2, v2, v3)))
         plain += g
         times += g * value
@@ -266,11 +278,10 @@ def _backward_pooled(
     for start in range(0, windows, tile):
         q = start + tl.arange(0, tile)
         mask = (q < windows)[:, None] & there[None, :]
-        v0, v1, v2, v3, place = _window(x + record, q, mask, c, wide, channels, mean, scale)
-        best, where = best_of(v0, v1, v2, v3, w, b)
-        at = record // 4 + q[:, None] * channels + c[None, :]
-        g = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        g = w * tl.where(best > 0.0, g, 0.0)
+        v0, v1, v2, v3, place, where, g = _window_gradient(
+            gradient, x, record, q, mask, c, wide, channels, mean, scale, w, b
+        )
+        g = w * g
         d0 = scale * (tl.where(where == 0, g, 0.0) - a - v0 * h)
         d1 = scale * (tl.where(where == 1, g, 0.0) - a - v1 * h)
         d2 = scale * (tl.where(where == 2, g, 0.0) - a - v2 * h)
