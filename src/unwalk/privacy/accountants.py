@@ -108,6 +108,11 @@ def fact(transcript: Transcript, name: str, why: str) -> Any:
     return transcript.header[name]
 
 
+def refuse_fact(code: str, name: str, value: object, why: str) -> NoReturn:
+    """Refuse what the header records; ``why`` begins with its punctuation."""
+    raise Refused(f"the header records {name} {value!r}{why}.", code)
+
+
 def phase_of(transcript: Transcript, phase: str) -> list[Hop]:
     """The hops of one phase, in order."""
     hops = [hop for hop in transcript.hops if hop.phase == phase]

@@ -17,6 +17,7 @@ from unwalk.privacy.accountants import (
     Claim,
     fact,
     refuse,
+    refuse_fact,
     sealed_claim,
     start_of,
     unlearner_of,
@@ -118,14 +119,10 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     u = unlearner_of(transcript)
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     if way not in WAYS:
-        raise Refused(
-            f"the header records rewind {way!r}; known: {', '.join(WAYS)}.", "not-a-rewind"
-        )
+        refuse_fact("not-a-rewind", "rewind", way, f"; known: {', '.join(WAYS)}")
     iterate = fact(transcript, "iterate", "which of training's models went on is not known")
     if iterate != "last":
-        raise Refused(
-            f"the header records iterate {iterate!r}: older models would stay in it.", "iterate"
-        )
+        refuse_fact("iterate", "iterate", iterate, ": older models would stay in it")
     if not hops:
         return _nothing_to_do(transcript, before, u, way)
     start = start_of(hops)

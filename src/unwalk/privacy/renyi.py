@@ -102,21 +102,6 @@ def mironov_epsilon_at(alpha: float, value: float, delta: float) -> float:
     return value - math.log(delta) / (alpha - 1.0)
 
 
-def rdp_log_delta_at(alpha: float, value: float, epsilon: float) -> float:
-    r"""The other way round: :math:`\ln\delta = (\alpha-1)(\varepsilon_\alpha - \varepsilon
-    + \ln(1-\frac1\alpha)) - \ln\alpha`, never above 0.
-
-    Source: as :func:`rdp_epsilon_at`, solved for delta.
-
-    >>> value = rdp_log_delta_at(32.0, 1.1, rdp_epsilon_at(32.0, 1.1, 1e-5))
-    >>> round(math.exp(value), 12)
-    1e-05
-    """
-    check_number("alpha", alpha, above=1.0)
-    log = (alpha - 1.0) * (value - epsilon + math.log1p(-1.0 / alpha)) - math.log(alpha)
-    return min(0.0, log)
-
-
 def rdp_epsilon(orders: Sequence[float], values: Sequence[float], delta: float) -> float:
     """The best epsilon over tabulated orders; infinite where no order has a finite value.
 
@@ -144,16 +129,6 @@ def curve_epsilon(curve: Curve, delta: float, *, largest_order: float = LARGEST_
     4.7284
     """
     return _best(lambda alpha: rdp_epsilon_at(alpha, curve(alpha), delta), largest_order)
-
-
-def curve_log_delta(curve: Curve, epsilon: float, *, largest_order: float = LARGEST_ORDER) -> float:
-    """The best log delta over all real orders; see :func:`rdp_log_delta_at`.
-
-    >>> round(math.exp(curve_log_delta(lambda alpha: 0.5 * alpha, 4.7284)), 7)
-    1e-05
-    """
-    check_number("epsilon", epsilon, low=0.0)
-    return _best(lambda alpha: rdp_log_delta_at(alpha, curve(alpha), epsilon), largest_order)
 
 
 def _best(objective: Callable[[float], float], largest_order: float) -> float:

@@ -34,6 +34,7 @@ from unwalk.privacy.accountants import (
     noise_origins,
     phase_of,
     refuse,
+    refuse_fact,
     refuse_unknown,
     sealed_claim,
     start_of,
@@ -83,32 +84,22 @@ class Facts:
         """Read them from the header; a missing or unsuitable one is refused by name."""
         name = fact(transcript, "loss", "convexity cannot be shown")
         if name != "softmax":
-            raise Refused(
-                f"the header records loss {name!r}; the ledger knows softmax on a bare linear "
-                "layer.",
-                "loss",
-            )
+            refuse_fact("loss", "loss", name, "; the ledger knows softmax on a bare linear layer")
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
-        if fact(transcript, "batching", "the worlds cannot be coupled") != "slots":
-            raise Refused(
-                f"the header records batching {transcript.header['batching']!r}; the ledger needs "
-                "keyed slots.",
-                "batching",
-            )
+        batching = fact(transcript, "batching", "the worlds cannot be coupled")
+        if batching != "slots":
+            refuse_fact("batching", "batching", batching, "; the ledger needs keyed slots")
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
         if scaled not in SCALINGS:
-            raise Refused(
-                f"the header records normalisation {scaled!r}: statistics that contain D_f "
-                "release it.",
-                "scaling",
-            )
+            why = ": statistics that contain D_f release it"
+            refuse_fact("scaling", "normalisation", scaled, why)
         precision = fact(transcript, "precision", "rounding is not bounded")
         if precision != "float64":
-            raise Refused(
-                f"the header records precision {precision!r}: its rounding is coarser than the "
-                "distances that the ledger bounds; it knows float64.",
-                "precision",
+            why = (
+                ": its rounding is coarser than the distances that the ledger bounds; it knows "
+                "float64"
             )
+            refuse_fact("precision", "precision", precision, why)
         why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
         inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
         start = fact(transcript, "initial_norm", shape)
@@ -257,11 +248,11 @@ def _check_iterate(transcript: Transcript) -> None:
     """Refuse an average of iterates, or one chosen among them: the ledger follows the last."""
     iterate = fact(transcript, "iterate", "which of training's models went on is not known")
     if iterate != "last":
-        raise Refused(
-            f"the header records iterate {iterate!r}: the ledger bounds the distance of training's "
-            "last model, and an earlier one may lie further away.",
-            "iterate",
+        why = (
+            ": the ledger bounds the distance of training's last model, and an earlier one may lie "
+            "further away"
         )
+        refuse_fact("iterate", "iterate", iterate, why)
 
 
 def ledger_before(transcript: Transcript, hop: int) -> Ledger:

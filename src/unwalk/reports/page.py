@@ -55,7 +55,6 @@ DARK = {
     "right": "#4fc9a8",
     "wrong": "#ff9d70",
 }
-TEXT_COLOURS = tuple(name for name in LIGHT if name not in ("page", "card", "line", "node"))
 
 LIGHT_MARKS = {
     "agree": "#07614e",
