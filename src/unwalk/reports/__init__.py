@@ -13,6 +13,6 @@ check and read the dictionaries; ``numbers`` formats every number; ``page`` has 
 from __future__ import annotations
 
 from unwalk.reports.run_page import render
-from unwalk.reports.tables import summary_rows, summary_table
+from unwalk.reports.tables import summary_table
 
-__all__ = ["render", "summary_rows", "summary_table"]
+__all__ = ["render", "summary_table"]
