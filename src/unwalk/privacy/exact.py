@@ -14,8 +14,10 @@ from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.privacy.accountants import (
     PUBLIC,
+    UNKNOWN_ITERATE,
     Claim,
     fact,
+    need_fact,
     refuse,
     refuse_fact,
     sealed_claim,
@@ -120,9 +122,7 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     if way not in WAYS:
         refuse_fact("not-a-rewind", "rewind", way, f"; known: {', '.join(WAYS)}")
-    iterate = fact(transcript, "iterate", "which of training's models went on is not known")
-    if iterate != "last":
-        refuse_fact("iterate", "iterate", iterate, ": older models would stay in it")
+    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, ": older models would stay in it")
     if not hops:
         return _nothing_to_do(transcript, before, u, way)
     start = start_of(hops)

@@ -21,8 +21,7 @@ from unwalk.core.validation import check_number
 Floats = npt.NDArray[np.float64]
 Curve = Callable[[float], float]
 
-LARGEST_ORDER = 1e6
-_GRID = np.linspace(math.log(1e-6), math.log(LARGEST_ORDER - 1.0), 120)
+_GRID = np.linspace(math.log(1e-6), math.log(1e6 - 1.0), 120)
 
 
 def gaussian_rdp(alpha: float, mu: float) -> float:
@@ -119,8 +118,8 @@ def rdp_epsilon(orders: Sequence[float], values: Sequence[float], delta: float) 
     )
 
 
-def curve_epsilon(curve: Curve, delta: float, *, largest_order: float = LARGEST_ORDER) -> float:
-    r"""The best epsilon over all real orders in :math:`(1, \text{largest\_order}]`.
+def curve_epsilon(curve: Curve, delta: float) -> float:
+    r"""The best epsilon over all real orders in :math:`(1, 10^6]`.
 
     Conversion and source: :func:`rdp_epsilon_at`.  The minimum is searched on a grid of
     :math:`\ln(\alpha-1)` and refined; whatever it finds is a valid bound.
@@ -128,23 +127,16 @@ def curve_epsilon(curve: Curve, delta: float, *, largest_order: float = LARGEST_
     >>> round(curve_epsilon(lambda alpha: 0.5 * alpha, 1e-5), 4)  # Gaussian, mu = 1: exact 4.3772
     4.7284
     """
-    return _best(lambda alpha: rdp_epsilon_at(alpha, curve(alpha), delta), largest_order)
-
-
-def _best(objective: Callable[[float], float], largest_order: float) -> float:
-    check_number("largest_order", largest_order, above=1.0)
-    top = math.log(largest_order - 1.0)
-    grid = _GRID[top > _GRID]
 
     def at(log_gap: float) -> float:
-        value = objective(1.0 + math.exp(log_gap))
+        alpha = 1.0 + math.exp(log_gap)
+        value = rdp_epsilon_at(alpha, curve(alpha), delta)
         return math.inf if math.isnan(value) else value
 
-    values = [at(x) for x in grid] + [at(top)]
-    points = [*grid, top]
+    values = [at(x) for x in _GRID]
     best = min(range(len(values)), key=values.__getitem__)
-    low, high = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-    if not math.isfinite(values[best]) or low == high:
+    low, high = _GRID[max(best - 1, 0)], _GRID[min(best + 1, len(_GRID) - 1)]
+    if not math.isfinite(values[best]):
         return values[best]
     refined = minimize_scalar(
         lambda x: min(at(x), 1e300), bounds=(low, high), method="bounded", options={"xatol": 1e-9}

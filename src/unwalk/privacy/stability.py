@@ -26,11 +26,13 @@ from unwalk.privacy.accountants import (
     PUBLIC,
     SCALINGS,
     START_WITHOUT_NOISE,
+    UNKNOWN_ITERATE,
     Claim,
     check_ball,
     check_grid,
     check_travels,
     fact,
+    need_fact,
     noise_origins,
     phase_of,
     refuse,
@@ -82,24 +84,19 @@ class Facts:
     @staticmethod
     def of(transcript: Transcript) -> Facts:
         """Read them from the header; a missing or unsuitable one is refused by name."""
-        name = fact(transcript, "loss", "convexity cannot be shown")
-        if name != "softmax":
-            refuse_fact("loss", "loss", name, "; the ledger knows softmax on a bare linear layer")
+        linear = "; the ledger knows softmax on a bare linear layer"
+        need_fact("loss", transcript, "softmax", "convexity cannot be shown", linear)
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
-        batching = fact(transcript, "batching", "the worlds cannot be coupled")
-        if batching != "slots":
-            refuse_fact("batching", "batching", batching, "; the ledger needs keyed slots")
+        keyed = "; the ledger needs keyed slots"
+        need_fact("batching", transcript, "slots", "the worlds cannot be coupled", keyed)
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
         if scaled not in SCALINGS:
             why = ": statistics that contain D_f release it"
             refuse_fact("scaling", "normalisation", scaled, why)
-        precision = fact(transcript, "precision", "rounding is not bounded")
-        if precision != "float64":
-            why = (
-                ": its rounding is coarser than the distances that the ledger bounds; it knows "
-                "float64"
-            )
-            refuse_fact("precision", "precision", precision, why)
+        coarse = (
+            ": its rounding is coarser than the distances that the ledger bounds; it knows float64"
+        )
+        need_fact("precision", transcript, "float64", "rounding is not bounded", coarse)
         why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
         inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
         start = fact(transcript, "initial_norm", shape)
@@ -246,13 +243,11 @@ def _check_bare(hops: Sequence[Hop]) -> None:
 
 def _check_iterate(transcript: Transcript) -> None:
     """Refuse an average of iterates, or one chosen among them: the ledger follows the last."""
-    iterate = fact(transcript, "iterate", "which of training's models went on is not known")
-    if iterate != "last":
-        why = (
-            ": the ledger bounds the distance of training's last model, and an earlier one may lie "
-            "further away"
-        )
-        refuse_fact("iterate", "iterate", iterate, why)
+    other = (
+        ": the ledger bounds the distance of training's last model, and an earlier one may lie "
+        "further away"
+    )
+    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, other)
 
 
 def ledger_before(transcript: Transcript, hop: int) -> Ledger:
