@@ -52,7 +52,7 @@ def raised() -> Iterator[tuple[str, int, ast.expr | None]]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
-            if node.func.id == "refuse":
+            if node.func.id in ("refuse", "refuse_fact", "need_fact"):
                 yield name, node.lineno, node.args[0]
             elif node.func.id == "Refused":
                 code = node.args[1] if len(node.args) > 1 else None

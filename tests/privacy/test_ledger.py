@@ -19,7 +19,7 @@ from unwalk.privacy.ledger import (
     ledger_distance,
     softmax_regression,
 )
-from unwalk.privacy.noisy_start import noisy_start_mu, noisy_start_sigma
+from unwalk.privacy.noisy_start import noisy_start_mu, noisy_start_sigma, visit_sensitivity
 
 
 def softmax_gradient(theta, x, y, classes):
@@ -151,17 +151,11 @@ def test_seal_noise_round_trip():
 
 
 def test_noise_from_the_start():
-    given_: dict[str, Any] = {
-        "step_size": 0.1,
-        "lipschitz": math.sqrt(2),
-        "most_forgotten": 3,
-        "nominal_batch": 32,
-    }
-    mu = noisy_start_mu([0.05, 0.1], **given_)
-    one = 0.1 * math.sqrt(2) * 3 / 32
+    one = visit_sensitivity(0.1, math.sqrt(2), 3, 32)
+    assert one == pytest.approx(0.1 * math.sqrt(2) * 3 / 32)
+    mu = noisy_start_mu([0.05, 0.1], one)
     assert mu == pytest.approx(math.hypot(one / 0.05, one / 0.1))
-    std = noisy_start_sigma(2.0, 1e-5, 7, **given_)
-    assert gaussian_epsilon(1e-5, noisy_start_mu([std] * 7, **given_)) <= 2.0
-    assert gaussian_epsilon(1e-5, noisy_start_mu([std * 0.999] * 7, **given_)) > 2.0
-    doubled = noisy_start_mu([0.05], **given_, epochs=2)
-    assert doubled == pytest.approx(2 * one / 0.05)
+    std = noisy_start_sigma(2.0, 1e-5, 7, one)
+    assert gaussian_epsilon(1e-5, noisy_start_mu([std] * 7, one)) <= 2.0
+    assert gaussian_epsilon(1e-5, noisy_start_mu([std * 0.999] * 7, one)) > 2.0
+    assert visit_sensitivity(0.1, math.sqrt(2), 3, 32, epochs=2) == pytest.approx(2 * one)

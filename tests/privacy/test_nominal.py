@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from unwalk.privacy.capacity import (
 )
 from unwalk.privacy.gaussian import gaussian_epsilon
 from unwalk.privacy.nominal import (
+    PAPER_SETTINGS,
+    PaperSetting,
     corrected_ddp_sigma,
     corrected_epsilon,
     corrected_sigma,
@@ -36,7 +39,7 @@ from unwalk.privacy.nominal import (
     nominal_visits_bound,
     visits_quantile,
 )
-from unwalk.privacy.paper_tables import PAPER_SETTINGS, paper_tables
+from unwalk.privacy.paper_tables import paper_tables
 from unwalk.privacy.published import published_complete_graph_rdp
 from unwalk.privacy.renyi import mironov_epsilon_at
 from unwalk.privacy.utility import (
@@ -53,6 +56,7 @@ from unwalk.privacy.utility import (
     substituted_table_1,
 )
 
+MNIST = PAPER_SETTINGS["mnist"]
 WALK = (1e-5, 0.5, 100, 0.1, 10)
 
 
@@ -200,55 +204,73 @@ def test_effective_variance():
 
 
 def test_table_1_does_not_follow_from_appendix_c():
-    at = (1.0, 1e-5, 100, 4, 0.5, 0.1, 62_538, 10)
-    convex = nominal_table_1("convex", *at, diameter=1.0)[1]
-    assert substituted_table_1("convex", *at) == pytest.approx(convex)
+    unit = replace(MNIST, radius=0.5)
+    convex = nominal_table_1("convex", unit)[1]
+    assert substituted_table_1("convex", unit) == pytest.approx(convex)
+    assert substituted_table_1("convex", MNIST) == pytest.approx(convex)  # it lacks R
     log = math.log(1e5) * math.log(10)
     strong = 0.1**2 * 62_538 * 0.25 * log / (4 * 10)
-    assert substituted_table_1("strongly-convex", *at) == pytest.approx(strong)
-    assert strong > 10 * nominal_table_1("strongly-convex", *at)[1]
-    growing = substituted_table_1("non-convex", 1.0, 1e-5, 400, 4, 0.5, 0.1, 62_538, 10)
-    assert growing == pytest.approx(2 * substituted_table_1("non-convex", *at))
-    assert nominal_c4("convex", 100, 4, 0.5, 0.1, 10, 2.0, diameter=3.0) == pytest.approx(
+    assert substituted_table_1("strongly-convex", MNIST) == pytest.approx(strong)
+    assert strong > 10 * nominal_table_1("strongly-convex", MNIST)[1]
+    growing = substituted_table_1("non-convex", replace(MNIST, hops=400))
+    assert growing == pytest.approx(2 * substituted_table_1("non-convex", MNIST))
+    small = replace(MNIST, dimension=10, radius=1.5)
+    assert nominal_c4("convex", small, 2.0) == pytest.approx(
         (3.0 * 0.5 / 20, math.sqrt(0.1 * 10 * 4 / 400))
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("radius", 0.0),
+        ("epsilon", 0.0),
+        ("delta", 1.0),
+        ("hops", 0),
+        ("p", 1.5),
+        ("peers", 1),
+        ("dimension", 0),
+        ("records", 0),
+        ("averaging", 0),
+    ],
+)
+def test_a_setting_that_no_formula_holds_for_is_refused(name, value):
+    with pytest.raises(InvalidInput, match=name):
+        PaperSetting(**{"radius": 1.0, "lipschitz": 1.0, "dimension": 1, "records": 1, name: value})
 
 
 # Capacity
 
 
 def test_ddp_capacity():
-    args = (1.0, 1e-5, 10.0, 1.0, 100, 62_538, 10)
-    value = nominal_ddp_capacity(*args)
+    value = nominal_ddp_capacity(MNIST)
     expected = (
         1 / (10 * (2 + math.log(100))) * math.sqrt(10 / (62_538 * math.log(1e5) * math.log(10)))
     )
     assert value == pytest.approx(expected)
-    assert nominal_ddp_capacity(*args, averaging=4) == pytest.approx(2 * value)
-    assert ddp_capacity(3.0, *args) == pytest.approx(1.5 * value)
-    assert ddp_user_capacity(1.0, *args, 6000) == 0
-    assert ddp_user_capacity(1e6, *args, 6000) == 6000
+    assert nominal_ddp_capacity(MNIST, averaging=4) == pytest.approx(2 * value)
+    assert ddp_capacity(3.0, MNIST) == pytest.approx(1.5 * value)
+    assert ddp_user_capacity(1.0, MNIST) == 0
+    assert ddp_user_capacity(1e6, MNIST) == 6000
 
 
 def test_ddp_capacity_solves_its_own_inequality():
     gamma, epsilon, delta, radius, bound, hops, d, peers = 0.3, 1.0, 1e-5, 10.0, 1.0, 100, 50, 10
-    m = ddp_capacity(gamma, epsilon, delta, radius, bound, hops, d, peers)
+    m = ddp_capacity(gamma, replace(MNIST, dimension=d))
     sigma = m * bound / epsilon * math.sqrt(hops * math.log(1 / delta) * math.log(peers) / peers)
     risk = 2 * radius * math.sqrt(d) * sigma * (2 + math.log(hops)) / math.sqrt(hops)
     assert risk == pytest.approx(gamma, rel=1e-12)
 
 
 def test_rrdu_capacity_has_two_regimes():
-    args = (1.0, 1e-5, 21.64, 0.5, 100, 4, 0.1, 62_538, 10, 6000)
-    assert nominal_rrdu_capacity(220.0, *args) == 0.0
-    low, high = nominal_rrdu_capacity(221.0, *args), nominal_rrdu_capacity(222.0, *args)
+    assert nominal_rrdu_capacity(220.0, MNIST) == 0.0
+    low, high = nominal_rrdu_capacity(221.0, MNIST), nominal_rrdu_capacity(222.0, MNIST)
     assert high - low == pytest.approx(6000 / 0.5)
-    corrected = (1.0, 1e-5, 21.64, 0.5, 100, 0.1, 62_538, 6000)
-    values = [rrdu_capacity(g, *corrected) for g in (1e4, 14_801.0, 14_803.0, 2e4)]
+    values = [rrdu_capacity(g, MNIST) for g in (1e4, 14_801.0, 14_803.0, 2e4)]
     assert values == sorted(values)
     assert values[0] == 0
     assert values[-1] == 6000
-    assert rrdu_capacity(14_801.0, *corrected, exact=True) == 6000
+    assert rrdu_capacity(14_801.0, MNIST, exact=True) == 6000
 
 
 def test_alignment_bias_is_attained():

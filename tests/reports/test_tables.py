@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from unwalk.reports import numbers, summary_rows, summary_table
+from unwalk.reports import numbers, summary_table
+from unwalk.reports.result import read
+from unwalk.reports.tables import summary_rows
 
 Json = dict[str, Any]
 
@@ -21,7 +23,7 @@ def shown(result: Json, width: int = 80) -> str:
 
 
 def test_rows_hold_the_numbers_of_the_result(usual: Json) -> None:
-    rows = summary_rows(usual)
+    rows = summary_rows(read(usual))
     assert [row["method"] for row in rows] == ["RR-DU", "Fine-tuning", "Retraining"]
     for method, row in zip(usual["methods"], rows, strict=True):
         final, cost = method["final"], method["cost"]
@@ -39,12 +41,12 @@ def test_every_case_fits_eighty_columns_uncut(any_result: Json) -> None:
     text = shown(any_result)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
-    for row in summary_rows(any_result):
+    for row in summary_rows(read(any_result)):
         assert any(all(cell in line for cell in row.values()) for line in text.splitlines())
 
 
 def test_plain_deletion_shows_forget_accuracy(make_result: Any) -> None:
-    row = summary_rows(make_result("plain deletion"))[0]
+    row = summary_rows(read(make_result("plain deletion")))[0]
     assert "forget, %" in row
     assert "forget gap, pts" in row
     assert not any("ASR" in head for head in row)
@@ -52,13 +54,13 @@ def test_plain_deletion_shows_forget_accuracy(make_result: Any) -> None:
 
 def test_one_method_has_no_gap(make_result: Any) -> None:
     result = make_result("one method")
-    assert not any("gap" in head for head in summary_rows(result)[0])
+    assert not any("gap" in head for head in summary_rows(read(result))[0])
     assert "gap" not in shown(result)
 
 
 def test_seeds_give_mean_and_deviation(make_result: Any) -> None:
     result = make_result("seeds")
-    rows = summary_rows(result)
+    rows = summary_rows(read(result))
     assert [row["ASR, %"] for row in rows] == ["3.1 ± 0.4", "37.2 ± 0.4", "1.9 ± 0.4"]
     assert [row["ASR gap, pts"] for row in rows] == ["+1.2", "+35.3", "–"]
     assert "over 5 seeds" in shown(result)

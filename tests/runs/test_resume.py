@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.runs.small import BLOBS, options, small, small_run, untimed
-from unwalk.core.errors import Corrupt, Diverged, InvalidInput
+from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
@@ -408,6 +408,8 @@ def test_a_comparison_that_cannot_be_made_leaves_nothing(tmp_path):
         compare(small(), 0, out=tmp_path / "out")
     with pytest.raises(Diverged):
         compared(tmp_path / "out", small(train__learning_rate=1e38))
+    with pytest.raises(Refused, match=r"^hop 1, start at peer 0"):
+        compared(tmp_path / "out", small(method="seal"))
     with pytest.raises(InvalidInput, match=r"^forget.size is 900"):
         compared(tmp_path / "out", small(forget__size=900))
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,14 @@ from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.methods import METHODS
-from unwalk.privacy.accountants import MOMENTS, SCALINGS, refuse, start_of, unlearner_of
+from unwalk.privacy.accountants import (
+    MOMENTS,
+    SCALINGS,
+    refuse,
+    refuse_fact,
+    start_of,
+    unlearner_of,
+)
 
 ORIGINS = ("secret", "simulation")
 LABELS = {
@@ -217,6 +224,12 @@ def _origin(event: ev.Event) -> str | None:
     return None
 
 
+REDRAWN = (
+    "the noise was redrawn, and a draw that is chosen after a look is not the noise that was "
+    "accounted for"
+)
+
+
 def check_single_draw(transcript: Transcript) -> None:
     """Refuse noise that was drawn again: chosen after a look, it is no longer Gaussian.
 
@@ -226,11 +239,7 @@ def check_single_draw(transcript: Transcript) -> None:
     """
     attempt = transcript.header.get("attempt", 1)
     if attempt != 1:
-        raise Refused(
-            f"the header records attempt {attempt!r}: the noise was redrawn, and a draw that is "
-            "chosen after a look is not the noise that was accounted for.",
-            "redrawn",
-        )
+        refuse_fact("redrawn", "attempt", attempt, f": {REDRAWN}")
     for hop, event in transcript.events():
         if isinstance(event, ev.GaussianNoise) and event.draw is not None and event.draw[2] != 0:
             refuse(
@@ -238,8 +247,7 @@ def check_single_draw(transcript: Transcript) -> None:
                 hop,
                 event,
                 f"the peer's register shows {event.draw[2]!r} earlier draws for records of this "
-                "request: the noise was redrawn, and a draw that is chosen after a look is not the "
-                "noise that was accounted for; a restart is exact at any time",
+                f"request: {REDRAWN}; a restart is exact at any time",
             )
 
 
@@ -247,23 +255,19 @@ def check_scaling(transcript: Transcript) -> None:
     """Scaling, imputation and feature maps learned on all data release the forgotten records."""
     scaling = transcript.header.get("normalisation", "unknown")
     if scaling not in SCALINGS:
-        raise Refused(
-            f"the header records normalisation {scaling!r}: statistics that may contain D_f "
-            "release it; published constants are needed, or statistics recomputed without D_f and "
-            "replayed.",
-            "scaling",
+        why = (
+            ": statistics that may contain D_f release it; published constants are needed, or "
+            "statistics recomputed without D_f and replayed"
         )
+        refuse_fact("scaling", "normalisation", scaling, why)
 
 
 def check_labels(transcript: Transcript) -> None:
     """Refuse classes read from the data: one that only D_f has would shape the model."""
     labels = transcript.header.get("labels", "unknown")
     if labels not in LABELS:
-        raise Refused(
-            f"the header records labels {labels!r}: a class that only D_f has would shape the "
-            "model; the classes have to be named.",
-            "labels",
-        )
+        why = ": a class that only D_f has would shape the model; the classes have to be named"
+        refuse_fact("labels", "labels", labels, why)
 
 
 def check_code(transcript: Transcript) -> None:

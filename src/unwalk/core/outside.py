@@ -162,15 +162,12 @@ def is_fixed(value: Any) -> bool:
 class Surroundings:
     """Everything in a model besides the tensors that travel, as it was when built.
 
-    ``trained`` shows the parameters that a workspace keeps in a flat vector of its own.  Modules
-    of a class in a package that begins with ``ours`` are left alone.
+    ``trained`` shows the parameters that a workspace keeps in a flat vector of its own.  The
+    engines' own modules are left alone.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        trained: Sequence[tuple[nn.Parameter, torch.Tensor]] = (),
-        ours: str = "unwalk.engines.",
+        self, model: nn.Module, trained: Sequence[tuple[nn.Parameter, torch.Tensor]] = ()
     ) -> None:
         # What stands in the model itself is never copied, so that it stays the same thing.
         parts = [*model.modules(), *model.parameters(), *model.buffers()]
@@ -178,7 +175,7 @@ class Surroundings:
         self.modules = [
             _Module(module, self.same)
             for module in model.modules()
-            if not type(module).__module__.startswith(ours)
+            if not type(module).__module__.startswith("unwalk.engines.")
         ]
         self.trained = [(p, view, view.data_ptr()) for p, view in trained]
         self.frozen = [

@@ -24,16 +24,8 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
+from unwalk.methods import private
 from unwalk.methods.network_sgd import Descending
-from unwalk.methods.private import (
-    data_of,
-    noisy_hops,
-    nominal_reason,
-    private_descent,
-    private_record,
-    reading_setting,
-    work_setting,
-)
 from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_ddp_sigma
@@ -69,11 +61,11 @@ class DDPSettings:
     )
     constant: float = setting(1.0, "constant factor of the sigma rule (C of the lemma)", above=0.0)
     sigma: float | None = setting(None, "noise on every gradient; overrides the rule", low=0.0)
-    reading: str = reading_setting()
+    reading: str = private.reading_setting()
     optimizer: str = setting(
         "plain", "plain SGD as in Algorithm 2, or the token's (same)", choices=("plain", "same")
     )
-    work: str | None = work_setting()
+    work: str | None = private.work_setting()
     noise_on: str = setting(
         "gradient", "noise on every gradient, or once per visit on the weights", choices=NOISE_ON
     )
@@ -153,12 +145,13 @@ def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibra
     ddp, target = config.of(DDPSettings), config.unlearn
     if ddp.sigma is not None:
         return Calibrated(ddp.sigma, reading=ddp.reading)
+    hops = private.noisy_hops(config, ddp.reading)
     scale = nominal_ddp_sigma(
         SIGMA_RULES[ddp.sigma_rule],
         target.epsilon,
         target.delta,
         ddp.clip,
-        hops=noisy_hops(config, ddp.reading),
+        hops=hops,
         peers=peers,
         forgotten=max(int(records.forgotten.size), 1),
         constant=ddp.constant,
@@ -167,7 +160,7 @@ def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibra
     numbers = {
         "rule": SIGMA_RULES[ddp.sigma_rule],
         "clip": ddp.clip,
-        "hops": noisy_hops(config, ddp.reading),
+        "hops": hops,
         "constant": ddp.constant,
     }
     return Calibrated(scale, "paper", formula, ddp.reading, numbers)
@@ -176,11 +169,11 @@ def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibra
 def _method(config: Config, decided: Decided) -> DDP:
     ddp = config.of(DDPSettings)
     ball = None if ddp.radius is None else feasible_ball(ddp.radius, ddp.radius_means, ddp.centre)
-    base = private_descent(config, ddp)
+    base = private.descent(config, ddp)
     descent = replace(base, clip=ddp.clip, noise=decided.sigma, feasible=ball)
-    return DDP(descent, data_of(ddp.reading), ddp.noise_on)
+    return DDP(descent, private.data_of(ddp.reading), ddp.noise_on)
 
 
 LISTING = ("ddp", "DDP", "network-private SGD: noise and projection at every step of every peer")
-NOMINAL = Nominal(ddp_noise, formulas.DDP, nominal_reason)
-RECORD = private_record(DDPSettings, _method, walks.UniformPeer(), LISTING, NOMINAL)
+NOMINAL = Nominal(ddp_noise, formulas.DDP, private.nominal_reason)
+RECORD = private.record(DDPSettings, _method, walks.UniformPeer(), LISTING, NOMINAL)

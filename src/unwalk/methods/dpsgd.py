@@ -22,17 +22,8 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
+from unwalk.methods import private
 from unwalk.methods.network_sgd import Descending, LocalWork
-from unwalk.methods.private import (
-    data_of,
-    local_work,
-    noisy_hops,
-    nominal_reason,
-    private_descent,
-    private_record,
-    reading_setting,
-    work_setting,
-)
 from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.subsampled import sampled_multiplier
@@ -48,11 +39,11 @@ class DPSGDSettings:
     noise_multiplier: float | None = setting(
         None, "noise on the sum over C; empty: calibrated", low=0.0
     )
-    reading: str = reading_setting()
+    reading: str = private.reading_setting()
     optimizer: str = setting(
         "same", "the token's optimizer (same) or plain SGD", choices=("plain", "same")
     )
-    work: str | None = work_setting()
+    work: str | None = private.work_setting()
 
 
 @dataclass(frozen=True)
@@ -108,9 +99,9 @@ def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calib
     dpsgd, target = config.of(DPSGDSettings), config.unlearn
     if dpsgd.noise_multiplier is not None:
         return Calibrated(dpsgd.noise_multiplier, reading=dpsgd.reading)
-    rows = records.rows(data_of(dpsgd.reading)).size or records.size
-    rate, per_visit = sampling(local_work(config, dpsgd), int(rows))
-    steps = per_visit * math.ceil(noisy_hops(config, dpsgd.reading) / peers)
+    rows = records.rows(private.data_of(dpsgd.reading)).size or records.size
+    rate, per_visit = sampling(private.local_work(config, dpsgd), int(rows))
+    steps = per_visit * math.ceil(private.noisy_hops(config, dpsgd.reading) / peers)
     scale = sampled_multiplier(target.epsilon, target.delta, rate, steps)
     formula = (
         "the noise multiplier is that of the sampled Gaussian mechanism by RDP, for one record "
@@ -122,8 +113,10 @@ def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calib
 
 def _method(config: Config, decided: Decided) -> DPSGD:
     dpsgd = config.of(DPSGDSettings)
-    base = private_descent(config, dpsgd)
-    return DPSGD(replace(base, clip_per_example=dpsgd.clip), decided.sigma, data_of(dpsgd.reading))
+    base = private.descent(config, dpsgd)
+    return DPSGD(
+        replace(base, clip_per_example=dpsgd.clip), decided.sigma, private.data_of(dpsgd.reading)
+    )
 
 
 LISTING = (
@@ -131,5 +124,5 @@ LISTING = (
     "DP-SGD",
     "every record's gradient clipped, noise on every step; models without BatchNorm",
 )
-NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, nominal_reason)
-RECORD = private_record(DPSGDSettings, _method, walks.Uniform(), LISTING, NOMINAL, per_example=True)
+NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, private.nominal_reason)
+RECORD = private.record(DPSGDSettings, _method, walks.Uniform(), LISTING, NOMINAL, per_example=True)

@@ -48,11 +48,8 @@ class LocalWork:
 
     def __post_init__(self) -> None:
         check_choice("work", self.kind, WORK)
-        check_count("batch", self.batch, low=1)
-        check_count("epochs", self.epochs, low=1)
-        check_count("minibatches", self.minibatches, low=1)
-        check_count("slots", self.slots, low=1)
-        check_count("capacity", self.capacity, low=1)
+        for name in ("batch", "epochs", "minibatches", "slots", "capacity"):
+            check_count(name, getattr(self, name), low=1)
 
     @property
     def nominal_batch(self) -> int:

@@ -58,7 +58,7 @@ def local_work(config: Config, own: PrivateSettings) -> LocalWork:
     return LocalWork(kind, train.batch, train.epochs, train.minibatches)
 
 
-def private_descent(config: Config, own: PrivateSettings) -> Descent:
+def descent(config: Config, own: PrivateSettings) -> Descent:
     """A visit of a private baseline, before clipping and noise."""
     base = train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
     rule = base.rule
@@ -67,7 +67,7 @@ def private_descent(config: Config, own: PrivateSettings) -> Descent:
     return replace(base, rule=rule, work=local_work(config, own), clip=None)
 
 
-def private_record(
+def record(
     kind: type[PrivateSettings],
     method: Callable[[Config, Decided], Method],
     route: Route,

@@ -108,6 +108,21 @@ def fact(transcript: Transcript, name: str, why: str) -> Any:
     return transcript.header[name]
 
 
+UNKNOWN_ITERATE = "which of training's models went on is not known"
+
+
+def refuse_fact(code: str, name: str, value: object, why: str) -> NoReturn:
+    """Refuse what the header records; ``why`` begins with its punctuation."""
+    raise Refused(f"the header records {name} {value!r}{why}.", code)
+
+
+def need_fact(code: str, transcript: Transcript, wanted: str, missing: str, other: str) -> None:
+    """Refuse a header whose fact, named as its ``code``, is not ``wanted``, and say why."""
+    found = fact(transcript, code, missing)
+    if found != wanted:
+        refuse_fact(code, code, found, other)
+
+
 def phase_of(transcript: Transcript, phase: str) -> list[Hop]:
     """The hops of one phase, in order."""
     hops = [hop for hop in transcript.hops if hop.phase == phase]

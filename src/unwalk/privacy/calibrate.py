@@ -152,31 +152,17 @@ def _distance(given: Given) -> Answer:
 
 
 def _noisy_start(given: Given) -> Answer:
-    count = _whole(given, "visits")
-    forgotten = _whole(given, "forgotten")
-
-    def sigma(target: float) -> float:
-        return noisy_start.noisy_start_sigma(
-            target,
-            given["delta"],
-            count,
-            step_size=given["step_size"],
-            lipschitz=given["sensitivity"],
-            most_forgotten=forgotten,
-            nominal_batch=given["batch"],
-        )
+    count, delta = _whole(given, "visits"), given["delta"]
+    apart = noisy_start.visit_sensitivity(
+        given["step_size"], given["sensitivity"], _whole(given, "forgotten"), given["batch"]
+    )
 
     def epsilon(std: float) -> float:
-        mu = noisy_start.noisy_start_mu(
-            [std] * count,
-            step_size=given["step_size"],
-            lipschitz=given["sensitivity"],
-            most_forgotten=forgotten,
-            nominal_batch=given["batch"],
-        )
-        return gaussian.gaussian_epsilon(given["delta"], mu)
+        return gaussian.gaussian_epsilon(delta, noisy_start.noisy_start_mu([std] * count, apart))
 
-    return _sigma_or_epsilon(given, sigma, epsilon)
+    return _sigma_or_epsilon(
+        given, lambda target: noisy_start.noisy_start_sigma(target, delta, count, apart), epsilon
+    )
 
 
 def _network(given: Given) -> Answer:
@@ -199,7 +185,7 @@ def _paper(given: Given) -> Answer:
         _sigma_or_epsilon(
             given,
             lambda eps: nominal.nominal_sigma(eps, *rest, constant=given["constant"]),
-            lambda std: nominal.nominal_epsilon(std, *rest, constant=given["constant"]),
+            lambda std: given["constant"] * nominal.nominal_epsilon(std, *rest),
         )
     )
 

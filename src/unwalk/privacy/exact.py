@@ -14,9 +14,12 @@ from unwalk.core.errors import Refused
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.privacy.accountants import (
     PUBLIC,
+    UNKNOWN_ITERATE,
     Claim,
     fact,
+    need_fact,
     refuse,
+    refuse_fact,
     sealed_claim,
     start_of,
     unlearner_of,
@@ -118,14 +121,8 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     u = unlearner_of(transcript)
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     if way not in WAYS:
-        raise Refused(
-            f"the header records rewind {way!r}; known: {', '.join(WAYS)}.", "not-a-rewind"
-        )
-    iterate = fact(transcript, "iterate", "which of training's models went on is not known")
-    if iterate != "last":
-        raise Refused(
-            f"the header records iterate {iterate!r}: older models would stay in it.", "iterate"
-        )
+        refuse_fact("not-a-rewind", "rewind", way, f"; known: {', '.join(WAYS)}")
+    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, ": older models would stay in it")
     if not hops:
         return _nothing_to_do(transcript, before, u, way)
     start = start_of(hops)

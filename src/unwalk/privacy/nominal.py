@@ -1,13 +1,14 @@
 r"""The paper's privacy formulas with explicit constants, and the corrected form beside each.
 
-The paper (*Fully Decentralized Certified Unlearning*) states these up to constants; with the
-constants written out, default 1, they become numbers that can be compared.  **None of the
-``nominal_*`` values is a guarantee**; ``docs/deviations.md`` says why, gap by gap.
+The paper (*Fully Decentralized Certified Unlearning*) states these up to constants; with every
+constant at 1 they become numbers that can be compared.  **None of the ``nominal_*`` values is a
+guarantee**; ``docs/deviations.md`` says why, gap by gap.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from scipy.special import bdtrc
 
@@ -25,6 +26,48 @@ def _check_target(delta: float) -> None:
     check_number("delta", delta, above=0.0, below=1.0)
 
 
+@dataclass(frozen=True)
+class PaperSetting:
+    r"""An experiment of the paper, in its notation; by default what both of its own share.
+
+    ``radius`` is the trust region's :math:`\varrho`, ``lipschitz`` L, ``dimension`` d, ``records``
+    :math:`n_u`, ``averaging`` s, ``forgotten`` m.  DDP has a diameter and an L of its own.
+    """
+
+    radius: float
+    lipschitz: float
+    dimension: int
+    records: int
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    peers: int = 10
+    hops: int = 100
+    p: float = 0.1
+    averaging: int = 4
+    forgotten: int = 1000
+    ddp_diameter: float = 10.0
+    ddp_lipschitz: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("radius", "lipschitz", "epsilon", "ddp_diameter", "ddp_lipschitz"):
+            check_number(name, getattr(self, name), above=0.0)
+        for name in ("dimension", "records", "averaging", "forgotten"):
+            check_count(name, getattr(self, name), low=1)
+        _check_target(self.delta)
+        _check_walk(self.hops, self.p, self.peers)
+
+    @property
+    def diameter(self) -> float:
+        r""":math:`R_{\rm cert} \le 2\varrho`."""
+        return 2.0 * self.radius
+
+
+PAPER_SETTINGS = {
+    "mnist": PaperSetting(10.82, 0.5, 62_538, 6_000),
+    "cifar10": PaperSetting(56.30, 0.2, 11_173_962, 5_000),
+}
+
+
 def nominal_theorem_51(
     epsilon_visit: float,
     delta_visit: float,
@@ -32,12 +75,9 @@ def nominal_theorem_51(
     p: float,
     peers: int,
     slack: float,
-    *,
-    constant: float = 1.0,
-    delta_constant: float = 1.0,
 ) -> tuple[float, float]:
-    r"""Theorem 5.1: :math:`\varepsilon = c\,\varepsilon_0\sqrt{p T_u \frac{\ln N}{N}
-    \ln\frac1{\delta'}}`, :math:`\delta = c'\, p T_u \delta_0 \frac{\ln N}{N} + \delta'`.
+    r"""Theorem 5.1: :math:`\varepsilon = \varepsilon_0\sqrt{p T_u \frac{\ln N}{N}
+    \ln\frac1{\delta'}}`, :math:`\delta = p T_u \delta_0 \frac{\ln N}{N} + \delta'`.
 
     Nominal.  Corrected: :func:`corrected_epsilon` (public coin, no :math:`\ln N/N`).
 
@@ -50,8 +90,8 @@ def nominal_theorem_51(
     _check_walk(hops, p, peers)
     check_number("slack", slack, above=0.0, below=1.0)
     share = p * hops * math.log(peers) / peers
-    epsilon = constant * epsilon_visit * math.sqrt(-share * math.log(slack))
-    return epsilon, delta_constant * share * delta_visit + slack
+    epsilon = epsilon_visit * math.sqrt(-share * math.log(slack))
+    return epsilon, share * delta_visit + slack
 
 
 def nominal_sigma(
@@ -81,14 +121,7 @@ def nominal_sigma(
 
 
 def nominal_epsilon(
-    sigma: float,
-    delta: float,
-    lipschitz: float,
-    hops: int,
-    p: float,
-    peers: int,
-    *,
-    constant: float = 1.0,
+    sigma: float, delta: float, lipschitz: float, hops: int, p: float, peers: int
 ) -> float:
     r"""Corollary 5.2 solved for :math:`\varepsilon`.
 
@@ -98,20 +131,13 @@ def nominal_epsilon(
     1.0
     """
     check_number("sigma", sigma, above=0.0)
-    return nominal_sigma(1.0, delta, lipschitz, hops, p, peers, constant=constant) / sigma
+    return nominal_sigma(1.0, delta, lipschitz, hops, p, peers) / sigma
 
 
 def nominal_appendix_epsilon(
-    sigma: float,
-    delta: float,
-    lipschitz: float,
-    hops: int,
-    p: float,
-    peers: int,
-    *,
-    constant: float = 1.0,
+    sigma: float, delta: float, lipschitz: float, hops: int, p: float, peers: int
 ) -> float:
-    r"""Appendix C.5: :math:`\varepsilon = c\,\frac L\sigma\sqrt{\frac{pT_u\ln N}{N\ln(1/\delta)}}`.
+    r"""Appendix C.5: :math:`\varepsilon = \frac L\sigma\sqrt{\frac{pT_u\ln N}{N\ln(1/\delta)}}`.
 
     Nominal, and at odds with Corollary 5.2: it falls as delta falls, by a factor
     :math:`\ln(1/\delta)` between the two.  Corrected: :func:`corrected_epsilon`.
@@ -120,8 +146,7 @@ def nominal_appendix_epsilon(
     0.0869
     """
     _check_target(delta)
-    other = nominal_epsilon(sigma, delta, lipschitz, hops, p, peers, constant=constant)
-    return other / -math.log(delta)
+    return nominal_epsilon(sigma, delta, lipschitz, hops, p, peers) / -math.log(delta)
 
 
 def corrected_sigma(
@@ -222,15 +247,9 @@ def corrected_ddp_sigma(
 
 
 def nominal_view_rdp(
-    alpha: float,
-    sigma: float,
-    visits: float,
-    peers: int,
-    *,
-    lipschitz: float,
-    constant: float = 1.0,
+    alpha: float, sigma: float, visits: float, peers: int, *, lipschitz: float
 ) -> float:
-    r"""Lemma A.11 (view RDP): :math:`C\,\alpha L^2 T_u\ln N/(\sigma^2 N)`.
+    r"""Lemma A.11 (view RDP): :math:`\alpha L^2 T_u\ln N/(\sigma^2 N)`.
 
     Nominal: the source has C = 4 and a condition on :math:`\sigma`
     (:func:`unwalk.privacy.published.published_complete_graph_rdp`), both left out here, and needs
@@ -245,7 +264,7 @@ def nominal_view_rdp(
     check_number("visits", visits, low=0.0)
     check_count("peers", peers, low=2)
     check_number("lipschitz", lipschitz, above=0.0)
-    return constant * alpha * lipschitz**2 * visits * math.log(peers) / (sigma**2 * peers)
+    return alpha * lipschitz**2 * visits * math.log(peers) / (sigma**2 * peers)
 
 
 def nominal_visits_bound(hops: int, p: float, failure: float) -> tuple[float, bool]:

@@ -3,11 +3,11 @@ r"""Tables 1 and 2 of the paper at its own settings, each number beside the corr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from unwalk.core.validation import check_choice
 from unwalk.privacy.capacity import nominal_ddp_capacity
 from unwalk.privacy.nominal import (
+    PAPER_SETTINGS,
     corrected_ddp_sigma,
     corrected_sigma,
     nominal_ddp_sigma,
@@ -21,37 +21,6 @@ from unwalk.privacy.utility import (
     strongly_convex_risk,
     substituted_table_1,
 )
-
-
-@dataclass(frozen=True)
-class PaperSetting:
-    """One of the paper's two experiments."""
-
-    name: str
-    radius: float
-    lipschitz: float
-    dimension: int
-    records: int
-    epsilon: float = 1.0
-    delta: float = 1e-5
-    peers: int = 10
-    hops: int = 100
-    p: float = 0.1
-    averaging: int = 4
-    forgotten: int = 1000
-    ddp_diameter: float = 10.0
-    ddp_lipschitz: float = 1.0
-
-    @property
-    def diameter(self) -> float:
-        r""":math:`R_{\rm cert} \le 2\varrho`."""
-        return 2.0 * self.radius
-
-
-PAPER_SETTINGS = {
-    "mnist": PaperSetting("mnist", 10.82, 0.5, 62_538, 6_000),
-    "cifar10": PaperSetting("cifar10", 56.30, 0.2, 11_173_962, 5_000),
-}
 
 
 def paper_tables(name: str, *, strong_convexity: float = 1.0) -> dict[str, dict[str, float]]:
@@ -72,22 +41,10 @@ def paper_tables(name: str, *, strong_convexity: float = 1.0) -> dict[str, dict[
         "convex": last_risk(at.diameter, at.hops, variance),
         "strongly-convex": strongly_convex_risk(at.hops, variance, strong_convexity),
     }
-    common = (
-        at.epsilon,
-        at.delta,
-        at.hops,
-        at.averaging,
-        at.lipschitz,
-        at.p,
-        at.dimension,
-        at.peers,
-    )
     for case in CASES:
-        opt, priv = nominal_table_1(
-            case, *common, diameter=at.diameter, strong_convexity=strong_convexity
-        )
+        opt, priv = nominal_table_1(case, at, strong_convexity=strong_convexity)
         scale = at.diameter if case == "convex" else 1.0
-        put_in = scale * substituted_table_1(case, *common, strong_convexity=strong_convexity)
+        put_in = scale * substituted_table_1(case, at, strong_convexity=strong_convexity)
         rows[f"table1/{case}"] = {"optimization": opt, "privacy": priv, "substituted": put_in}
         if case in corrected:
             rows[f"table1/{case}"]["corrected"] = corrected[case]
@@ -108,16 +65,7 @@ def paper_tables(name: str, *, strong_convexity: float = 1.0) -> dict[str, dict[
         * math.sqrt(at.dimension * log / at.peers),
         "corrected": last_risk(at.ddp_diameter, at.hops, ddp_variance),
         # Table 2 leaves out Theorem 3.5's factor 1/(2 + ln T).
-        "capacity": (2.0 + math.log(at.hops))
-        * nominal_ddp_capacity(
-            at.epsilon,
-            at.delta,
-            at.ddp_diameter,
-            at.ddp_lipschitz,
-            at.hops,
-            at.dimension,
-            at.peers,
-        ),
+        "capacity": (2.0 + math.log(at.hops)) * nominal_ddp_capacity(at),
     }
     first = rows["table1/convex"]
     rows["table2/rrdu"] = {

@@ -21,8 +21,7 @@ from unwalk.core.validation import check_number
 Floats = npt.NDArray[np.float64]
 Curve = Callable[[float], float]
 
-LARGEST_ORDER = 1e6
-_GRID = np.linspace(math.log(1e-6), math.log(LARGEST_ORDER - 1.0), 120)
+_GRID = np.linspace(math.log(1e-6), math.log(1e6 - 1.0), 120)
 
 
 def gaussian_rdp(alpha: float, mu: float) -> float:
@@ -102,21 +101,6 @@ def mironov_epsilon_at(alpha: float, value: float, delta: float) -> float:
     return value - math.log(delta) / (alpha - 1.0)
 
 
-def rdp_log_delta_at(alpha: float, value: float, epsilon: float) -> float:
-    r"""The other way round: :math:`\ln\delta = (\alpha-1)(\varepsilon_\alpha - \varepsilon
-    + \ln(1-\frac1\alpha)) - \ln\alpha`, never above 0.
-
-    Source: as :func:`rdp_epsilon_at`, solved for delta.
-
-    >>> value = rdp_log_delta_at(32.0, 1.1, rdp_epsilon_at(32.0, 1.1, 1e-5))
-    >>> round(math.exp(value), 12)
-    1e-05
-    """
-    check_number("alpha", alpha, above=1.0)
-    log = (alpha - 1.0) * (value - epsilon + math.log1p(-1.0 / alpha)) - math.log(alpha)
-    return min(0.0, log)
-
-
 def rdp_epsilon(orders: Sequence[float], values: Sequence[float], delta: float) -> float:
     """The best epsilon over tabulated orders; infinite where no order has a finite value.
 
@@ -134,8 +118,8 @@ def rdp_epsilon(orders: Sequence[float], values: Sequence[float], delta: float) 
     )
 
 
-def curve_epsilon(curve: Curve, delta: float, *, largest_order: float = LARGEST_ORDER) -> float:
-    r"""The best epsilon over all real orders in :math:`(1, \text{largest\_order}]`.
+def curve_epsilon(curve: Curve, delta: float) -> float:
+    r"""The best epsilon over all real orders in :math:`(1, 10^6]`.
 
     Conversion and source: :func:`rdp_epsilon_at`.  The minimum is searched on a grid of
     :math:`\ln(\alpha-1)` and refined; whatever it finds is a valid bound.
@@ -143,33 +127,16 @@ def curve_epsilon(curve: Curve, delta: float, *, largest_order: float = LARGEST_
     >>> round(curve_epsilon(lambda alpha: 0.5 * alpha, 1e-5), 4)  # Gaussian, mu = 1: exact 4.3772
     4.7284
     """
-    return _best(lambda alpha: rdp_epsilon_at(alpha, curve(alpha), delta), largest_order)
-
-
-def curve_log_delta(curve: Curve, epsilon: float, *, largest_order: float = LARGEST_ORDER) -> float:
-    """The best log delta over all real orders; see :func:`rdp_log_delta_at`.
-
-    >>> round(math.exp(curve_log_delta(lambda alpha: 0.5 * alpha, 4.7284)), 7)
-    1e-05
-    """
-    check_number("epsilon", epsilon, low=0.0)
-    return _best(lambda alpha: rdp_log_delta_at(alpha, curve(alpha), epsilon), largest_order)
-
-
-def _best(objective: Callable[[float], float], largest_order: float) -> float:
-    check_number("largest_order", largest_order, above=1.0)
-    top = math.log(largest_order - 1.0)
-    grid = _GRID[top > _GRID]
 
     def at(log_gap: float) -> float:
-        value = objective(1.0 + math.exp(log_gap))
+        alpha = 1.0 + math.exp(log_gap)
+        value = rdp_epsilon_at(alpha, curve(alpha), delta)
         return math.inf if math.isnan(value) else value
 
-    values = [at(x) for x in grid] + [at(top)]
-    points = [*grid, top]
+    values = [at(x) for x in _GRID]
     best = min(range(len(values)), key=values.__getitem__)
-    low, high = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
-    if not math.isfinite(values[best]) or low == high:
+    low, high = _GRID[max(best - 1, 0)], _GRID[min(best + 1, len(_GRID) - 1)]
+    if not math.isfinite(values[best]):
         return values[best]
     refined = minimize_scalar(
         lambda x: min(at(x), 1e300), bounds=(low, high), method="bounded", options={"xatol": 1e-9}

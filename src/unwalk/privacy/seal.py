@@ -67,8 +67,8 @@ def _softplus(x: float) -> float:
     return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
 
 
-def seal_steps(epsilon: float, delta: float, ratio: float, *, most: int = MOST_STEPS) -> int:
-    """The fewest steps that seal to (epsilon, delta) at this ratio; refused above ``most``.
+def seal_steps(epsilon: float, delta: float, ratio: float) -> int:
+    """The fewest steps that seal to (epsilon, delta) at this ratio; refused above a million.
 
     Statement and assumptions: :func:`seal_log_delta`.
 
@@ -82,18 +82,18 @@ def seal_steps(epsilon: float, delta: float, ratio: float, *, most: int = MOST_S
     log_gain, log_delta = _log_expm1(epsilon), 0.0
     # Each step's factor falls with delta, so the last one is the strongest there is.
     strongest = gaussian_log_delta(_softplus(log_gain - target), ratio)
-    if strongest == 0.0 or target / strongest > most:
-        raise Refused(_too_many(epsilon, delta, ratio, most), "out-of-reach")
-    for step in range(1, most + 1):
+    if strongest == 0.0 or target / strongest > MOST_STEPS:
+        raise Refused(_too_many(epsilon, delta, ratio), "out-of-reach")
+    for step in range(1, MOST_STEPS + 1):
         log_delta += gaussian_log_delta(_softplus(log_gain - log_delta), ratio)
         if log_delta <= target - MARGIN:
             return step
-    raise Refused(_too_many(epsilon, delta, ratio, most), "out-of-reach")
+    raise Refused(_too_many(epsilon, delta, ratio), "out-of-reach")
 
 
-def _too_many(epsilon: float, delta: float, ratio: float, most: int) -> str:
+def _too_many(epsilon: float, delta: float, ratio: float) -> str:
     return (
-        f"a ball seal with ratio {ratio:g} needs more than {most:,} steps for epsilon "
+        f"a ball seal with ratio {ratio:g} needs more than {MOST_STEPS:,} steps for epsilon "
         f"{epsilon:g} and delta {delta:g}; use more noise or a smaller ball, or restart at the "
         "ball's centre, which is exact."
     )

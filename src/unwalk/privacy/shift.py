@@ -94,15 +94,3 @@ def hiding_cost(
     return math.fsum(
         length * slope * slope for length, slope in convex_minorant_slopes(lengths, rises)
     )
-
-
-def equal_split_cost(gaps: Sequence[float], stds: Sequence[float], *, start: float = 0.0) -> float:
-    r"""The closed form :math:`(\sum b_t)^2 / \sum s_t^2`, where equal hiding is feasible.
-
-    It ignores that a gap cannot be hidden before it has opened, and is therefore too small (no
-    bound at all) whenever large gaps come late; kept for comparison with formulas that use it.
-
-    >>> equal_split_cost([0.0, 2.0], [1.0, 1.0]) < hiding_cost([0.0, 2.0], [1.0, 1.0])
-    True
-    """
-    return (start + math.fsum(gaps)) ** 2 / math.fsum(s * s for s in stds)

@@ -26,14 +26,17 @@ from unwalk.privacy.accountants import (
     PUBLIC,
     SCALINGS,
     START_WITHOUT_NOISE,
+    UNKNOWN_ITERATE,
     Claim,
     check_ball,
     check_grid,
     check_travels,
     fact,
+    need_fact,
     noise_origins,
     phase_of,
     refuse,
+    refuse_fact,
     refuse_unknown,
     sealed_claim,
     start_of,
@@ -80,34 +83,19 @@ class Facts:
     @staticmethod
     def of(transcript: Transcript) -> Facts:
         """Read them from the header; a missing or unsuitable one is refused by name."""
-        name = fact(transcript, "loss", "convexity cannot be shown")
-        if name != "softmax":
-            raise Refused(
-                f"the header records loss {name!r}; the ledger knows softmax on a bare linear "
-                "layer.",
-                "loss",
-            )
+        linear = "; the ledger knows softmax on a bare linear layer"
+        need_fact("loss", transcript, "softmax", "convexity cannot be shown", linear)
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
-        if fact(transcript, "batching", "the worlds cannot be coupled") != "slots":
-            raise Refused(
-                f"the header records batching {transcript.header['batching']!r}; the ledger needs "
-                "keyed slots.",
-                "batching",
-            )
+        keyed = "; the ledger needs keyed slots"
+        need_fact("batching", transcript, "slots", "the worlds cannot be coupled", keyed)
         scaled = fact(transcript, "normalisation", "statistics of all data would release D_f")
         if scaled not in SCALINGS:
-            raise Refused(
-                f"the header records normalisation {scaled!r}: statistics that contain D_f "
-                "release it.",
-                "scaling",
-            )
-        precision = fact(transcript, "precision", "rounding is not bounded")
-        if precision != "float64":
-            raise Refused(
-                f"the header records precision {precision!r}: its rounding is coarser than the "
-                "distances that the ledger bounds; it knows float64.",
-                "precision",
-            )
+            why = ": statistics that contain D_f release it"
+            refuse_fact("scaling", "normalisation", scaled, why)
+        coarse = (
+            ": its rounding is coarser than the distances that the ledger bounds; it knows float64"
+        )
+        need_fact("precision", transcript, "float64", "rounding is not bounded", coarse)
         why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
         inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
         start = fact(transcript, "initial_norm", shape)
@@ -254,13 +242,11 @@ def _check_bare(hops: Sequence[Hop]) -> None:
 
 def _check_iterate(transcript: Transcript) -> None:
     """Refuse an average of iterates, or one chosen among them: the ledger follows the last."""
-    iterate = fact(transcript, "iterate", "which of training's models went on is not known")
-    if iterate != "last":
-        raise Refused(
-            f"the header records iterate {iterate!r}: the ledger bounds the distance of training's "
-            "last model, and an earlier one may lie further away.",
-            "iterate",
-        )
+    other = (
+        ": the ledger bounds the distance of training's last model, and an earlier one may lie "
+        "further away"
+    )
+    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, other)
 
 
 def ledger_before(transcript: Transcript, hop: int) -> Ledger:

@@ -12,7 +12,6 @@ numbers are customary and not proved; whatever is calibrated with them is **nomi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -67,15 +66,8 @@ def _choices(alpha: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float6
     return counts, np.asarray(logs, np.float64)
 
 
-def sampled_epsilon(
-    delta: float,
-    multiplier: float,
-    rate: float,
-    steps: int,
-    *,
-    orders: Sequence[int] = ORDERS,
-) -> float:
-    """Epsilon of ``steps`` steps: :func:`sampled_rdp` added up, best of ``orders``.
+def sampled_epsilon(delta: float, multiplier: float, rate: float, steps: int) -> float:
+    """Epsilon of ``steps`` steps: :func:`sampled_rdp` added up, best of whole orders.
 
     Composition and conversion: :func:`unwalk.privacy.renyi.compose_rdp` and
     :func:`unwalk.privacy.renyi.rdp_epsilon_at`.
@@ -84,7 +76,7 @@ def sampled_epsilon(
     1.7253
     """
     check_count("steps", steps)
-    return rdp_epsilon(orders, [steps * sampled_rdp(a, multiplier, rate) for a in orders], delta)
+    return rdp_epsilon(ORDERS, [steps * sampled_rdp(a, multiplier, rate) for a in ORDERS], delta)
 
 
 @lru_cache(maxsize=128)

@@ -1,4 +1,4 @@
-r"""The paper's utility bounds with explicit constants, and what standard theory gives instead.
+r"""The paper's utility bounds with unit constants, and what standard theory gives instead.
 
 Notation: R diameter of the domain, L bound on gradients, G second moment, d dimension,
 :math:`\sigma` noise std on the gradient, T hops, s averaged minibatches, p share of noisy hops.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 
 from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.privacy.nominal import PaperSetting, nominal_sigma
 
 CASES = ("convex", "strongly-convex", "non-convex")
 
@@ -146,18 +147,7 @@ def stationarity(hops: int, variance: float, smoothness: float, initial_gap: flo
 
 
 def nominal_c4(
-    case: str,
-    hops: int,
-    averaging: int,
-    lipschitz: float,
-    p: float,
-    dimension: int,
-    sigma: float,
-    *,
-    diameter: float = 1.0,
-    strong_convexity: float = 1.0,
-    constant: float = 1.0,
-    privacy_constant: float = 1.0,
+    case: str, at: PaperSetting, sigma: float, *, strong_convexity: float = 1.0
 ) -> tuple[float, float]:
     r"""Appendix C.4's (optimisation term, privacy term) as functions of :math:`\sigma`.
 
@@ -168,39 +158,23 @@ def nominal_c4(
     Nominal.  Corrected: :func:`last_risk`, :func:`strongly_convex_risk`, :func:`stationarity`
     with :func:`effective_variance`: the second moment of a step does not fall with s.
 
-    >>> nominal_c4("strongly-convex", 4, 1, 2.0, 0.5, 8, 1.0)
+    >>> at = PaperSetting(1.0, 2.0, 8, 1, hops=4, averaging=1, p=0.5)
+    >>> nominal_c4("strongly-convex", at, 1.0)
     (1.0, 1.0)
     """
     check_choice("case", case, CASES)
-    check_count("hops", hops, low=1)
-    check_count("averaging", averaging, low=1)
-    noise = effective_variance(0.0, p, dimension, sigma)
-    spread = averaging * hops
+    noise = effective_variance(0.0, at.p, at.dimension, sigma)
+    spread = at.averaging * at.hops
     if case == "convex":
-        terms = diameter * lipschitz / math.sqrt(spread), math.sqrt(noise / spread)
-    elif case == "strongly-convex":
-        check_number("strong_convexity", strong_convexity, above=0.0)
-        terms = lipschitz**2 / (strong_convexity * spread), noise / (strong_convexity * spread)
-    else:
-        terms = lipschitz**2 / math.sqrt(spread), noise / math.sqrt(spread)
-    return constant * terms[0], privacy_constant * terms[1]
+        return at.diameter * at.lipschitz / math.sqrt(spread), math.sqrt(noise / spread)
+    if case == "non-convex":
+        return at.lipschitz**2 / math.sqrt(spread), noise / math.sqrt(spread)
+    check_number("strong_convexity", strong_convexity, above=0.0)
+    return at.lipschitz**2 / (strong_convexity * spread), noise / (strong_convexity * spread)
 
 
 def nominal_table_1(
-    case: str,
-    epsilon: float,
-    delta: float,
-    hops: int,
-    averaging: int,
-    lipschitz: float,
-    p: float,
-    dimension: int,
-    peers: int,
-    *,
-    diameter: float = 1.0,
-    strong_convexity: float = 1.0,
-    constant: float = 1.0,
-    privacy_constant: float = 1.0,
+    case: str, at: PaperSetting, *, strong_convexity: float = 1.0
 ) -> tuple[float, float]:
     r"""Table 1's (optimisation term, privacy term), with
     :math:`Q = \frac p\varepsilon\sqrt{\frac{d\ln(1/\delta)\ln N}{sN}}`:
@@ -209,72 +183,36 @@ def nominal_table_1(
     Nominal.  Only the convex one follows from C.4 (up to R); :func:`substituted_table_1` is what
     substituting Corollary 5.2 gives.
 
-    >>> at = (1.0, 1e-5, 100, 4, 0.5, 0.1, 62538, 10)
-    >>> opt, priv = nominal_table_1("convex", *at, diameter=21.64)
+    >>> from unwalk.privacy.nominal import PAPER_SETTINGS
+    >>> opt, priv = nominal_table_1("convex", PAPER_SETTINGS["mnist"])
     >>> round(opt, 4), round(priv, 3)
     (0.541, 220.277)
     """
-    check_number("epsilon", epsilon, above=0.0)
-    check_number("delta", delta, above=0.0, below=1.0)
-    check_count("peers", peers, low=2)
-    log = -math.log(delta) * math.log(peers)
-    quotient = p / epsilon * math.sqrt(dimension * log / (averaging * peers))
-    opt, _ = nominal_c4(
-        case,
-        hops,
-        averaging,
-        lipschitz,
-        p,
-        dimension,
-        0.0,
-        diameter=diameter,
-        strong_convexity=strong_convexity,
-        constant=constant,
-    )
+    log = -math.log(at.delta) * math.log(at.peers)
+    quotient = at.p / at.epsilon * math.sqrt(at.dimension * log / (at.averaging * at.peers))
+    opt, _ = nominal_c4(case, at, 0.0, strong_convexity=strong_convexity)
     if case == "convex":
-        scale = diameter * lipschitz
+        scale = at.diameter * at.lipschitz
     else:
-        scale = lipschitz**2 / (strong_convexity if case == "strongly-convex" else 1.0)
-    return opt, privacy_constant * scale * quotient
+        scale = at.lipschitz**2 / (strong_convexity if case == "strongly-convex" else 1.0)
+    return opt, scale * quotient
 
 
-def substituted_table_1(
-    case: str,
-    epsilon: float,
-    delta: float,
-    hops: int,
-    averaging: int,
-    lipschitz: float,
-    p: float,
-    dimension: int,
-    peers: int,
-    *,
-    strong_convexity: float = 1.0,
-) -> float:
+def substituted_table_1(case: str, at: PaperSetting, *, strong_convexity: float = 1.0) -> float:
     r"""Table 1's privacy terms when Corollary 5.2 is put into C.4: strongly convex
     :math:`\frac{p^2 d L^2\ln(1/\delta)\ln N}{\mu s\varepsilon^2 N}`, non-convex
     :math:`\frac{p^2 d L^2\ln(1/\delta)\ln N}{\varepsilon^2 N}\sqrt{T_u/s}` (it *grows* with
     :math:`T_u`), convex without R.  Still nominal: the noise is Corollary 5.2's.
 
-    >>> a = substituted_table_1("non-convex", 1.0, 1e-5, 100, 4, 0.5, 0.1, 62538, 10)
-    >>> b = substituted_table_1("non-convex", 1.0, 1e-5, 400, 4, 0.5, 0.1, 62538, 10)
+    >>> from dataclasses import replace
+    >>> from unwalk.privacy.nominal import PAPER_SETTINGS
+    >>> short = PAPER_SETTINGS["mnist"]
+    >>> a, b = (substituted_table_1("non-convex", at) for at in (short, replace(short, hops=400)))
     >>> round(b / a, 9)
     2.0
     """
-    check_number("epsilon", epsilon, above=0.0)
-    check_number("delta", delta, above=0.0, below=1.0)
-    share = p * hops * math.log(peers) / peers
-    sigma = lipschitz / epsilon * math.sqrt(-share * math.log(delta))
-    return nominal_c4(
-        case,
-        hops,
-        averaging,
-        lipschitz,
-        p,
-        dimension,
-        sigma,
-        strong_convexity=strong_convexity,
-    )[1]
+    sigma = nominal_sigma(at.epsilon, at.delta, at.lipschitz, at.hops, at.p, at.peers)
+    return nominal_c4(case, at, sigma, strong_convexity=strong_convexity)[1]
 
 
 def noise_loss(std: float, classes: int, norm: float = 1.0) -> float:

@@ -14,6 +14,6 @@ the reproduction page; ``numbers`` formats every number; ``page`` has the colour
 from __future__ import annotations
 
 from unwalk.reports.run_page import render
-from unwalk.reports.tables import summary_rows, summary_table
+from unwalk.reports.tables import summary_table
 
-__all__ = ["render", "summary_rows", "summary_table"]
+__all__ = ["render", "summary_table"]

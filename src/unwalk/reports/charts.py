@@ -103,13 +103,13 @@ def text_width(text: str, size: float = FONT) -> float:
     return len(text) * size * CHARACTER
 
 
-def shorten(text: str, width: float, size: float = FONT) -> str:
+def shorten(text: str, width: float) -> str:
     """``text`` cut with an ellipsis so that it fits ``width``.
 
     >>> shorten("abcdefghij", 5 * 13 * 0.58)
     'abcd…'
     """
-    most = max(1, int(width / (size * CHARACTER)))
+    most = max(1, int(width / (FONT * CHARACTER)))
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 

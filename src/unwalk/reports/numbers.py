@@ -75,13 +75,13 @@ def human_bytes(value: float | None) -> str:
     return f"{fixed(value / size, 0 if unit == 'B' else 1)}{SPACE}{unit}"
 
 
-def counted(count: float, one: str, many: str = "") -> str:
+def counted(count: float, one: str) -> str:
     """A count with its noun.
 
-    >>> counted(1, "hop"), counted(1200, "hop"), counted(2, "class", "classes")
-    ('1 hop', '1,200 hops', '2 classes')
+    >>> counted(1, "hop"), counted(1200, "hop")
+    ('1 hop', '1,200 hops')
     """
-    return f"{fixed(count, 0)} {one if count == 1 else many or one + 's'}"
+    return f"{fixed(count, 0)} {one if count == 1 else one + 's'}"
 
 
 def joined(words: list[str]) -> str:

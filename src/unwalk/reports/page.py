@@ -55,7 +55,6 @@ DARK = {
     "right": "#4fc9a8",
     "wrong": "#ff9d70",
 }
-TEXT_COLOURS = tuple(name for name in LIGHT if name not in ("page", "card", "line", "node"))
 
 LIGHT_MARKS = {
     "agree": "#07614e",
@@ -101,16 +100,21 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 @cache
 def environment() -> Environment:
     """The templates, with the functions that they call."""
-    made = Environment(
-        loader=PackageLoader("unwalk.reports"),
+    made = templates_of("unwalk.reports")
+    made.globals.update(numbers=numbers, policy=POLICY)
+    return made
+
+
+def templates_of(package: str) -> Environment:
+    """The templates of a package; every text that they are given is escaped."""
+    return Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         keep_trailing_newline=True,
         lstrip_blocks=True,
         trim_blocks=True,
         undefined=StrictUndefined,
     )
-    made.globals.update(numbers=numbers, policy=POLICY)
-    return made
 
 
 def render_page(name: str, **content: Any) -> str:

@@ -239,16 +239,15 @@ def _matched_cell(key: str) -> Callable[[Method], str]:
     return lambda method: numbers.fixed(method.matched.get(key), 0)
 
 
-def summary_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+def summary_rows(result: Result) -> list[dict[str, str]]:
     """One row for each method, heading to text, in the order of the result.
 
     >>> method = {"name": "rrdu", "label": "RR-DU", "final": {"clean": 0.961, "asr": 0.03}}
-    >>> summary_rows({"format": 1, "methods": [method]})
+    >>> summary_rows(read({"format": 1, "methods": [method]}))
     [{'method': 'RR-DU', 'clean, %': '96.1', 'ASR, %': '3.0'}]
     """
-    view = read(result)
-    columns = _summary_columns(view)
-    return [{"method": m.title} | {c.title: c.cell(m) for c in columns} for m in view.methods]
+    columns = _summary_columns(result)
+    return [{"method": m.title} | {c.title: c.cell(m) for c in columns} for m in result.methods]
 
 
 def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
@@ -262,7 +261,7 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     for column in _summary_columns(view):
         head = column.head.replace(" ", "\n") + (f"\n{column.unit}" if column.unit else "")
         table.add_column(Text(head), justify="right", vertical="bottom", no_wrap=True)
-    for method, row in zip(view.methods, summary_rows(result), strict=True):
+    for method, row in zip(view.methods, summary_rows(view), strict=True):
         style = "bold" if method is view.main else ""
         table.add_row(*(Text(cell) for cell in row.values()), style=style)
     if gap_columns(view):

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.reports import render
 from unwalk.runs.assemble import assemble
-from unwalk.runs.run import Runner, RunResult, Tell, open_folder, run, silent
+from unwalk.runs.run import Runner, RunResult, Tell, growing_folder, run, silent
 from unwalk.runs.run import results as results_of
 from unwalk.runs.store import Folder, write_file
 from unwalk.settings.config import Config
@@ -61,8 +60,7 @@ def compare(
     check_count("seeds", seeds, low=1)
     assembled = assemble(config, task)
     first = assembled.training()
-    folder = open_folder(out, config, assembled, resume=resume, overwrite=overwrite)
-    try:
+    with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
         done = {} if folder is None else _kept(folder, seeded)
         left = [one for one in seeded if one.seed not in done]
@@ -78,11 +76,6 @@ def compare(
             write_file(folder.partial / "result.json", _json(summary, indent=1))
             write_file(folder.partial / "runs.json", _json(results))
             write_file(folder.partial / "report.html", render(summary))
-            folder.finish()
-    except (InvalidInput, Diverged):
-        if folder is not None:
-            folder.discard()
-        raise
     return Comparison(summary, results)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -282,30 +283,32 @@ def run(
         load_key(Path(config.certificate.key))
     for name in _methods(config):
         assembled.unlearning(name)
-    folder = open_folder(out, config, assembled, resume=resume, overwrite=overwrite)
-    try:
+    with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
         runner = Runner(assembled, folder, tell, engine)
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
-            folder.finish()
-    except (InvalidInput, Diverged, Refused):
-        if folder is not None:
-            folder.discard()
-        raise
     return result
 
 
-def open_folder(
+@contextmanager
+def growing_folder(
     out: Path | None, config: Config, assembled: Assembled, *, resume: bool, overwrite: bool
-) -> Folder | None:
-    """The folder of results, or None where none is asked for."""
-    if out is not None:
-        data = data_digest(assembled.task, assembled.graph)
-        return Folder(out, config, data, resume=resume, overwrite=overwrite)
-    if resume:
-        raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
-    return None
+) -> Iterator[Folder | None]:
+    """The folder of results, or None where none is asked for: complete at the end, or gone."""
+    if out is None:
+        if resume:
+            raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
+        yield None
+        return
+    data = data_digest(assembled.task, assembled.graph)
+    folder = Folder(out, config, data, resume=resume, overwrite=overwrite)
+    try:
+        yield folder
+        folder.finish()
+    except (InvalidInput, Diverged, Refused):
+        folder.discard()
+        raise
 
 
 def _methods(config: Config) -> list[str]:

@@ -9,9 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from unwalk.core.errors import InvalidInput
 from unwalk.tasks.own import OwnData, load_own, own_task
 from unwalk.tasks.pictures import read_folder
@@ -61,7 +58,7 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
                 f"{', '.join(records.features)}, and both need the same in the same order."
             )
     names = columns.labels or _classes([label for _, table in sets for label in table.y])
-    (_, y), *tested = [(table.x, _numbered(table, names, place)) for place, table in sets]
+    (_, y), *tested = [(table.x, table.numbered(names, place)) for place, table in sets]
     return OwnData(
         records.x,
         y,
@@ -103,17 +100,6 @@ def _classes(labels: Sequence[Any]) -> list[str]:
     names = {str(label) for label in labels}
     whole = all(re.fullmatch("-?[0-9]+", name) for name in names)
     return sorted(names, key=lambda name: (int(name) if whole else 0, name))
-
-
-def _numbered(records: Records, names: Sequence[str], path: Path) -> npt.NDArray[np.int64]:
-    number = {str(name): at for at, name in enumerate(names)}
-    for row, label in enumerate(records.y):
-        if str(label) not in number:
-            raise InvalidInput(
-                f"{path}, {records.place(row)}, has label {str(label)!r}; "
-                f"allowed: {', '.join(number)}."
-            )
-    return np.array([number[str(label)] for label in records.y], np.int64)
 
 
 def from_options(options: Options) -> OwnData:

@@ -73,6 +73,17 @@ class Records:
     place: Callable[[int], str] = "row {}".format
     cells: Cells | None = None
 
+    def numbered(self, names: Sequence[str], path: Path, whose: str = "") -> npt.NDArray[np.int64]:
+        """The labels by their places in ``names``; ``whose`` tells the user who chose these."""
+        number = {str(name): at for at, name in enumerate(names)}
+        for row, label in enumerate(self.y):
+            if str(label) not in number:
+                raise InvalidInput(
+                    f"{path}, {self.place(row)}, has label {str(label)!r}; "
+                    f"allowed{whose}: {', '.join(number)}."
+                )
+        return np.array([number[str(label)] for label in self.y], np.int64)
+
 
 def read_csv(path: Path, columns: Columns) -> Records:
     """A table of text in UTF-8, with a header; a record's id is its line where it has no other."""

@@ -13,21 +13,10 @@ from unwalk.core.seeds import PublicSeeds
 from unwalk.walks.chains import hitting_times, messages_per_hop, restart_travel, stationary
 from unwalk.walks.graphs import WalkGraph, build
 
-ROWS: tuple[tuple[str, int, int | None, float | None], ...] = (
-    ("complete", 10, None, None),
-    ("ring", 10, None, None),
-    ("torus", 10, None, None),
-    ("star", 10, None, None),
-    ("random-regular", 10, 3, None),
-    ("erdos-renyi", 10, None, 0.5),
-    ("complete", 100, None, None),
-    ("ring", 100, None, None),
-    ("torus", 100, None, None),
-    ("star", 100, None, None),
-    ("random-regular", 100, 3, None),
-    ("erdos-renyi", 100, None, 0.1),
-)
-"""(kind, peers, degree, probability) of each row; random graphs come from public seed 0."""
+KINDS = ("complete", "ring", "torus", "star", "random-regular", "erdos-renyi")
+DEGREE = 3
+PROBABILITIES = {10: 0.5, 100: 0.1}
+"""By number of peers; random graphs come from public seed 0."""
 
 
 def travel_costs(graph: WalkGraph) -> tuple[float, float, float]:
@@ -45,16 +34,19 @@ def table() -> Iterator[str]:
     """The lines of a Markdown table."""
     yield "| graph | peers | messages of a restart | messages of a hop | hops of a walk to u |"
     yield "| --- | --- | --- | --- | --- |"
-    for kind, peers, degree, probability in ROWS:
-        rng = PublicSeeds(0).numpy("graph", kind, peers)
-        graph = build(kind, peers, degree=degree, probability=probability, rng=rng)
-        restart, hop, walk = travel_costs(graph)
-        name = kind
-        if degree is not None:
-            name += f", degree {degree}"
-        if probability is not None:
-            name += f", probability {probability:g}"
-        yield f"| {name} | {peers} | {restart:.2f} | {hop:.2f} | {walk:.1f} |"
+    for peers, probability in PROBABILITIES.items():
+        for kind in KINDS:
+            degree = DEGREE if kind == "random-regular" else None
+            chance = probability if kind == "erdos-renyi" else None
+            rng = PublicSeeds(0).numpy("graph", kind, peers)
+            graph = build(kind, peers, degree=degree, probability=chance, rng=rng)
+            restart, hop, walk = travel_costs(graph)
+            name = kind
+            if degree is not None:
+                name += f", degree {degree}"
+            if chance is not None:
+                name += f", probability {chance:g}"
+            yield f"| {name} | {peers} | {restart:.2f} | {hop:.2f} | {walk:.1f} |"
 
 
 if __name__ == "__main__":

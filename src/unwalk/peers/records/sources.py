@@ -145,7 +145,7 @@ def read_part(file: Path, settings: DataSettings, declared: Declared) -> Part:
             read = _reader(file)(file, columns)
             _check_arrays(file, read)
         ids = _ids(file, read)
-        y = _labels(file, read, declared)
+        y = read.numbered(declared.labels, file, ", as the network declares")
         x = declared.inputs(np.asarray(read.x), file)
         _check_finite(file, read, x)
     except SourceRefused:
@@ -207,17 +207,6 @@ def _ids(file: Path, read: Read) -> list[str]:
             )
         seen[name] = row
     return ids
-
-
-def _labels(file: Path, read: Read, declared: Declared) -> npt.NDArray[np.int64]:
-    number = {name: at for at, name in enumerate(declared.labels)}
-    for row, label in enumerate(read.y):
-        if str(label) not in number:
-            raise SourceRefused(
-                f"{file}, {read.place(row)}, has label {str(label)!r}; allowed, as the network "
-                f"declares: {', '.join(number)}."
-            )
-    return np.array([number[str(label)] for label in read.y], np.int64)
 
 
 def _check_finite(file: Path, read: Read, x: npt.NDArray[np.float32]) -> None:

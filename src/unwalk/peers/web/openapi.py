@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import TypeAdapter
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
@@ -24,6 +23,7 @@ from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.web.answers import JSON
 from unwalk.peers.web.operations import Operation
 from unwalk.peers.web.views import Refusal, Verdict
+from unwalk.reports.page import templates_of
 
 PLACE = "#/components/schemas/{model}"
 READ = (RequestForm, Verdict, Refusal)
@@ -148,12 +148,6 @@ def _fields_of(query: type[Any] | None) -> list[dict[str, Any]]:
 
 def page_of(api: dict[str, Any]) -> str:
     """The description as a page for people: no script, no outside address."""
-    pages = Environment(
-        loader=PackageLoader("unwalk.peers.web"),
-        autoescape=True,
-        lstrip_blocks=True,
-        trim_blocks=True,
-        undefined=StrictUndefined,
-    )
+    pages = templates_of("unwalk.peers.web")
     pages.filters["json"] = json.dumps
     return pages.get_template("docs.html").render(api=api)
