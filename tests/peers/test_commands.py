@@ -350,7 +350,7 @@ def test_a_start_in_the_background_that_fails_says_its_own_reason(shell):
 @pytest.mark.soak
 def test_strangers_do_not_fill_the_disk_of_a_peer_in_the_background(shell):
     """gRPC writes some 200 bytes for each of them."""
-    folder = init(shell)
+    folder = init(shell, limits=["stop=2"])
     path, address = folder / "peer-0", provision.network_of(folder)[0].peers[0].address
     errors = path / "store" / NAME
     assert shell.run("peer", "start", path, "--detach", "--http=none")[0] == 0
