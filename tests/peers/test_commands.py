@@ -359,7 +359,7 @@ def test_strangers_do_not_fill_the_disk_of_a_peer_in_the_background(shell):
         bad_handshakes(address, 200)
         until(lambda: errors.read_bytes().count(b"Handshake failed") >= 200)
         largest, written = 0, errors.stat().st_size
-        each = written / 200
+        each = written // 200
         while written < 2.5 * LARGEST:
             bad_handshakes(address, 100)
             written += 100 * each
