@@ -58,6 +58,19 @@ class Strangers:
             one.close()
 
 
+def listens(address: str) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(_place(address)) == 0
+
+
+def bad_handshakes(address: str, count: int) -> None:
+    """Connect and say something that is no TLS, one after the other, each to its end."""
+    for _ in range(count):
+        with socket.create_connection(_place(address), 5.0) as one, suppress(ConnectionError):
+            one.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            one.recv(1)
+
+
 def _place(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host, int(port)

@@ -7,21 +7,26 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 import urllib.request
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.peers.floods import bad_handshakes, listens
 from tests.peers.harness import CONTEXT, SETTINGS, check_end
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
 from unwalk.peers.demo import free_addresses
+from unwalk.peers.lifecycle.leaving import GONE
+from unwalk.peers.records.record_store import DATABASE
+from unwalk.peers.storage.error_file import LARGEST, LOOK, NAME
 from unwalk.peers.telemetry import HELP
 
 
@@ -322,6 +327,49 @@ def test_a_peer_that_runs_is_not_started_in_the_background_as_well(shell):
     assert code == 2, text
     assert f"peer-0 runs already, as process {process.pid}" in " ".join(text.split())
     assert not (path / "store" / "errors.txt").exists(), "nothing was begun"
+
+
+def test_a_start_in_the_background_that_fails_says_its_own_reason(shell):
+    path = init(shell) / "peer-0"
+    errors = path / "store" / NAME
+    errors.parent.mkdir(exist_ok=True)
+    errors.write_text("an earlier reason\n")
+    with closing(sqlite3.connect(path / "store" / DATABASE)) as db, db:
+        db.execute("CREATE TABLE facts (name TEXT, value TEXT)")
+        db.execute("INSERT INTO facts VALUES (?, 'yes')", (GONE,))
+    code, text = shell.run("peer", "start", path, "--detach", "--http=none")
+    said = " ".join(text.split())
+    assert code == 2, text
+    assert "the peer did not start:" in said
+    assert "peer-0 has left the network" in said
+    assert "earlier" not in said
+    assert errors.read_text().startswith("an earlier reason\n")
+    assert "has left the network" in errors.read_text()
+
+
+@pytest.mark.soak
+def test_strangers_do_not_fill_the_disk_of_a_peer_in_the_background(shell):
+    """gRPC writes some 200 bytes for each of them."""
+    folder = init(shell, limits=["stop=2"])
+    path, address = folder / "peer-0", provision.network_of(folder)[0].peers[0].address
+    errors = path / "store" / NAME
+    assert shell.run("peer", "start", path, "--detach", "--http=none")[0] == 0
+    try:
+        until(lambda: listens(address))
+        bad_handshakes(address, 200)
+        until(lambda: errors.read_bytes().count(b"Handshake failed") >= 200)
+        largest, written = 0, errors.stat().st_size
+        each = written // 200
+        while written < 2.5 * LARGEST:
+            bad_handshakes(address, 100)
+            written += 100 * each
+            largest = max(largest, errors.stat().st_size)
+        time.sleep(2 * LOOK)
+        assert errors.stat().st_size <= LARGEST
+        assert largest < 2 * LARGEST
+        assert status(path)["running"]
+    finally:
+        shell.run("peer", "stop", path)
 
 
 @pytest.mark.soak

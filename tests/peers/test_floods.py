@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.peers.floods import Strangers, attack, forget_peak, loud, resident, silence, silent
+from tests.peers.floods import (
+    Strangers,
+    attack,
+    bad_handshakes,
+    forget_peak,
+    listens,
+    loud,
+    resident,
+    silence,
+    silent,
+)
 from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
 from unwalk.core.errors import Refused
 from unwalk.peers import provision, telemetry
 from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.storage import error_file
 from unwalk.peers.transport.wire import CALLS, READS, Grpc, most_connections
 
 PEERS = 3
@@ -55,6 +69,32 @@ def test_peers_outlive_more_connections_than_they_have_descriptors(tmp_path, fil
             more = resident(here.processes[peer].pid, "VmHWM") - idle[peer]
             assert more < ALLOWED, f"peer {peer} took {more:.0f} MiB more"
     check_end(folder, made, range(PEERS))
+
+
+def write_errors(folder: Path, largest: int) -> None:
+    """Let this process write its errors into the store, as one in the background does."""
+    error_file.LARGEST, error_file.LOOK = largest, 0.05  # type: ignore[misc]
+    folder.mkdir(exist_ok=True)
+    with error_file.open_errors(folder) as errors:
+        os.dup2(errors.fileno(), 2)
+
+
+def test_handshakes_that_fail_do_not_fill_the_disk(tmp_path):
+    folder = tmp_path / "net"
+    made = network(folder, peers=PEERS)
+    errors = folder / "peer-0" / "store" / error_file.NAME
+    with town(folder, made) as here:
+        here.start(0, lie=partial(write_errors, errors.parent, 8192))
+        here.until(lambda: listens(made.peers[0].address))
+        bad_handshakes(made.peers[0].address, 20)
+        here.until(lambda: errors.read_bytes().count(b"Handshake failed") >= 20)
+        bad_handshakes(made.peers[0].address, 280)
+        time.sleep(0.3)
+        text = errors.read_bytes()
+        assert text.endswith(b"\n")
+        assert len(text) <= 8192
+        assert b"Handshake failed" in text
+        assert here.processes[0].is_alive()
 
 
 @pytest.mark.parametrize("revoked", [True, pytest.param(False, marks=pytest.mark.soak)])

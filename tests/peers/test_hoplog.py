@@ -120,6 +120,14 @@ def test_a_changed_entry_does_not_match_its_chain_value():
         check_chain(entries, START, entries[-1]["chain"], verify)
 
 
+def test_half_a_character_is_refused():
+    """JSON can spell one, UTF-8 cannot: no chain value can be made of it."""
+    entry = copy.deepcopy(log()[1])
+    entry["body"]["previous"] = "\ud800" * 64
+    with pytest.raises(Corrupt, match="cannot be written as JSON"):
+        parse_entry(entry)
+
+
 def test_an_entry_is_no_longer_than_a_visit_needs():
     """Lineages and sightings have bounds of their own; whatever else is long is refused."""
     first, one, gone, _ = log()

@@ -22,6 +22,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers.forgetting import request_form
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.provision import make_network
+from unwalk.peers.telemetry import Journal
 from unwalk.peers.web import operations
 from unwalk.peers.web.answers import Problem
 from unwalk.peers.web.client import Asker
@@ -173,6 +174,35 @@ def test_a_head_that_is_not_plain_is_refused(served, data, code):
     assert sentence(json.loads(body))
 
 
+@pytest.mark.parametrize("version", ["1.2", "2.0", "0.9"])
+def test_a_head_of_another_version_raises_nothing(served, version):
+    raised: list[dict[str, Any]] = []
+    served.loop.set_exception_handler(lambda _loop, context: raised.append(context))
+    answer = served.raw(f"HEAD / HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+    until(lambda: not served.http.connections.open)
+    ask(served, "GET", "/v1/status")
+    assert answer.startswith(b"HTTP/1.1 505 ")
+    assert not raised
+
+
+def test_an_answer_that_is_no_http_ends_its_connection_only(tmp_path):
+    raised: list[dict[str, Any]] = []
+
+    async def wrong(_scope: Any, _receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    with serving(MemoryDesk(), tmp_path) as served:
+        served.loop.set_exception_handler(lambda _loop, context: raised.append(context))
+        right, served.http.connections.app = served.http.connections.app, wrong
+        with suppress(ConnectionResetError):
+            served.raw(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        served.http.connections.app = right
+        assert ask(served, "GET", "/v1/status")[0] == 200
+    assert not raised
+
+
 def test_two_questions_in_one_connection_get_one_answer(served):
     one = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert served.raw(one + one).count(b"HTTP/1.1 ") == 1
@@ -264,6 +294,29 @@ def test_many_questions_are_slowed_down_and_guessers_slow_only_guessers(tmp_path
         assert right[-1][2]["retry-after"] == "1"
         served.http.gate.clock = lambda: 101.0
         assert [ask(served, "GET", "/v1/status")[0] for _ in range(6)] == [200] * 5 + [429]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"no question\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
+        (b"HEAD / HTTP/1.2\r\nHost: localhost\r\n\r\n", 505),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+    ],
+    ids=lambda given: str(given) if isinstance(given, int) else "",
+)
+def test_what_is_no_question_counts_as_one_without_the_token(tmp_path, data, code):
+    said: list[dict[str, Any]] = []
+    limits, journal = HttpLimits(anonymous=1.0), Journal(None, "peer-0", [said.append])
+    with serving(MemoryDesk(), tmp_path, limits=limits, journal=journal) as served:
+        served.http.gate.clock = lambda: 100.0
+        codes = [int(served.raw(data).split()[1]) for _ in range(4)]
+        assert codes == [code] * 2 + [429] * 2
+        assert ask(served, "GET", "/", token=None)[0] == 429
+        assert ask(served, "GET", "/v1/status")[0] == 200, "who has the token is not slowed down"
+    refused = [line for line in said if line["event"] == "http refused"]
+    assert [line["status"] for line in refused] == [code], "one line a second"
 
 
 def test_stopping_ends_open_connections(tmp_path):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -224,6 +225,7 @@ def start(
     need_peers()
     from unwalk.peers.daemon import LOG, run_peer
     from unwalk.peers.identity.trust import Bundle as Checked
+    from unwalk.peers.storage.error_file import open_errors
     from unwalk.peers.storage.store import running
 
     checked = Checked.read(bundle)
@@ -235,7 +237,8 @@ def start(
     given = {"listen": listen, "metrics": metrics, "http": http}
     options = [f"--{k}={v}" for k, v in given.items() if v]
     checked.store.mkdir(exist_ok=True, mode=0o700)
-    with (checked.store / "errors.txt").open("w") as errors:
+    with open_errors(checked.store) as errors:
+        before = errors.seek(0, os.SEEK_END)
         child = subprocess.Popen(
             [sys.executable, "-m", "unwalk", "peer", "start", str(bundle), *options],
             stdin=subprocess.DEVNULL,
@@ -243,11 +246,12 @@ def start(
             stderr=errors,
             start_new_session=True,
         )
-    while running(checked.store) != child.pid:
-        if child.poll() is not None:
-            text = (checked.store / "errors.txt").read_text().strip()
-            raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
-        time.sleep(0.05)
+        while running(checked.store) != child.pid:
+            if child.poll() is not None:
+                errors.seek(before)
+                text = errors.read().decode("utf-8", "replace").strip()
+                raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
+            time.sleep(0.05)
     show(f"{checked.name} runs as process {child.pid}; its log: {checked.store / LOG}")
 
 

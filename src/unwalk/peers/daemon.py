@@ -30,6 +30,7 @@ from unwalk.peers.protocol.schedule import Spec, marked, run_of
 from unwalk.peers.records.record_store import DATABASE
 from unwalk.peers.storage.database import read_only
 from unwalk.peers.storage.disk_space import DiskFull, is_full
+from unwalk.peers.storage.error_file import keep_short
 from unwalk.peers.storage.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import Grpc
@@ -100,13 +101,14 @@ async def _serve(
         gc.freeze()  # what was loaded so far stays: no need to look through it again and again
         if ready is not None:
             ready()
-        guard = asyncio.create_task(_guard(chapters))
+        beside = [asyncio.create_task(c) for c in (_guard(chapters), keep_short(bundle.store))]
         try:
             await chapters.run()
         finally:
-            guard.cancel()
-            with suppress(asyncio.CancelledError):
-                await guard
+            for task in beside:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             if desk is not None:
                 await desk.stop()
             if shown is not None:

@@ -61,11 +61,27 @@ class HttpLimits:
     anonymous: float = 20.0
 
 
-class Connections:
-    """Serves an ASGI application in the running loop, from :meth:`start` to :meth:`stop`."""
+def as_it_is(problem: Problem) -> Problem:
+    """Refuse a question for what is wrong with it, however many there were."""
+    return problem
 
-    def __init__(self, app: ASGIApp, limits: HttpLimits, tls: ssl.SSLContext | None = None) -> None:
+
+class Connections:
+    """Serves an ASGI application in the running loop, from :meth:`start` to :meth:`stop`.
+
+    A head that cannot be read is no question for the application: ``refuse`` hears what is wrong
+    with it and says what is answered.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        tls: ssl.SSLContext | None = None,
+        refuse: Callable[[Problem], Problem] = as_it_is,
+    ) -> None:
         self.app, self.limits, self.tls, self.port = app, limits, tls, 0
+        self.refuse = refuse
         self.open: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}
         self._server: asyncio.Server | None = None
@@ -113,8 +129,8 @@ class Connections:
         self._waiting[task] = None
         try:
             heard = partial(self._waiting.pop, task, None)
-            await Exchange(reader, writer, self.limits, heard).run(self.app)
-        except (OSError, TimeoutError, asyncio.CancelledError):
+            await Exchange(reader, writer, self.limits, heard).run(self.app, self.refuse)
+        except (OSError, TimeoutError, asyncio.CancelledError, h11.LocalProtocolError):
             writer.transport.abort()  # closing would wait until the other side has read it all
         finally:
             self._waiting.pop(task, None)
@@ -137,7 +153,7 @@ class Exchange:
         self.scope: Scope = {"type": "http", "method": "GET"}
         self._deadline = asyncio.timeout(limits.read)
 
-    async def run(self, app: ASGIApp) -> None:
+    async def run(self, app: ASGIApp, refuse: Callable[[Problem], Problem]) -> None:
         """Read a question, let the application answer it."""
         try:
             async with self._deadline:
@@ -147,7 +163,7 @@ class Exchange:
                         return
                     self.scope = parse_head(head, self.http, self.limits.fields)
                 except Problem as problem:
-                    app = problem.answer()
+                    app = refuse(problem).answer()
                 await app(self.scope, self.receive, self.send)
         except TimeoutError:
             if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
@@ -234,6 +250,8 @@ def parse_head(head: bytes, http: h11.Connection, most_fields: int = 64) -> Scop
         raise Problem(431, f"the head has more than {most_fields} fields.")
     if not PLAIN.fullmatch(head):
         raise Problem(400, "the head is not METHOD /PATH HTTP/1.1 and then lines NAME: VALUE.")
+    if not head.partition(b"\r\n")[0].endswith((b" HTTP/1.1", b" HTTP/1.0")):
+        raise Problem(505, "the version is not HTTP/1.1 or HTTP/1.0.")
     fields = [(line.partition(b":")[0].lower(), line.partition(b":")[2]) for line in lines]
     for once in ONCE:
         if len([name for name, _ in fields if name == once]) > 1:
@@ -248,8 +266,6 @@ def parse_head(head: bytes, http: h11.Connection, most_fields: int = 64) -> Scop
     except h11.RemoteProtocolError as error:
         raise Problem(400, "the head is not HTTP/1.1 as RFC 9112 has it.") from error
     assert isinstance(event, h11.Request)
-    if event.http_version not in (b"1.1", b"1.0"):
-        raise Problem(505, "the version is not HTTP/1.1 or HTTP/1.0.")
     path, _, query = event.target.partition(b"?")
     return {
         "type": "http",

@@ -64,7 +64,7 @@ class HttpDesk:
         names = (*NAMES, self.host, f"[{self.host}]") if tls is None else ()
         app = application(desk, self.journal)
         self.gate = Gate(app, read_token(token_file), limits, names, self.journal)
-        self.connections = Connections(self.gate, limits, tls)
+        self.connections = Connections(self.gate, limits, tls, self.gate.refuse)
 
     @property
     def url(self) -> str:
@@ -119,14 +119,26 @@ class Gate:
             app = problem.answer()
         await app(scope, receive, send)
 
+    def refuse(self, problem: Problem) -> Problem:
+        """What is answered to a head that cannot be read: it counts as a question too."""
+        try:
+            self._count(known=False)
+        except Problem as too_many:
+            problem = too_many
+        self._log(problem)
+        return problem
+
+    def _count(self, *, known: bool) -> None:
+        if not (self._known if known else self._anonymous).allows(0, self.clock()):
+            raise Problem(429, "too many questions; ask again in a second.", {"Retry-After": "1"})
+
     def _check(self, path: str, headers: Headers) -> None:
+        known = self._has_token(headers.get("authorization", ""))
+        self._count(known=known)
         host = headers["host"]
         if self.names and (host.rpartition(":")[0] or host) not in self.names:
             # A page of another site that was told that its name is this address stays outside.
             raise Problem(421, f"this endpoint answers to {', '.join(NAMES)} only.")
-        known = self._has_token(headers.get("authorization", ""))
-        if not (self._known if known else self._anonymous).allows(0, self.clock()):
-            raise Problem(429, "too many questions; ask again in a second.", {"Retry-After": "1"})
         if path.startswith("/v1/") and not known:
             raise Problem(
                 401,

@@ -249,8 +249,7 @@ def weigh_row(
         at = ((place * TAPS.rows + down) * columns + right) * SOURCE.channels + channel
         tl.store(weights + at[:, None] * OUT.channels + outputs[None, :], totals[right], mask=mask)
     if down == TAPS.padding:
-        at = place * OUT.channels + outputs
-        tl.store(bias + at, tl.sum(sums, 0), mask=outputs < OUT.channels)
+        tl.store(bias + place * OUT.channels + outputs, tl.sum(sums, 0), mask=outputs < OUT.channels)
 
 
 @triton.jit
