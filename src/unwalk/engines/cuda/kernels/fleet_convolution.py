@@ -249,7 +249,8 @@ def weigh_row(
         at = ((place * TAPS.rows + down) * columns + right) * SOURCE.channels + channel
         tl.store(weights + at[:, None] * OUT.channels + outputs[None, :], totals[right], mask=mask)
     if down == TAPS.padding:
-        tl.store(bias + place * OUT.channels + outputs, tl.sum(sums, 0), mask=outputs < OUT.channels)
+        own = place * OUT.channels + outputs
+        tl.store(bias + own, tl.sum(sums, 0), mask=outputs < OUT.channels)
 
 
 @triton.jit
