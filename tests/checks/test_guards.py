@@ -187,7 +187,7 @@ GUARDS = (
         "if first is not None and chapter is not None and chapter >= first:",
         "if first is not None and chapter is not None and chapter > first:",
         "tests/peers/test_lies.py"
-        "::test_visits_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
+        "::test_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
         "DID NOT RAISE",
     ),
     Guard(
@@ -196,7 +196,7 @@ GUARDS = (
         "chapter=matter.chapter)\n        if seen not in self.known:",
         "chapter=None)\n        if seen not in self.known:",
         "tests/peers/test_lies.py"
-        "::test_visits_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
+        "::test_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
         "DID NOT RAISE",
     ),
     Guard(
