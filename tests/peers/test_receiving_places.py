@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -142,7 +142,7 @@ def test_never_more_than_two_are_inside_while_one_closes_its_file():
     asyncio.run(main())
 
 
-async def hog(here: Village, liar: Liar, victim: int, patience: float) -> None:
+async def hog(here: Village, liar: Liar, victim: int) -> None:
     """Begin a token that is never finished; again whenever the call has ended."""
     while True:
         state = here.services[victim].state
@@ -165,35 +165,38 @@ async def hog(here: Village, liar: Liar, victim: int, patience: float) -> None:
         assert liar.transport is not None
         began = monotonic()
         with suppress(TimeoutError):
-            await liar.transport.hand(victim, envelope, pieces, patience)
+            await liar.transport.hand(victim, envelope, pieces, 60.0)
         had_a_place = monotonic() > began + 0.1
         await asyncio.sleep(0.0 if had_a_place else 0.005)
 
 
+@asynccontextmanager
+async def beset(here: Village, *liars: Liar) -> AsyncIterator[None]:
+    """Liars keep a place at everybody who is there."""
+    tasks = [asyncio.create_task(hog(here, liar, p)) for liar in liars for p in here.services]
+    try:
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def test_two_liars_of_seven_do_not_stop_a_walk_by_keeping_both_places(tmp_path):
-    """One until it is sent away, one that gives up a little earlier."""
-    honest, lease = range(5), 0.4
+    honest = range(5)
 
     async def script(here: Village) -> None:
-        liars = {p: Liar(here.folder, p, here.memory.at(p)) for p in (5, 6)}
+        liars = [Liar(here.folder, p, here.memory.at(p)) for p in (5, 6)]
         for peer in honest:
             here.start(peer)
-        tasks = [
-            asyncio.create_task(hog(here, liars[p], victim, patience))
-            for p, patience in ((5, 60.0), (6, 0.9 * lease))
-            for victim in honest
-        ]
-        try:
+        async with beset(here, *liars):
             await here.until(here.finished)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
         refused = [e for e in here.events if e["event"] == "refused"]
-        assert {5} <= {e["sender"] for e in refused}
+        assert {5, 6} <= {e["sender"] for e in refused}
         assert any("already" in e["reason"] for e in refused), "both places were taken"
 
-    here = lived(tmp_path, script, peers=7, lease=lease, visit=0.8, train__hops=6)
+    here = lived(tmp_path, script, peers=7, lease=0.4, visit=0.8)
     check_end(here.folder, here.network, honest)
 
 
@@ -210,14 +213,9 @@ def test_a_token_that_never_ends_does_not_keep_files_from_being_removed(tmp_path
         liar = Liar(here.folder, 3, here.memory.at(3))
         for peer in honest:
             here.start(peer)
-        tasks = [asyncio.create_task(hog(here, liar, victim, 60.0)) for victim in honest]
-        try:
+        async with beset(here, liar):
             await here.until(here.finished, timeout=10.0)
             assert all(here.services[p].receiving for p in honest)
             await here.until(lambda: not any(unneeded(here, p) for p in honest), timeout=3.0)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     lived(tmp_path, script, peers=4, lease=20.0)
