@@ -35,6 +35,7 @@ TALK = {
         "handover/log_fetch",
         "handover/log_rules",
         "handover/receiving",
+        "handover/receiving_places",
         "handover/walk",
         "identity/trust",
         "lifecycle/certifying",

@@ -23,6 +23,7 @@ from unwalk.peers.handover import (
     last_token,
     log_rules,
     receiving,
+    receiving_places,
 )
 from unwalk.peers.identity import network_file, trust
 from unwalk.peers.lifecycle import certifying, chapter_runner, leaving, next_chapter
@@ -34,7 +35,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(events, transcript, codec, consensus, hoplog, schedule, network_file, trust, wire, store),
     *(token_files, ballot, decided, history, votes, walk_end, byte_stream, checks),
     *(control_messages, end_vote, last_token, log_rules, receiving, erasure, certifying),
-    *(chapter_runner, leaving, next_chapter, doorway, messages),
+    *(receiving_places, chapter_runner, leaving, next_chapter, doorway, messages),
 )
 NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
@@ -58,7 +59,7 @@ ELSEWHERE = {
     "store: what this peer kept": FILES,
     "receiving: this peer no longer has": "after many visits: tests/peers/test_store.py",
     "receiving: the token cannot be stored": "a full disk: tests/peers/test_disk.py",
-    "last_token, receiving: the token did not arrive": "takes a lease",
+    "receiving_places: the token did not arrive": "takes a lease",
     "store: the token was given up": "needs a call that is cancelled while it writes",
     "store: the token is longer": "seen before, as the bytes arrive",
     "store: the token has": "seen before, as the bytes arrive",

@@ -48,19 +48,14 @@ class LastToken:
 
     async def take(self, sender: int, offer: ms.Final, chunks: AsyncIterator[bytes]) -> Reply:
         """A neighbour brings the last token of the walk: the committed one, or one to vote on."""
-        walk, value, receiving = self.walk, offer.value.value(), self.walk.receiving
+        walk, value = self.walk, offer.value.value()
         fetch = None
         if not self._is_here(value) and walk.state.committed is None:
             fetch = await self._fetched(sender, value)
         if self._is_here(value):  # also if somebody else has brought it meanwhile
             return Reply("accepted")
-        if sender in receiving or len(receiving) >= 2:
-            raise Refused("another token is on its way already.")
-        receiving.add(sender)
-        try:
+        async with walk.receiving.place(sender):
             await self._receive_final(sender, offer, chunks, fetch)
-        finally:
-            receiving.discard(sender)
         return Reply("accepted")
 
     def _is_here(self, value: pr.Value) -> bool:
@@ -134,8 +129,7 @@ class LastToken:
         walk, value = self.walk, offer.value.value()
         incoming = Incoming(walk.store, offer.size)
         try:
-            async with asyncio.timeout(walk.limits.lease):
-                await receive_bytes(walk, incoming, chunks)
+            await receive_bytes(walk, incoming, chunks)
             digest = await walk.on_disk(incoming.finish)
             if digest != value.token:
                 raise Refused("the token's bytes do not match its digest.")
@@ -154,8 +148,6 @@ class LastToken:
             walk.changed.set()
             walk.notify()
             self.talk.wake.set()
-        except TimeoutError as error:
-            raise Refused("the token did not arrive within the lease.") from error
         finally:
             walk.store.pinned.discard(value.token)
             incoming.discard()

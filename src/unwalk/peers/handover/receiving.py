@@ -77,13 +77,14 @@ class Intake:
         kept = walk.store.local(walk.run_id, offer.parcel.lineage)
         if kept is None:
             raise Refused("this peer no longer has what it kept at that time.")
-        if offer.sender in walk.receiving or len(walk.receiving) >= 2:
-            raise Refused("another token is on its way already.")
+        async with walk.receiving.place(offer.sender):
+            return await self._receive(offer, kept, chunks)
+
+    async def _receive(self, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]) -> Reply:
+        walk = self.walk
         incoming = Incoming(walk.store, offer.size)
-        walk.receiving.add(offer.sender)
         try:
-            async with asyncio.timeout(walk.limits.lease):
-                offer, file, log = await self._examine(incoming, offer, kept, chunks)
+            offer, file, log = await self._examine(incoming, offer, kept, chunks)
             state, reply = pr.receive(walk.state, offer.parcel, offer.path)
             if state != walk.state:
                 incoming.keep(offer.parcel.token)
@@ -98,14 +99,9 @@ class Intake:
                 walk.metrics.add("bytes_received_total", offer.size)
                 walk.journal.write("received", at=monotonic(), **words_of(offer.parcel))
             return reply
-        except TimeoutError as error:
-            raise Refused("the token did not arrive within the lease.") from error
         finally:
             if not incoming.named:
                 self.ahead.leave(incoming)
-            walk.receiving.discard(offer.sender)
-            if walk.stopping:
-                walk.changed.set()
             walk.store.pinned.discard(offer.parcel.token)
             incoming.discard()
 

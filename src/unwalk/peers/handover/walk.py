@@ -19,6 +19,7 @@ from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
 from unwalk.peers.handover.checks import Gate
 from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
+from unwalk.peers.handover.receiving_places import ReceivingPlaces
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
@@ -36,6 +37,8 @@ AT_ONCE = 256
 """Log entries that are gone through before others have their turn."""
 TIDY = 0.02
 """Seconds after a change before files that are no longer needed are removed, or later."""
+IN_THE_WAY = 0.5
+"""Seconds for which that is put off, at most, because tokens are on their way."""
 
 
 class Walk:
@@ -43,7 +46,7 @@ class Walk:
 
     ``notify`` is called when somebody outside may have something to do, ``ends_changed`` when
     another last token is known; ``busy`` says whether files are better left alone just now.
-    ``receiving`` are the peers whose token is on its way, ``places`` where the walk was after each
+    ``receiving`` are those whose token is on its way, ``places`` where the walk was after each
     log entry that is known here.  ``poll`` is the vote on the end, and
     ``succession`` what a log entry may follow; both are there once the service is.
     """
@@ -74,7 +77,7 @@ class Walk:
         self.notify: Callable[[], None] = lambda: None
         self.ends_changed: Callable[[], None] = lambda: None
         self.busy: Callable[[], bool] = lambda: False
-        self.receiving: set[int] = set()
+        self.receiving = ReceivingPlaces(self.limits.lease, self._received)
         self.places: dict[str, Place] = {}
         self.collecting = False
         self.broken: asyncio.Future[None] | None = None
@@ -206,16 +209,26 @@ class Walk:
             self.arrivals = self.store.arrivals(self.run_id)
         if not self.collecting:
             self.collecting = True
-            asyncio.get_running_loop().call_later(TIDY, self._collect)
+            self._collect_later(monotonic() + IN_THE_WAY)
         self.news = monotonic()
         self.changed.set()
         if state.ends != before.ends:
             self.ends_changed()
         self._count(before, state)
 
-    def _collect(self) -> None:
-        if self.busy() or self.receiving or self.state.stage == "offered":
-            asyncio.get_running_loop().call_later(TIDY, self._collect)  # not in anybody's way
+    def _received(self) -> None:
+        """A token is no longer on its way: who waits for that to stop can go on."""
+        if self.stopping:
+            self.changed.set()
+
+    def _collect_later(self, latest: float) -> None:
+        asyncio.get_running_loop().call_later(TIDY, self._collect, latest)
+
+    def _collect(self, latest: float) -> None:
+        """Remove files, in nobody's way: a token on its way is waited for until ``latest``."""
+        receiving = self.receiving and monotonic() < latest
+        if self.busy() or receiving or self.state.stage == "offered":
+            self._collect_later(latest)
             return
         self.collecting = False
         if not self.closed:
