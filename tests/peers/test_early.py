@@ -13,6 +13,7 @@ import pytest
 
 from tests.peers.harness import check_end, lived
 from unwalk.core.plan import Move
+from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.peers.handover.visit import Visited, plan_of
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.storage.token_files import open_token
@@ -278,10 +279,10 @@ def test_a_visit_that_draws_noise_does_not_begin_before_its_token_is_accepted(
     def noisy(made, secret=None):
         plan = plan_of(made, secret)
         (phase,) = plan.phases
-        descent = replace(phase.method.descent, noise=noise, clip=1.0)
-        return replace(
-            plan, phases=(replace(phase, method=replace(phase.method, descent=descent)),)
-        )
+        method = phase.method
+        assert isinstance(method, NetworkSGD)
+        noisy_method = replace(method, descent=replace(method.descent, noise=noise, clip=1.0))
+        return replace(plan, phases=(replace(phase, method=noisy_method),))
 
     def noted(service):
         begin = service.ahead.begin

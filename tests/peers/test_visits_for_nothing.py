@@ -23,6 +23,7 @@ from tests.peers.deletions import (
 from tests.peers.liars import PATIENCE, Liar
 from unwalk.peers.handover.visit import Mark
 from unwalk.peers.protocol import codec
+from unwalk.peers.records.record_store import Records
 from unwalk.peers.storage.token_files import token_pieces
 
 LIAR = 2
@@ -40,7 +41,7 @@ def receivers(here: Hamlet, chapter: int) -> list[int]:
     return [visit["visit"]["receiver"] for visit in visits]
 
 
-def test_a_peer_that_died_in_its_only_visit_can_still_forget(tmp_path):
+def test_a_peer_that_died_in_its_only_visit_can_still_forget(tmp_path, monkeypatch):
     """On the line the visit with that number is another peer's."""
     folder, victim = tmp_path / "net", 2
     here = Hamlet(folder, network(folder, peers=3, lease=0.3, train__hops=6))
@@ -51,8 +52,9 @@ def test_a_peer_that_died_in_its_only_visit_can_still_forget(tmp_path):
                 here.start(peer)
             while not marks_of(here, victim):
                 await asyncio.sleep(0)
-            here.peers[victim].records.take_back = lambda mark: None  # killed, it writes no more
+            monkeypatch.setattr(Records, "take_back", lambda *_: None)  # killed, it writes no more
             await here.crash(victim)
+            monkeypatch.undo()
             await here.until(lambda: here.trained(0, 1))
             here.start(victim)
             await here.until(here.trained)
@@ -97,7 +99,7 @@ def test_what_a_dropped_visit_used_is_erased_by_a_later_chapter_and_not_by_its_o
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow):
+def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow, monkeypatch):
     folder = tmp_path / "net"
     here = Hamlet(folder, network(folder, peers=4, train__hops=4))
     going_on, begun = threading.Event(), threading.Event()
@@ -121,7 +123,7 @@ def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow):
                     going_on.wait(10)
                 return visit(*given, **options)
 
-            there.visit = noted
+            monkeypatch.setattr(there, "visit", noted)
             answer = await offer(here, victim)
             assert answer["reason"] == "the token was not sent where the route's rule leads."
             assert begun.is_set(), "its visit had begun"

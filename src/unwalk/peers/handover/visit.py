@@ -212,8 +212,7 @@ class Work:
 
     def draws(self, hop: int) -> bool:
         """Whether this peer draws noise in a visit, by the method's program."""
-        planned = (self.planned(hop, self.peer, first=new, records=1) for new in (True, False))
-        return any(map(_noisy, planned))
+        return _noisy(self.planned(hop, self.peer, first=False, records=1))
 
     def begun(self) -> tuple[ev.Event, ...]:
         """The events with which the phase begins."""
