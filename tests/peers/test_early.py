@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from tests.peers.harness import check_end, lived
 from unwalk.core.plan import Move
-from unwalk.peers.handover.visit import Visited
+from unwalk.methods.network_sgd import NetworkSGD
+from unwalk.peers.handover.visit import Visited, plan_of
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.transport.wire import MemoryPieces
@@ -265,6 +267,42 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(
     lived(tmp_path, script, PEERS, lease=600.0)
     hops = list(range(1, 12))
     assert (early, late) == (([], hops) if noisy else (hops[1:], hops[:1]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_a_visit_that_draws_noise_does_not_begin_before_its_token_is_accepted(
+    tmp_path, noise, monkeypatch
+):
+    """A draw stays in the register for good, and counts as an earlier one."""
+    begun: list[bool] = []
+
+    def noisy(made, secret=None):
+        plan = plan_of(made, secret)
+        (phase,) = plan.phases
+        method = phase.method
+        assert isinstance(method, NetworkSGD)
+        noisy_method = replace(method, descent=replace(method.descent, noise=noise, clip=1.0))
+        return replace(plan, phases=(replace(phase, method=noisy_method),))
+
+    def noted(service):
+        begin = service.ahead.begin
+
+        def one(*given):
+            begin(*given)
+            begun.append(service.ahead.begun is not None)
+
+        return one
+
+    monkeypatch.setattr("tests.peers.harness.plan_of", noisy)
+
+    async def script(here):
+        for peer in range(PEERS):
+            service = here.start(peer)
+            service.ahead.begin = noted(service)
+        await here.until(here.finished)
+
+    lived(tmp_path, script, PEERS, lease=600.0)
+    assert set(begun) == {not noise}
 
 
 def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):

@@ -171,6 +171,28 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
     hamlet(tmp_path, script, peers=3, train__hops=6)
 
 
+def test_nobody_has_left_after_a_chapter_that_is_far_away(tmp_path):
+    """Its word would stand for all chapters before, in which it is counted and goes on walking."""
+
+    async def script(here):
+        await here.until(here.trained)
+        time, left = "2026-01-01T00:00:00+00:00", left_of(here.network.run_id)
+        council = here.peers[0].council
+        for chapter in (2, 10**15):
+            receipt = Receipt("test", left, chapter, "peer-1", (), 0, time)
+            far = receipt.signed(here.peers[1].bundle).to_json()
+            with pytest.raises(
+                Refused, match=f"after chapter {chapter}, but chapter 1 is the next"
+            ):
+                council.hear_left(1, far)
+        assert history.left(here.peers[0].store) == here.peers[0].left == set()
+        near = Receipt("test", left, 1, "peer-1", (), 0, time).signed(here.peers[1].bundle)
+        council.hear_left(1, near.to_json())  # it may know of a chapter more
+        assert history.left(here.peers[0].store) == {1}
+
+    hamlet(tmp_path, script, peers=3, train__hops=6)
+
+
 def test_who_says_to_one_peer_alone_that_it_has_left_is_counted_out_by_all(tmp_path):
     """The others hear of it from the chapter that counts it out, whose peer shows them its word."""
     victim, liar = 0, 2

@@ -154,7 +154,7 @@ def test_a_bad_line_is_named_and_nothing_of_its_file_is_taken_in(tmp_path, line,
         records.take_over(DataSettings(path, hold_out=0.5))
     assert content(records) == before
     assert (tmp_path / "data.json").read_text() == settings_before
-    shard, refused = records.begin_visit(0, 1)
+    shard, refused, _ = records.begin_visit(0, 1)
     assert refused is not None
     assert "patient" not in refused.for_log
     assert len(shard.y) == len([1 for row in before.values() if row[0] == "train"])
@@ -239,31 +239,43 @@ def test_a_key_that_others_may_read_or_that_is_another_s_is_refused(tmp_path):
         Records(tmp_path, DECLARED)
 
 
-def test_the_first_visit_that_could_use_a_record(tmp_path):
+def test_the_visits_that_could_use_a_record(tmp_path):
     records = peer(tmp_path, hold_out=0.0)
     path = tmp_path / "source" / "patients.csv"
     names = names_of(51)
     first, late = records.hash(names[3]), records.hash(names[50])
-    assert records.first_use([first]) is None
+    assert records.uses([first]) == []
     for hop in (4, 9):
         records.begin_visit(0, hop)
     make_csv(path, 51)
     records.begin_visit(0, 12)
-    assert records.first_use([late]) == (0, 12)
-    assert records.first_use([late, first]) == (0, 4)
-    assert records.first_use([first], line=[(0, 9), (0, 12)]) == (0, 9)
-    records.begin_visit(1, 2)
-    assert records.first_use([first], line=[(1, 2)]) == (1, 2)
-    assert records.first_use([records.hash("unknown")]) is None
+    assert records.uses([late]) == [(0, 12)]
+    assert records.uses([late, first]) == [(0, 4), (0, 9), (0, 12)]
+    assert records.uses([records.hash("unknown")]) == []
     excluded = records.hash(names[5])
     records.exclude([excluded])
     records.begin_visit(2, 1)
-    assert records.first_use([excluded], line=[(2, 1)]) is None
-    assert records.first_use([excluded]) == (0, 4)
+    assert records.uses([excluded]) == [(0, 4), (0, 9), (0, 12)]
     make_csv(path, 50)  # the late one leaves the source; it was used all the same
     records.begin_visit(2, 5)
     assert records.find([names[50]]).known == (late,)
-    assert records.first_use([late]) == (0, 12)
+    assert records.uses([late]) == [(0, 12), (2, 1)]
+    records.close()
+
+
+def test_a_visit_that_came_to_nothing_is_taken_back_alone(tmp_path):
+    records = peer(tmp_path, hold_out=0.0)
+    one, other = (records.hash(name) for name in names_of(2))
+    records.begin_visit(0, 4)
+    assert records.begin_visit(0, 4)[2] is None, "the same visit: nothing to take back"
+    mark = records.begin_visit(0, 9)[2]
+    assert mark is not None
+    records.exclude([other])  # while the visit goes on: it could use that one, too
+    assert records.uses([other]) == [(0, 4), (0, 9)]
+    records.take_back(mark)
+    assert records.uses([one]) == records.uses([other]) == [(0, 4)]
+    records.begin_visit(0, 9)
+    assert (records.uses([one]), records.uses([other])) == ([(0, 4), (0, 9)], [(0, 4)])
     records.close()
 
 
@@ -272,7 +284,7 @@ def test_a_held_out_record_was_never_used(tmp_path):
     records.begin_visit(0, 1)
     held = [h for h, row in content(records).items() if row[0] == "hold-out"]
     assert held
-    assert records.first_use(held) is None
+    assert records.uses(held) == []
     before = len(records.hold_out().y)
     records.exclude(held[:2])
     assert len(records.hold_out().y) == before - 2

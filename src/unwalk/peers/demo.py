@@ -261,7 +261,7 @@ def _chosen(folder: Path, network: Network) -> tuple[list[str], dict[int, Shard]
         if peer == FORGETS:
             table = (folder / f"organisation-{peer}.csv").read_text(encoding="utf-8")
             names = [line.partition(",")[0] for line in table.splitlines()[1:]]
-            ids = [name for name in names if records.first_use(records.find([name]).known)]
+            ids = [name for name in names if records.uses(records.find([name]).known)]
             ids = ids[:RECORDS]
             marked = records.find(ids).known
         shards[peer] = records.shard(marked)

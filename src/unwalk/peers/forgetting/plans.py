@@ -9,7 +9,7 @@ cannot be reached is refused with the reason before anything is changed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -232,12 +232,25 @@ def _as_walked(event: ev.Event) -> ev.Event:
     return event
 
 
-def first_visit(peer: int, places: Sequence[tuple[int, int]], visits: Visits) -> int | None:
-    """The place on the line (0 is the first) of a peer's first visit, or None."""
+def visits_at(peer: int, places: Sequence[tuple[int, int]], visits: Visits) -> Iterator[int]:
+    """Where on the line (0 is the first place) a peer's own visits are, in order."""
     for index, (chapter, place) in enumerate(places):
         if visits[chapter][place - 1]["visit"]["receiver"] == peer:
-            return index
-    return None
+            yield index
 
 
-__all__ = ["Book", "Visits", "as_walked", "first_visit", "line", "silent_spec", "walked"]
+def first_visit(peer: int, places: Sequence[tuple[int, int]], visits: Visits) -> int | None:
+    """The place on the line (0 is the first) of a peer's first visit, or None."""
+    return next(visits_at(peer, places, visits), None)
+
+
+__all__ = [
+    "Book",
+    "Visits",
+    "as_walked",
+    "first_visit",
+    "line",
+    "silent_spec",
+    "visits_at",
+    "walked",
+]

@@ -1,8 +1,10 @@
 """Begins a visit early: while the token that it works on is still being written down.
 
-A visit changes nothing but the workspace, so it may begin as soon as a token's content is known
+A visit changes nothing but the workspace and one mark, that records were used, which is taken back
+(:class:`~unwalk.peers.handover.visit.Mark`).  So it may begin as soon as a token's content is known
 to be in order, before its stamp has come, before it is flushed and before it is accepted.  What it
-did counts only if that very token is then accepted; otherwise it is thrown away.
+did counts only if that very token is then accepted; otherwise it is thrown away.  A visit that
+draws noise does not begin early: a draw cannot be taken back.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from unwalk.core.plan import Move
 from unwalk.peers.handover.checks import Offer
-from unwalk.peers.handover.visit import Visited
+from unwalk.peers.handover.visit import Mark, Visited
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.storage.store import Incoming, KeptLocal
@@ -28,6 +30,7 @@ class Begun:
     file: TokenFile
     move: Move
     kept: KeptLocal | None
+    mark: Mark
     result: asyncio.Future[Visited]
 
 
@@ -59,16 +62,26 @@ class Ahead:
             return
         if self.for_nothing is not None and not self.for_nothing.done():
             return  # one at a time, or tokens that are not accepted could pile up work
-        result = self._start(file, offer.move, kept, first=False)
-        self.begun = Begun(incoming, file, offer.move, kept, result)
+        if walk.work.draws(offer.parcel.hop + 1):
+            return
+        mark = Mark()
+        result = self._start(file, offer.move, kept, mark, first=False)
+        self.begun = Begun(incoming, file, offer.move, kept, mark, result)
 
     def leave(self, incoming: Incoming) -> None:
         """The token was not accepted."""
         if self.begun is not None and self.begun.incoming is incoming:
-            self._give_up(self.begun)
-            self.begun = None
+            self.close()
+
+    def close(self) -> None:
+        """No token will be visited for which a visit has begun."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            self._give_up(begun)
 
     def _give_up(self, begun: Begun) -> None:
+        """Before any other visit is begun: the same visit would count on the mark."""
+        begun.mark.take_back()
         begun.result.add_done_callback(_forget)
         self.for_nothing = begun.result
 
@@ -92,18 +105,22 @@ class Ahead:
             walk, loop = self.walk, asyncio.get_running_loop()
             await loop.run_in_executor(walk.hashing, walk.store.check_file, parcel.token)
             file = open_token(walk.store.file(parcel.token), len(walk.network.peers))
-        return await self._start(file, move, kept, first=parcel.hop == 0)
+        return await self._start(file, move, kept, Mark(), first=parcel.hop == 0)
 
     def _start(
-        self, file: TokenFile, move: Move, kept: KeptLocal | None, *, first: bool
+        self, file: TokenFile, move: Move, kept: KeptLocal | None, mark: Mark, *, first: bool
     ) -> asyncio.Future[Visited]:
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self.walk.visits, self._work, file, move, kept, first)
+        return loop.run_in_executor(self.walk.visits, self._work, file, move, kept, mark, first)
 
-    def _work(self, file: TokenFile, move: Move, kept: KeptLocal | None, first: bool) -> Visited:
+    def _work(
+        self, file: TokenFile, move: Move, kept: KeptLocal | None, mark: Mark, first: bool
+    ) -> Visited:
         walk = self.walk
         local = walk.store.read_local(kept)
-        return walk.work.visit(file.token(), move, local, first=first, loaded=file.give_back)
+        return walk.work.visit(
+            file.token(), move, local, first=first, loaded=file.give_back, mark=mark
+        )
 
 
 def _forget(result: asyncio.Future[Visited]) -> None:

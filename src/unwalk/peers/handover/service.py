@@ -110,6 +110,7 @@ class Service(Walk):
             ending = end_all([*tasks, late, *self.talk.tasks])
             await in_full(asyncio.ensure_future(ending))
             self.closed = True
+            self.ahead.close()
             self.journal.write("stopped", holding=self.state.held is not None)
             self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)
             self.hashing.shutdown(wait=True)

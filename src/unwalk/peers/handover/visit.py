@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -96,17 +97,54 @@ class Visited:
     @property
     def noisy(self) -> bool:
         """Whether noise was drawn for it, which nobody may see on two models."""
-        return any(getattr(event, "origin", None) for event in self.hop.events)
+        return _noisy(self.hop.events)
+
+
+def _noisy(events: Iterable[ev.Event]) -> bool:
+    return any(getattr(event, "origin", None) for event in events)
+
+
+class Mark:
+    """What a visit wrote down before it read records, to be taken back if it comes to nothing.
+
+    It is written before, not when the token is accepted: records that are excluded in between
+    would count as never used.  So whoever is killed anywhere leaves a mark too many, which costs a
+    longer walk when such a record is forgotten, but never one too few.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.undo: Callable[[], None] | None = None
+        self.for_nothing = False
+
+    def written(self, undo: Callable[[], None]) -> None:
+        """It is on disk; ``undo`` removes it."""
+        with self.lock:
+            if not self.for_nothing:
+                self.undo = undo
+                return
+        undo()
+
+    def take_back(self) -> None:
+        """Nothing of the visit leaves this peer: remove the mark, now or once it is written."""
+        with self.lock:
+            self.for_nothing = True
+            undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()
+
+
+Data = Callable[[int, Mark], Shard]
+"""A peer's records as they are now, for a visit of the chapter; written down as used before."""
 
 
 class Work:
     """Routes and visits of one peer in one chapter: the last phase of ``plan``.
 
-    The phase before it, if there is one, was walked in earlier chapters: ``base`` visits.  ``data``
-    answers with the peer's records as they are now, for a visit of the chapter.
+    The phase before it, if there is one, was walked in earlier chapters: ``base`` visits.
     """
 
-    def __init__(self, plan: Plan, peer: int, data: Callable[[int], Shard] | None = None) -> None:
+    def __init__(self, plan: Plan, peer: int, data: Data | None = None) -> None:
         torch.set_num_threads(plan.performance.threads)
         self.plan = plan
         self.peer = peer
@@ -117,7 +155,7 @@ class Work:
         self.space = Workspace(model, "cpu")
         self.space.anchors = PublicAnchors(plan)
         self.walk = Walk(plan, self.space, None)
-        self.data = data if data is not None else lambda hop: plan.task.shard(peer)
+        self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
         vector = self.expected["parameters"]
@@ -177,6 +215,10 @@ class Work:
         always = self.plan.performance.digests
         return bool(self.plan.salt) and (always or hop == self.hops)
 
+    def draws(self, hop: int) -> bool:
+        """Whether this peer draws noise in a visit, by the method's program."""
+        return _noisy(self.planned(hop, self.peer, first=False, records=1))
+
     def begun(self) -> tuple[ev.Event, ...]:
         """The events with which the phase begins."""
         phase, later = self.phase, len(self.plan.phases) > 1
@@ -202,14 +244,16 @@ class Work:
         *,
         first: bool = False,
         loaded: Callable[[], None] = lambda: None,
+        mark: Mark | None = None,
     ) -> Visited:
         """One visit, bit for bit what the in-process engine does; ``first`` of its chapter.
 
         Once the token is in the workspace, and its own tensors are not needed any more, ``loaded``
-        is called.
+        is called.  ``mark`` is there where the visit may still come to nothing.
         """
         space, walk = self.space, self.walk
-        walk.shards[self.peer] = self.data(1 if first else token.hop - self.base + 1)
+        number = 1 if first else token.hop - self.base + 1
+        walk.shards[self.peer] = self.data(number, mark or Mark())
         space.load(token)
         loaded()
         if first and self.base:

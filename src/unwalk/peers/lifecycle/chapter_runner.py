@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 
 from unwalk.core.data import Shard
@@ -20,7 +22,7 @@ from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.plans import first_visit
 from unwalk.peers.handover.doorway import Answer, Doorway, refusal
 from unwalk.peers.handover.service import Service, end_all
-from unwalk.peers.handover.visit import Work
+from unwalk.peers.handover.visit import Data, Mark, Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.lifecycle.accuracy import Gauge
 from unwalk.peers.lifecycle.certifying import Certifying
@@ -191,18 +193,24 @@ class Chapters(Progress):
                     return True
         return False
 
-    def _data(self, number: int) -> Callable[[int], Shard] | None:
+    def _data(self, number: int) -> Data | None:
         """The records for a visit of a chapter, as they are when it begins."""
         records = self.records
         if records is None:
             return None
 
-        def data(hop: int) -> Shard:
+        def data(hop: int, mark: Mark) -> Shard:
             forgetting = self._forgotten(number)
-            shard, refused = records.begin_visit(number, hop, forgetting)
+            shard, refused, written = records.begin_visit(number, hop, forgetting)
+            if written is not None:
+                mark.written(partial(take_back, written))
             if refused is not None:
                 self.journal.write("records", reason=refused.for_log)
             return shard
+
+        def take_back(written: int) -> None:
+            with suppress(UnwalkError, OSError, sqlite3.Error):  # one too many does no harm
+                records.take_back(written)
 
         return data
 

@@ -273,6 +273,13 @@ class Council:
         progress, receipt = self.progress, Receipt.from_json(record)
         if receipt.check(progress.trust, run=left_of(self.run_id)) != sender:
             raise Refused(f"peer {sender} says that {receipt.peer} has left.")
+        following = len(self.known) + 1
+        if receipt.chapter > following:  # it would stand for chapters that the peer still walks in
+            self.hear_of_more()
+            raise Refused(
+                f"{receipt.peer} signed that it left after chapter {receipt.chapter}, but chapter "
+                f"{following} is the next here."
+            )
         history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
         progress.left.add(sender)
         progress.journal.write("left", sender=sender)

@@ -19,7 +19,7 @@ from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Kept, erase_since, receipt_of
-from unwalk.peers.forgetting.plans import first_visit, walked
+from unwalk.peers.forgetting.plans import first_visit, visits_at, walked
 from unwalk.peers.forgetting.requests import Batch, Request
 from unwalk.peers.identity.credentials import now
 from unwalk.peers.lifecycle.certifying import Certifying
@@ -336,13 +336,15 @@ class Aftermath:
         oldest: Request = batch.requests[0]
         records, used = progress.records, batch.records
         leaver = {me} if self.leaving.request in batch.ids else set()
-        if records.first_use(used, places) is None:
-            erased = progress.present and progress.present == len(progress.specs)
-            if erased or records.first_use(used) is None:
+        uses, own = records.uses(used), {places[at] for at in visits_at(me, places, visits)}
+        if first is None or own.isdisjoint(uses):
+            present = progress.present
+            erased = present == len(progress.specs) and all(n < present for n, _ in uses)
+            if erased or not uses:
                 return None
-            # A walk that was dropped used them: only a new beginning is sure to be without.
+            # A walk that was dropped used them, and others may have seen its tokens.  Those of the
+            # present chapter are still there: only a new beginning is sure to be without.
             oldest, first = exactly(oldest, "restart"), 0
-        assert first is not None
         if oldest.grade == "certified" and was_released(progress.bundle, used):
             # A chapter that was given up may have shown noise for them: none is drawn again.
             oldest = exactly(oldest)

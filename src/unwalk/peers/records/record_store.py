@@ -262,34 +262,33 @@ class Records:
             (gone,) = db.execute("SELECT COUNT(*) FROM tombstones").fetchone()
             return Counts(train, held, excluded, gone)
 
-    def first_use(
-        self, hashes: Iterable[str], line: Collection[tuple[int, int]] | None = None
-    ) -> tuple[int, int] | None:
-        """The first visit here, as (chapter, hop), that could use one of these records, or None.
+    def uses(self, hashes: Iterable[str]) -> list[tuple[int, int]]:
+        """The visits begun here, as (chapter, hop), that could use one of these records, in order.
 
-        ``line`` holds the visits that led to the present model; without it, all visits count.
+        A visit that was dropped is among them; on the line its number may be another peer's.
         """
-        line = None if line is None else set(line)
         with self.guard:
             query = "SELECT since, until FROM records WHERE hash = ? AND split = 'train'"
             spans = {row for h in hashes if (row := self.one(query, h)) is not None}
             visits = self.db.execute("SELECT serial, chapter, hop FROM visits ORDER BY serial")
-            for serial, chapter, hop in visits.fetchall():
-                if (line is None or (chapter, hop) in line) and any(
+            return [
+                (chapter, hop)
+                for serial, chapter, hop in visits.fetchall()
+                if any(
                     since <= serial and (until is None or serial < until) for since, until in spans
-                ):
-                    return chapter, hop
-        return None
+                )
+            ]
 
     # What a visit works with
 
     def begin_visit(
         self, chapter: int, hop: int, forgetting: Collection[str] = ()
-    ) -> tuple[Shard, SourceRefused | None]:
+    ) -> tuple[Shard, SourceRefused | None, int | None]:
         """The shard for one visit; written down first, so that it is known who could be used.
 
         The source is looked at before.  If it cannot be read, the records stay as they are, and
-        the reason comes back beside them.
+        the reason comes back beside them.  Last comes the number of the mark, for
+        :meth:`take_back`; None where the same visit had been begun before.
         """
         refused = None
         try:
@@ -299,8 +298,14 @@ class Records:
         with self.guard:
             with self.transaction(touches=False) as db:
                 row = (check_count("chapter", chapter), check_count("hop", hop))
-                db.execute(BEGIN, row * 2)
-            return self.shard(forgetting), refused
+                made = db.execute(BEGIN, row * 2)
+                mark = made.lastrowid if made.rowcount else None
+            return self.shard(forgetting), refused, mark
+
+    def take_back(self, mark: int) -> None:
+        """A visit came to nothing before anything of it left this peer: it used no record."""
+        with self.transaction(touches=False) as db:
+            db.execute("DELETE FROM visits WHERE serial = ?", (mark,))
 
     def shard(self, forgetting: Collection[str] = ()) -> Shard:
         """Active training records, each in its place; ``forgetting`` are there as forgotten ones.
