@@ -216,6 +216,6 @@ def test_500_trials_in_memory(tmp_path, block):
 
 def test_a_last_token_that_is_damaged_stops_its_peer_and_the_others_end(root):
     """Its peer voted for nothing, and said nothing; or for what nobody else had."""
-    for seed in (189, 1929):
+    for seed in (189, 349):
         found = run_trial(root, seed, MEMORY)
         assert (found.outcome, found.recovered) == (ENDED, 1), found.why
