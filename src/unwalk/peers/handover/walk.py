@@ -218,8 +218,13 @@ class Walk:
             asyncio.get_running_loop().call_later(TIDY, self._collect)  # not in anybody's way
             return
         self.collecting = False
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             self.store.collect(self.run_id, self.state)
+        except OSError as error:
+            if not self.store.space.passes(error):  # else after the next change
+                raise
 
     def _count(self, before: PeerState, after: PeerState) -> None:
         metrics = self.metrics
