@@ -33,6 +33,17 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nothing more can be opened in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def hoard(sign: Path) -> None:
     """Keep every descriptor that this process may still have while there is a file ``sign``."""
 

@@ -6,17 +6,16 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from tests.peers.floods import no_descriptors
 from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, Diverged, UnwalkError
 from unwalk.peers.daemon import run_peer
@@ -30,17 +29,6 @@ PEERS = 3
 def full(point: str) -> None:
     if point == "token written":
         raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@contextmanager
-def no_descriptors():
-    """Nothing more can be opened in this process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def ended(here: Village, peer: int) -> BaseException:
@@ -227,7 +215,7 @@ def test_a_holder_without_descriptors_waits_and_then_does_its_visit(tmp_path):
         await here.until(here.finished)
         await here.until(lambda: any(e["event"] == "descriptors again" for e in here.events))
 
-    here = lived(tmp_path, script, PEERS, lease=30.0, train__hops=40)
+    here = lived(tmp_path, script, PEERS, lease=30.0)
     assert not any(e["event"] == "recovered" for e in here.events)
     check_end(here.folder, here.network, range(PEERS))
 

@@ -84,7 +84,8 @@ def test_peers_outlive_more_connections_than_they_have_descriptors(tmp_path, fil
 )
 def test_a_page_with_tls_bounds_connections_before_the_handshake(tmp_path, files, count, seconds):
     folder = tmp_path / "net"
-    made = network(folder, peers=PEERS, lease=0.8, connect=0.5, train__hops=30)
+    hops = int(30 * seconds)
+    made = network(folder, peers=PEERS, lease=0.8, connect=0.5, train__hops=hops)
     with town(folder, made, pause=0.02, files=files) as here:
         for peer in range(PEERS):
             here.start(peer, http="0.0.0.0:0" if peer == 0 else HTTP)
@@ -101,8 +102,9 @@ def test_a_page_with_tls_bounds_connections_before_the_handshake(tmp_path, files
                 assert desk.status()["peer"] == "peer-0"
         finally:
             strangers.close()
-        assert HttpLimits.connections // 2 < max(most) < HttpLimits.connections + SLACK
-        here.until(here.finished, timeout=30.0)
+        allowed = min(HttpLimits.connections, files // 4)
+        assert allowed // 2 < max(most) < allowed + SLACK
+        here.until(here.finished, timeout=30.0 + seconds)
     check_end(folder, made, range(PEERS))
 
 

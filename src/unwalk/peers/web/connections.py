@@ -53,7 +53,8 @@ class HttpLimits:
 
     ``head``: bytes before the body.  ``read`` and ``write``: seconds for a whole question and for
     a whole answer.  ``connections``: open ones, from before the TLS handshake until the other side
-    has gone; one more ends the one that has been waited for longest.  ``rate`` and ``anonymous``: questions a second with and without the token.
+    has gone; one more ends the one that has been waited for longest.  ``rate`` and ``anonymous``:
+    questions a second with and without the token.
     """
 
     head: int = 16 << 10
