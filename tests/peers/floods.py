@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from unwalk.peers.identity.network_file import Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.transport.wire import CHUNK, SERVICE, Grpc, Unreachable
 
@@ -27,6 +28,40 @@ def resident(pid: int, what: str = "VmRSS") -> float:
     raise AssertionError(f"process {pid} has no {what}")
 
 
+def descriptors(pid: int) -> int:
+    """How many files and connections a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nothing more can be opened in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def hoard(sign: Path) -> None:
+    """Keep every descriptor that this process may still have while there is a file ``sign``."""
+
+    def work() -> None:
+        kept: list[int] = []
+        while True:
+            time.sleep(0.005)
+            if not sign.exists():
+                while kept:
+                    os.close(kept.pop())
+                continue
+            with suppress(OSError):
+                while True:
+                    kept.append(os.open("/dev/null", os.O_RDONLY))
+
+    threading.Thread(target=work, daemon=True).start()
+
+
 def forget_peak(pid: int) -> None:
     """Let ``VmHWM`` begin anew."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -35,12 +70,12 @@ def forget_peak(pid: int) -> None:
 class Strangers:
     """Connections that nobody says anything on; those that were closed are opened again."""
 
-    def __init__(self, made: Network, peers: list[int], count: int) -> None:
+    def __init__(self, addresses: list[str], count: int) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = len(peers) * count + 256
+        wanted = len(addresses) * count + 256
         if soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-        self.places = [_place(made.peers[p].address) for p in peers for _ in range(count)]
+        self.places = [_place(address) for address in addresses for _ in range(count)]
         self.sockets = [_opened(place) for place in self.places]
 
     def again(self) -> int:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unwalk.peers.daemon import run_peer, status
+from unwalk.peers.daemon import HTTP, run_peer, status
 from unwalk.peers.demo import equal_bytes, free_addresses, same_walk
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import Work, plan_of
@@ -161,7 +161,12 @@ CONTEXT.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.dataset
 
 
 def _child(
-    folder: str, fault: str | None, pause: float, files: int, lie: Callable[[], None] | None
+    folder: str,
+    fault: str | None,
+    pause: float,
+    files: int,
+    lie: Callable[[], None] | None,
+    http: str,
 ) -> None:
     import torch
 
@@ -182,7 +187,7 @@ def _child(
     _cuttable(Path(folder) / "cut")
     if lie is not None:
         lie()
-    run_peer(Path(folder), fault=die)
+    run_peer(Path(folder), http=http, fault=die)
 
 
 def _slower(pause: float) -> None:
@@ -239,11 +244,15 @@ class Town:
         self.processes: dict[int, Any] = {}
 
     def start(
-        self, peer: int, fault: str | None = None, lie: Callable[[], None] | None = None
+        self,
+        peer: int,
+        fault: str | None = None,
+        lie: Callable[[], None] | None = None,
+        http: str = HTTP,
     ) -> None:
         """``lie`` changes the code of the peer's process before it begins."""
         folder = str(self.folder / f"peer-{peer}")
-        given = (folder, fault, self.pause, self.files, lie)
+        given = (folder, fault, self.pause, self.files, lie, http)
         process = CONTEXT.Process(target=_child, args=given, daemon=True)
         process.start()
         self.processes[peer] = process

@@ -15,10 +15,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.peers.floods import no_descriptors
 from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, Diverged, UnwalkError
 from unwalk.peers.daemon import run_peer
-from unwalk.peers.storage.disk_space import RESERVE, DiskFull, Space, is_full
+from unwalk.peers.storage.disk_space import RESERVE, DiskFull, NoDescriptors, Space, is_full
 from unwalk.peers.storage.store import no_fault
 from unwalk.peers.telemetry import Journal
 
@@ -201,6 +202,71 @@ def test_a_holder_without_room_waits_and_then_does_its_visit(tmp_path):
     here = lived(tmp_path, script, PEERS, lease=30.0)
     assert not any(e["event"] == "recovered" for e in here.events)
     check_end(here.folder, here.network, range(PEERS))
+
+
+def test_a_holder_without_descriptors_waits_and_then_does_its_visit(tmp_path):
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        await here.until(lambda: any(s.state.reached[1][0] >= 3 for s in here.services.values()))
+        with no_descriptors():
+            await here.until(lambda: any(e["event"] == "no descriptors" for e in here.events))
+            assert any(s.state.held is not None for s in here.services.values())
+        await here.until(here.finished)
+        await here.until(lambda: any(e["event"] == "descriptors again" for e in here.events))
+
+    here = lived(tmp_path, script, PEERS, lease=30.0)
+    assert not any(e["event"] == "recovered" for e in here.events)
+    check_end(here.folder, here.network, range(PEERS))
+
+
+def test_a_holder_without_descriptors_does_not_say_that_it_has_the_token(tmp_path):
+    """So that the others go on after the lease, as where its disk is full."""
+
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        await here.until(lambda: any(s.state.reached[1][0] >= 3 for s in here.services.values()))
+        bad, given = here.services[1], []
+
+        def none(point):
+            if bad.state.stage == "arrived":
+                given.append(point)
+                raise OSError(errno.EMFILE, "Too many open files")
+
+        bad.store.fault = none
+        bad.store.space._opens = lambda: False
+        await here.until(lambda: here.finished(*(p for p in range(PEERS) if p != 1)), 20.0)
+        assert given
+        bad.store.fault, bad.store.space._opens = no_fault, lambda: True
+        await here.until(here.finished)
+
+    here = lived(tmp_path, script, PEERS, lease=0.3)
+    assert [e["lost"] for e in here.events if e["event"] == "recovered"][:1] == [1]
+    check_end(here.folder, here.network, range(PEERS))
+
+
+def test_a_database_that_finds_no_descriptor_waits_and_one_that_is_gone_does_not(tmp_path):
+    space, path = Space(tmp_path), tmp_path / "some.sqlite"
+    space.start()
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("CREATE TABLE some AS SELECT zeroblob(1 << 20)")
+    with no_descriptors():
+        with pytest.raises(sqlite3.OperationalError) as wanting:
+            db.execute("VACUUM")
+        assert space.passes(wanting.value)
+        assert not space.look()
+        with pytest.raises(NoDescriptors):
+            space.check()
+    assert space.look()
+    space.check()
+    db.execute("VACUUM")
+    db.close()
+    with pytest.raises(sqlite3.OperationalError) as gone:
+        sqlite3.connect(tmp_path / "nowhere" / "some.sqlite").execute("VACUUM")
+    assert gone.value.sqlite_errorcode & 0xFF == sqlite3.SQLITE_CANTOPEN
+    assert not space.passes(gone.value)
+    assert not space.short
 
 
 def test_the_others_go_on_without_a_holder_that_has_no_room(tmp_path):

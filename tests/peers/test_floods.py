@@ -16,7 +16,9 @@ from tests.peers.floods import (
     Strangers,
     attack,
     bad_handshakes,
+    descriptors,
     forget_peak,
+    hoard,
     listens,
     loud,
     resident,
@@ -27,11 +29,16 @@ from tests.peers.harness import Town, check_end, network, town
 from tests.peers.trials import furthest
 from unwalk.core.errors import Refused
 from unwalk.peers import provision, telemetry
+from unwalk.peers.daemon import HTTP
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.storage import error_file
 from unwalk.peers.transport.wire import CALLS, READS, Grpc, most_connections
+from unwalk.peers.web.client import Asker
+from unwalk.peers.web.connections import HttpLimits
 
 PEERS = 3
+SLACK = 24
+"""Descriptors that a peer opens and closes in its walk."""
 ALLOWED = 64.0
 """MiB that a flood may cost a peer, besides two tokens."""
 
@@ -59,7 +66,7 @@ def test_peers_outlive_more_connections_than_they_have_descriptors(tmp_path, fil
         idle = {p: resident(here.processes[p].pid) for p in range(PEERS)}
         for peer in range(PEERS):
             forget_peak(here.processes[peer].pid)
-        strangers = Strangers(made, list(range(PEERS)), count)
+        strangers = Strangers([peer.address for peer in made.peers], count)
         try:
             beset(here, strangers, seconds)
         finally:
@@ -68,6 +75,54 @@ def test_peers_outlive_more_connections_than_they_have_descriptors(tmp_path, fil
         for peer in range(PEERS):
             more = resident(here.processes[peer].pid, "VmHWM") - idle[peer]
             assert more < ALLOWED, f"peer {peer} took {more:.0f} MiB more"
+    check_end(folder, made, range(PEERS))
+
+
+@pytest.mark.parametrize(
+    ("files", "count", "seconds"),
+    [(200, 300, 1.0), pytest.param(1024, 1500, 60.0, marks=pytest.mark.soak)],
+)
+def test_a_page_with_tls_bounds_connections_before_the_handshake(tmp_path, files, count, seconds):
+    folder = tmp_path / "net"
+    hops = int(30 * seconds)
+    made = network(folder, peers=PEERS, lease=0.8, connect=0.5, train__hops=hops)
+    with town(folder, made, pause=0.02, files=files) as here:
+        for peer in range(PEERS):
+            here.start(peer, http="0.0.0.0:0" if peer == 0 else HTTP)
+        here.until(lambda: furthest(here) >= 3)
+        desk = Asker.of_bundle(folder / "peer-0")
+        pid, most = here.processes[0].pid, []
+        idle = descriptors(pid)
+        strangers = Strangers([desk.url.removeprefix("https://").rstrip("/")], count)
+        try:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                beset(here, strangers, 0.2)
+                most.append(descriptors(pid) - idle)
+                assert desk.status()["peer"] == "peer-0"
+        finally:
+            strangers.close()
+        allowed = min(HttpLimits.connections, files // 4)
+        assert allowed // 2 < max(most) < allowed + SLACK
+        here.until(here.finished, timeout=30.0 + seconds)
+    check_end(folder, made, range(PEERS))
+
+
+@pytest.mark.soak
+def test_peers_without_descriptors_wait_for_some(tmp_path):
+    folder, sign = tmp_path / "net", tmp_path / "sign"
+    made = network(folder, peers=PEERS, lease=0.8, connect=0.5, train__hops=30)
+    with town(folder, made, pause=0.02, files=200) as here:
+        for peer in range(PEERS):
+            here.start(peer, lie=partial(hoard, sign))
+        here.until(lambda: furthest(here) >= 3)
+        sign.touch()
+        here.until(lambda: any(descriptors(p.pid) == 200 for p in here.processes.values()))
+        time.sleep(1.0)
+        assert furthest(here) < 30
+        assert all(process.is_alive() for process in here.processes.values())
+        sign.unlink()
+        here.until(here.finished, timeout=30.0)
     check_end(folder, made, range(PEERS))
 
 

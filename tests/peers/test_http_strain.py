@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import ssl
 import stat
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.peers.floods import descriptors, no_descriptors
 from tests.peers.memory_desk import MemoryDesk, Served, ask, sentence, serving
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.forgetting import request_form
@@ -42,6 +45,19 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def watch(served: Served) -> list[float | None]:
+    """A list that grows whenever the endpoint's loop waits."""
+    waits: list[float | None] = []
+    select = served.loop._selector.select  # type: ignore[attr-defined]
+
+    def watched(timeout: float | None = None) -> Any:
+        waits.append(timeout)
+        return select(timeout)
+
+    served.loop._selector.select = watched  # type: ignore[attr-defined]
+    return waits
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +117,20 @@ def test_a_taken_port_is_said(served, tmp_path):
         asyncio.run(taken.start())
 
 
-def test_other_addresses_speak_tls_with_the_peers_certificate(tmp_path):
+def a_bundle(folder: Path) -> Path:
     make_network(
-        tmp_path / "net",
+        folder / "net",
         name="trial",
         addresses=["127.0.0.1:7440", "127.0.0.1:7441"],
         settings={"task": "blobs", "forget.kind": "nothing"},
     )
-    bundle = tmp_path / "net" / "peer-0"
+    bundle = folder / "net" / "peer-0"
     (bundle / "store").mkdir(exist_ok=True)
+    return bundle
+
+
+def test_other_addresses_speak_tls_with_the_peers_certificate(tmp_path):
+    bundle = a_bundle(tmp_path)
     with serving(MemoryDesk(), bundle / "store", address="0.0.0.0:0", bundle=bundle) as served:
         assert served.url.startswith("https://")
         asker = Asker.of_bundle(bundle)
@@ -262,6 +283,45 @@ def test_connections_that_say_nothing_keep_nobody_out(tmp_path):
                 connection.close()
 
 
+@pytest.mark.parametrize("answered", [False, True])
+def test_connections_count_from_before_tls_until_the_other_side_has_gone(tmp_path, answered):
+    bundle, most, count = a_bundle(tmp_path), 8, 24
+    limits = HttpLimits(connections=most, read=30.0, write=30.0)
+    tls = ssl.create_default_context(cafile=bundle / "ca.pem")
+    with (
+        serving(
+            MemoryDesk(), bundle / "store", address="0.0.0.0:0", bundle=bundle, limits=limits
+        ) as served,
+        ExitStack() as kept,
+    ):
+        before = descriptors(os.getpid())
+        for _ in range(count):
+            one = kept.enter_context(socket.create_connection(served.place, 5))
+            if answered:
+                name = host_name("peer-0", "trial")
+                one = kept.enter_context(tls.wrap_socket(one, server_hostname=name))
+                one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                while one.recv(1 << 16):
+                    pass
+        until(lambda: descriptors(os.getpid()) - before <= count + most)
+        assert Asker.of_bundle(bundle).status()["peer"] == "peer-0"
+
+
+def test_without_descriptors_connections_wait_and_nothing_is_busy(tmp_path):
+    raised: list[dict[str, Any]] = []
+    with serving(MemoryDesk(), tmp_path) as served, socket.socket() as one:
+        served.loop.set_exception_handler(lambda _loop, context: raised.append(context))
+        waits = watch(served)
+        one.settimeout(5)
+        with no_descriptors():
+            one.connect(served.place)
+            one.sendall(head_of(served, "GET", "/v1/status"))
+            time.sleep(0.5)
+        assert len(waits) < 50
+        assert one.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
+    assert not raised
+
+
 def test_a_reader_that_does_not_read_keeps_nobody_out(tmp_path):
     desk = MemoryDesk()
     huge = b"x" * (32 << 20)
@@ -333,14 +393,7 @@ def test_an_idle_endpoint_does_nothing(tmp_path):
     with serving(MemoryDesk(), tmp_path) as served:
         ask(served, "GET", "/v1/status")
         time.sleep(0.3)
-        waits: list[float | None] = []
-        select = served.loop._selector.select  # type: ignore[attr-defined]
-
-        def watched(timeout: float | None = None) -> Any:
-            waits.append(timeout)
-            return select(timeout)
-
-        served.loop._selector.select = watched  # type: ignore[attr-defined]
+        waits = watch(served)
         time.sleep(0.5)
         assert len(waits) <= 1
 

@@ -33,7 +33,8 @@ from unwalk.peers.storage.disk_space import DiskFull, is_full
 from unwalk.peers.storage.error_file import keep_short
 from unwalk.peers.storage.store import Store, no_fault, running
 from unwalk.peers.telemetry import Journal
-from unwalk.peers.transport.wire import Grpc
+from unwalk.peers.transport.wire import Grpc, most_connections
+from unwalk.peers.web.connections import HttpLimits
 from unwalk.peers.web.http_server import TOKEN_FILE, HttpDesk, serve_metrics
 from unwalk.peers.web.live_desk import Reception
 
@@ -96,7 +97,10 @@ async def _serve(
         desk = None
         if http is not None:
             token = bundle.store / TOKEN_FILE
-            desk = HttpDesk(Reception(chapters), http, token, bundle=folder, journal=journal)
+            limits = HttpLimits(connections=min(HttpLimits.connections, most_connections()))
+            desk = HttpDesk(
+                Reception(chapters), http, token, bundle=folder, journal=journal, limits=limits
+            )
             await desk.start()
         gc.freeze()  # what was loaded so far stays: no need to look through it again and again
         if ready is not None:

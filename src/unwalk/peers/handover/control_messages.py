@@ -18,7 +18,6 @@ from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Sighting
 from unwalk.peers.protocol.hoplog import Entry, parse_entry
-from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.transport.wire import MESSAGE
 
 
@@ -57,8 +56,8 @@ class Talk:
 
     async def _where(self, sender: int, message: ms.Where) -> Answer:
         walk = self.walk
-        if walk.store.space.full and walk.state.held is not None:
-            raise DiskFull  # as if it were away: the others go on, and nobody waits for room
+        if walk.state.held is not None:
+            walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
         sighting = pr.sighting(walk.state)

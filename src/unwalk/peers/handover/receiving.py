@@ -72,8 +72,7 @@ class Intake:
             return reply
         if walk.stopping:
             raise Refused(STOPPING)
-        if walk.store.space.full:
-            raise DiskFull
+        walk.store.space.check()
         kept = walk.store.local(walk.run_id, offer.parcel.lineage)
         if kept is None:
             raise Refused("this peer no longer has what it kept at that time.")

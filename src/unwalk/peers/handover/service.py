@@ -36,7 +36,7 @@ from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.handover import Parcel, PeerState
 from unwalk.peers.protocol.hoplog import hop_body
 from unwalk.peers.protocol.schedule import NO_TOKEN, Chapter
-from unwalk.peers.storage.disk_space import LOOK
+from unwalk.peers.storage.disk_space import LOOK, NoDescriptors
 from unwalk.peers.storage.store import KeptLocal, Store
 from unwalk.peers.storage.token_files import open_token, token_pieces
 from unwalk.peers.telemetry import Journal
@@ -151,27 +151,32 @@ class Service(Walk):
                 await self.changed.wait()
 
     async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work``, which begins with what is on disk; again once a full disk has room."""
+        """Do ``work``, which begins with what is on disk; again once nothing is wanting."""
         while True:
             try:
                 return await work()
             except (UnwalkError, OSError, sqlite3.Error) as error:
-                if not self.store.space.ran_out(error):
+                if not self.store.space.passes(error):
                     raise
             await self.store.space.wait()
 
     async def _look_for_room(self) -> None:
-        """Say when the disk is full, and when it no longer is; whoever waits goes on by itself."""
-        space, reported = self.store.space, False
+        """Say what is wanting, and when it no longer is; whoever waits goes on by itself."""
+        space, full, short = self.store.space, False, False
         while True:
-            if space.full and not reported:
-                self.journal.write("disk full", need=space.need)
-                reported = True
-            elif reported and space.look():
-                self.journal.write("disk has room again")
-                reported = False
+            if (full or short) and space.look():
+                if full:
+                    self.journal.write("disk has room again")
+                if short:
+                    self.journal.write("descriptors again")
+                full = short = False
                 self.changed.set()
                 self.notify()
+            if space.full and not full:
+                self.journal.write("disk full", need=space.need)
+            if space.short and not short:
+                self.journal.write("no descriptors", reason=str(NoDescriptors()))
+            full, short = full or space.full, short or space.short
             self.metrics.set("disk_full", int(space.full))
             await asyncio.sleep(LOOK)
 

@@ -231,8 +231,13 @@ class Walk:
             self._collect_later(latest)
             return
         self.collecting = False
-        if not self.closed:
+        if self.closed:
+            return
+        try:
             self.store.collect(self.run_id, self.state)
+        except OSError as error:
+            if not self.store.space.passes(error):  # else after the next change
+                raise
 
     def _count(self, before: PeerState, after: PeerState) -> None:
         metrics = self.metrics

@@ -239,7 +239,7 @@ class Chapters(Progress):
                 try:
                     await self._step()
                 except (UnwalkError, OSError, sqlite3.Error) as error:
-                    if not self.store.space.ran_out(error):  # else it is done again, later
+                    if not self.store.space.passes(error):  # else it is done again, later
                         raise
                 await self._wait()
             self.walking.result()
@@ -307,13 +307,13 @@ class Chapters(Progress):
         self.walking = asyncio.create_task(self._walk(self.service))
 
     def _begin(self, decided: list[Spec]) -> bool:
-        """Open the last of these chapters; whether there was room on the disk for it."""
+        """Open the last of these chapters; whether nothing was wanting for it."""
         try:
             self._settle()
             self.aftermath.begun(decided[-1])
             self.service = self._open(len(decided))
         except (UnwalkError, OSError, sqlite3.Error) as error:
-            if not self.store.space.ran_out(error):
+            if not self.store.space.passes(error):
                 raise
             return False
         return True

@@ -208,13 +208,13 @@ class Council:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_part(self, poll: Poll) -> None:
-        """Vote until it is decided; again once a full disk has room."""
+        """Vote until it is decided; again once nothing is wanting."""
         space = self.progress.store.space
         while True:
             try:
                 return await poll.run()
             except (UnwalkError, OSError, sqlite3.Error) as error:
-                if not space.ran_out(error):
+                if not space.passes(error):
                     self.progress.journal.write("failed", reason=str(error)[:300])
                     raise
             await space.wait()

@@ -1,9 +1,12 @@
-"""Waits for room on a full disk: what a peer does when there is none, and how it goes on.
+"""Waits for what is wanting for a while: room on a full disk, or descriptors.
 
 A peer keeps a reserve, a file of a few megabytes.  When a write finds no room it lets go of the
 reserve, so that it can still say in its log what happened and write down small changes of state;
 it takes no token and does no visit until there is room for the reserve and for tokens again.
 The empty file says to others, ``unwalk peer status`` among them, that the disk is full.
+
+A process that has as many files and connections open as it may have is in the same place: nothing
+is damaged, and what failed can be done again once some are closed.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ RESERVE = 4 << 20
 LOOK = 0.5
 """Seconds between looks whether there is room again."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class DiskFull(UnwalkError):
@@ -33,6 +37,27 @@ class DiskFull(UnwalkError):
             "the disk of this peer is full: it takes no token and writes nothing down until there "
             "is room, and then goes on by itself."
         )
+
+
+class NoDescriptors(UnwalkError):
+    """Nothing can be opened for the moment; nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this peer has as many files and connections open as it may have: it takes no token "
+            "until some are closed, and then goes on by itself; a higher limit (ulimit -n) helps."
+        )
+
+
+def means_no_files(error: BaseException) -> bool:
+    """Whether an error of the system says that no further file may be opened."""
+    return isinstance(error, OSError) and error.errno in NO_FILES
+
+
+def _cannot_open(error: BaseException) -> bool:
+    """Whether SQLite could not open a file, for whatever reason: it does not say which."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    return isinstance(error, sqlite3.Error) and code & 0xFF == sqlite3.SQLITE_CANTOPEN
 
 
 def means_full(error: BaseException) -> bool:
@@ -61,11 +86,15 @@ def is_full(folder: Path) -> bool:
 
 @dataclass(eq=False)
 class Space:
-    """Room for one store.  ``need``: bytes that have to be free before it goes on."""
+    """Room for one store.  ``need``: bytes that have to be free before it goes on.
+
+    ``full``: there is no room; ``short``: there are no descriptors.
+    """
 
     folder: Path
     need: int = 0
     full: bool = False
+    short: bool = False
 
     def start(self) -> None:
         """Put the reserve aside, as far as there is room."""
@@ -80,16 +109,42 @@ class Space:
             os.truncate(self.folder / NAME, 0)
         return True
 
+    def passes(self, error: BaseException) -> bool:
+        """Whether what failed with an error is to be done again, after :meth:`wait`."""
+        if means_no_files(error) or (_cannot_open(error) and not self._opens()):
+            self.short = True
+            return True
+        return self.ran_out(error)
+
+    def check(self) -> None:
+        """Refuse what needs room or descriptors while there are none."""
+        if self.full:
+            raise DiskFull
+        if self.short:
+            raise NoDescriptors
+
     def look(self) -> bool:
-        """Whether there is room; the reserve is put aside again if there is enough."""
+        """Whether nothing is wanting; the reserve is put aside again if there is enough room."""
+        if self.short and self._opens():
+            self.short = False
         if self.full and self._reserve():
             self.full = False
-        return not self.full
+        return not self.full and not self.short
 
     async def wait(self) -> None:
-        """Until there is room again."""
+        """Until nothing is wanting; a little while at least, or others could not go first."""
+        await asyncio.sleep(LOOK)
         while not self.look():
             await asyncio.sleep(LOOK)
+
+    def _opens(self) -> bool:
+        try:
+            os.close(os.open(self.folder, os.O_RDONLY))
+        except OSError as error:
+            if not means_no_files(error):
+                raise
+            return False
+        return True
 
     def _reserve(self) -> bool:
         try:
@@ -100,9 +155,8 @@ class Space:
             finally:
                 os.close(fd)
         except OSError as error:
-            if not means_full(error):
+            if not self.passes(error):
                 raise
-            self.ran_out(error)
             return False
         if found.f_bavail * found.f_frsize >= self.need:
             return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +42,9 @@ PLAIN = re.compile(
 """A head whose lines all end alike and go on nowhere; h11 would take others as well."""
 ONCE = (b"host", b"authorization", b"content-length", b"content-type")
 WHOLE = re.compile(rb"[ \t]*[0-9]{1,12}[ \t]*")
+BACKLOG = 100
+PAUSE = 0.1
+"""Seconds until the next try where no connection can be accepted: descriptors are wanting."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,9 @@ class HttpLimits:
     """What the endpoint puts up with.
 
     ``head``: bytes before the body.  ``read`` and ``write``: seconds for a whole question and for
-    a whole answer.  ``connections``: open ones; one more ends the one that has kept its question
-    back for longest.  ``rate`` and ``anonymous``: questions a second with and without the token.
+    a whole answer.  ``connections``: open ones, from before the TLS handshake until the other side
+    has gone; one more ends the one that has been waited for longest.  ``rate`` and ``anonymous``:
+    questions a second with and without the token.
     """
 
     head: int = 16 << 10
@@ -84,58 +89,104 @@ class Connections:
         self.refuse = refuse
         self.open: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}
-        self._server: asyncio.Server | None = None
+        self._listening: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> None:
         """Listen; port 0 takes a free one, which ``port`` then is."""
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.start_server(
-                self._connected,
-                host,
-                port,
-                limit=self.limits.head,
-                ssl=self.tls,
-                ssl_handshake_timeout=None if self.tls is None else self.limits.read,
-            )
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                one = socket.create_server(address, family=family, backlog=BACKLOG)
+                one.setblocking(False)
+                self._listening.append(one)
         except OSError as error:
+            await self.stop()
             raise InvalidInput(
                 f"the HTTP address {host}:{port} cannot be served: {error.strerror}."
             ) from error
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = self._listening[0].getsockname()[1]
+        self._accepting = [loop.create_task(self._accept(one)) for one in self._listening]
 
     async def stop(self) -> None:
         """End all connections."""
-        if self._server is None:
-            return
-        self._server.close()
-        while self.open:
-            for task in self.open:
+        while left := {task for task in (*self._accepting, *self.open) if not task.done()}:
+            for task in left:
                 task.cancel()
-            await asyncio.wait(self.open, timeout=0.2)
-        await self._server.wait_closed()
-        self._server = None
+            await asyncio.wait(left, timeout=0.2)
+        for one in self._listening:
+            one.close()
+        self._accepting, self._listening = [], []
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
+        """Take connections, each into a task of its own; never more than are allowed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, _ = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
+            except OSError:
+                await asyncio.sleep(PAUSE)
+                continue
+            if self._has_place():
+                task = loop.create_task(self._serve(connected))
+                self.open.add(task)
+                self._waiting[task] = None
+                task.add_done_callback(self._gone)
+            else:
+                connected.close()
+            await asyncio.sleep(0)  # in a flood the next one is here already: others go on first
+
+    def _has_place(self) -> bool:
+        """Whether one more may come, maybe for another that has to go."""
+        if len(self.open) < self.limits.connections:
+            return True
+        if not self._waiting:
+            return False
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        oldest.cancel()
+        return True
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._waiting.pop(task, None)
+        self.open.discard(task)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        """Shake hands, answer a question, and see the other side go."""
         task = asyncio.current_task()
         assert task is not None
-        if len(self.open) >= self.limits.connections:
-            if not self._waiting:
+        writer = None
+        with suppress(OSError, TimeoutError, asyncio.CancelledError, h11.LocalProtocolError):
+            try:
+                reader, writer = await self._streams(connected)
+                heard = partial(self._waiting.pop, task, None)
+                await Exchange(reader, writer, self.limits, heard).run(self.app, self.refuse)
                 writer.close()
-                return
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.cancel()
-        self.open.add(task)
-        self._waiting[task] = None
-        try:
-            heard = partial(self._waiting.pop, task, None)
-            await Exchange(reader, writer, self.limits, heard).run(self.app, self.refuse)
-        except (OSError, TimeoutError, asyncio.CancelledError, h11.LocalProtocolError):
-            writer.transport.abort()  # closing would wait until the other side has read it all
-        finally:
-            self._waiting.pop(task, None)
-            self.open.discard(task)
-            writer.close()
+                self._waiting[task] = None
+                async with asyncio.timeout(self.limits.write):
+                    await writer.wait_closed()
+            finally:
+                if writer is not None:
+                    writer.transport.abort()
+
+    async def _streams(
+        self, connected: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The two directions of a connection, behind TLS where that is spoken."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=self.limits.head, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            connected,
+            ssl=self.tls,
+            ssl_handshake_timeout=None if self.tls is None else self.limits.read,
+            ssl_shutdown_timeout=None if self.tls is None else self.limits.write,
+        )
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 class Exchange:
