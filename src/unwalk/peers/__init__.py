@@ -1,7 +1,8 @@
 """Real peers: a daemon that takes the token, does its visit and hands it on; no server anywhere.
 
-``daemon.py`` is the process; ``provision.py`` makes a network and its keys; ``demo.py`` shows one
-with five peers.  Below them each room knows the rooms after it in this list, none before it:
+``daemon.py`` is the process; ``provision.py`` makes a network and its keys; ``local_network.py``
+runs one on one machine, which ``supervisor.py`` keeps up and ``demo.py`` shows with five peers.
+Below them each room knows the rooms after it in this list, none before it:
 
 ``web``         the endpoint for a peer's own organisation
 ``lifecycle``   one peer through training, deletions and leaving

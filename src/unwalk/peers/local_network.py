@@ -83,10 +83,11 @@ def write_digits(folder: Path, peers: int, place: Path | None = None) -> None:
 def limits_for(peers: int) -> Limits:
     """Limits for peers that share the processors of one machine.
 
-    A lease has to outlast the moments in which everybody wants a processor at once, and these grow
-    with the number of peers.
+    Within a lease a peer has to get a processor and, at the end of a walk, to ask for every visit
+    of it, while all others want the same.  A long one costs little here: a peer that was killed is
+    back within seconds, and goes on with the token that it had.
     """
-    return Limits(lease=max(2.0, peers / 3.0), connect=5.0, stop=10.0)
+    return Limits(lease=10.0 + peers / 3.0, stop=5.0)
 
 
 def make_local(
@@ -213,7 +214,7 @@ class LocalNetwork:
         What several share is divided among them, so that the sum is what all take together.
         Empty where the system does not say.
         """
-        peers = [process.pid for peer, process in self.processes.items() if self.alive(peer)]
+        peers = [one.pid for peer, one in list(self.processes.items()) if self.alive(peer)]
         origin = {parent for pid in peers if (parent := _parent(pid))}
         found = {pid: _share(pid) for pid in {os.getpid(), *origin, *peers}}
         return {pid: size for pid, size in found.items() if size is not None}

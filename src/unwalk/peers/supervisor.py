@@ -160,7 +160,7 @@ class Supervisor:
         all_up = 0 < up == len(counted)
         over = all_up and done >= up
         important, news = (view.chapter if over else None, all_up), (view.chapter, view.hop, up)
-        if (important, news) == self._news:
+        if not view.hops or (important, news) == self._news:
             return
         if important == self._news[0] and monotonic() - self._said < SAY:
             return
