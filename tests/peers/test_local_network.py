@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -22,7 +23,9 @@ from typer.testing import CliRunner
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.daemon import status
+from unwalk.peers.local_network import LocalNetwork, make_local
 from unwalk.peers.storage.store import running
+from unwalk.peers.supervisor import Supervisor
 
 
 class Up:
@@ -52,9 +55,6 @@ class Up:
                 data = os.read(self.process.stdout.fileno(), 1 << 16)
                 assert data, f"no line {pattern!r} in {self.lines}"
                 self._rest += data
-
-    def pids(self) -> list[int]:
-        return [p for f in sorted(self.folder.glob("peer-*")) if (p := running(f / "store"))]
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -95,56 +95,98 @@ def network(url: str) -> dict[str, Any]:
         return found
 
 
+def page_at(url: str) -> bytes:
+    with urllib.request.urlopen(url.partition("#")[0], timeout=30) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def pids(folder: Path) -> list[int]:
+    return [p for f in sorted(folder.glob("peer-*")) if (p := running(f / "store"))]
+
+
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_up_killed_back_and_down(begun):
-    up = begun("--peers", "3", "--hops", "9")
-    url = up.heard("^page: (.*)")[1]
-    up.heard("3 of 3 peers up")
-    first = up.pids()
-    assert len({parent_of(pid) for pid in first}) == 1  # all forked from one
-    assert parent_of(parent_of(first[0])) == up.process.pid
-    os.kill(first[1], signal.SIGKILL)
-    up.heard(r"peer-1 ended \(killed by SIGKILL\); it is started again in 1 s")
-    up.heard("3 of 3 peers up; training: finished, all have the model")
-    shown = network(url)
-    assert [peer["state"] for peer in shown["peers"]] == ["up"] * 3
-    assert [peer["restarts"] for peer in shown["peers"]] == [0, 1, 0]
-    assert sum(peer["records"] for peer in shown["peers"]) > 1500
-    assert shown["memory"] > sum(peer["memory"] for peer in shown["peers"]) > 0
-    page = urllib.request.urlopen(shown["peers"][1]["page"].split("#")[0], timeout=30)
-    with page:
-        assert b"A peer's dashboard" in page.read()
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        network(url[:-1])
-    second = up.pids()
-    assert set(first) & set(second) == {first[0], first[2]}
-    up.process.send_signal(signal.SIGTERM)
-    up.heard("^stopped. The same command goes on from here.")
-    assert up.process.wait(30) == 0
-    assert up.pids() == []
-    ends = {status(f)["committed"]["chain"] for f in up.folder.glob("peer-*")}
-    assert len(ends) == 1
+def test_up_killed_back_and_down(tmp_path):
+    """The same as the command, in this process."""
+    folder, lines = tmp_path / "net", list[str]()
+    make_local(folder, 3, degree=None, task="digits", settings={"train.hops": 9})
+    supervisor = Supervisor(LocalNetwork(folder), lines.append)
+
+    async def said(words: str) -> None:
+        async with asyncio.timeout(90.0):
+            while not any(words in line for line in lines):
+                await asyncio.sleep(0.02)
+        lines.clear()
+
+    async def script() -> None:
+        await said("3 of 3 peers up")
+        first = pids(folder)
+        assert len({parent_of(pid) for pid in first}) == 1  # all forked from one
+        os.kill(first[1], signal.SIGKILL)
+        await said("peer-1 ended (killed by SIGKILL); it is started again in 1 s")
+        await said("3 of 3 peers up; training: finished, all have the model")
+        assert set(first) & set(pids(folder)) == {first[0], first[2]}
+        shown = await asyncio.to_thread(network, supervisor.page.url)
+        assert [peer["state"] for peer in shown["peers"]] == ["up"] * 3
+        assert [peer["restarts"] for peer in shown["peers"]] == [0, 1, 0]
+        assert sum(peer["records"] for peer in shown["peers"]) > 1500
+        assert shown["memory"] > sum(peer["memory"] for peer in shown["peers"]) > 0
+        page = await asyncio.to_thread(page_at, shown["peers"][1]["page"])
+        assert b"A peer's dashboard" in page
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            await asyncio.to_thread(network, supervisor.page.url[:-1])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def both() -> None:
+        running = asyncio.create_task(supervisor.run())
+        try:
+            await script()
+        finally:
+            supervisor.stopping.set()
+            await running
+
+    asyncio.run(both())
+    assert lines[-1] == "stopped. The same command goes on from here."
+    assert pids(folder) == []
+    assert len({status(f)["committed"]["chain"] for f in folder.glob("peer-*")}) == 1
 
 
 @pytest.mark.soak
 def test_no_peer_outlives_what_started_it(begun):
     """Neither the command nor the process in between: peers stop in order, and can go on."""
     up = begun("--peers", "3", "--hops", "9")
+    up.heard("^page: http://127.0.0.1:")
     up.heard("3 of 3 peers up")
-    origin = parent_of(up.pids()[0])
-    before = up.pids()
+    origin = parent_of(pids(up.folder)[0])
+    before = pids(up.folder)
     os.kill(origin, signal.SIGKILL)
-    until(lambda: len(up.pids()) == 3 and not set(up.pids()) & set(before))
+    until(lambda: len(pids(up.folder)) == 3 and not set(pids(up.folder)) & set(before))
     up.heard("3 of 3 peers up")
     up.process.kill()
-    until(lambda: not up.pids(), 30.0)
+    until(lambda: not pids(up.folder), 30.0)
     again = begun()
     again.heard("3 of 3 peers up; training: finished, all have the model")
     again.process.send_signal(signal.SIGINT)
+    again.heard("^stopped. The same command goes on from here.")
     assert again.process.wait(30) == 0
+
+
+def test_a_network_that_is_there_is_not_made_anew(tmp_path):
+    folder = tmp_path / "net"
+    make_local(folder, 3, degree=None, task="blobs", settings={"train.hops": 9})
+    for words, said in (
+        (["--peers", "4"], f"--peers is 4, but {folder} holds a network of 3 peers; leave it out"),
+        (["--hops", "5"], f"{folder} holds a network already, so --hops would change nothing;"),
+    ):
+        done = CliRunner().invoke(app, ["net", "up", "--folder", str(folder), *words])
+        assert isinstance(done.exception, InvalidInput)
+        assert str(done.exception).startswith(said)
+    (folder / "network.json").unlink()
+    with pytest.raises(InvalidInput, match="holds something else; choose another --folder"):
+        make_local(folder, 3, degree=None, task="blobs", settings={})
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class Supervisor:
 
     async def _keep(self, peer: int) -> None:
         """Start a peer, and again whenever it ended without having been asked to."""
-        kept, name, pause = self.kept[peer], self.local.names[peer], PAUSE
+        kept, name, ends = self.kept[peer], self.local.names[peer], 0
         while not has_left(self.local.bundles[peer].store):
             async with self._starting:
                 await asyncio.to_thread(self.local.start, peer)
@@ -119,7 +119,8 @@ class Supervisor:
             if self.local.exit_code(peer) == 0:
                 break
             kept.note = await asyncio.to_thread(self.local.last_words, peer)
-            pause = PAUSE if monotonic() - begun > STEADY else min(2.0 * pause, LONGEST)
+            ends = 0 if monotonic() - begun > STEADY else ends
+            pause, ends = min(PAUSE * 2.0**ends, LONGEST), min(ends + 1, 16)
             kept.state, kept.restarts = "restarting", kept.restarts + 1
             self.tell(f"{name} ended ({kept.note}); it is started again in {pause:g} s")
             await asyncio.sleep(pause)

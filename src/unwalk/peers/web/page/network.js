@@ -4,6 +4,7 @@ import { drawGraph, element } from "./draw.js";
 import { begin, look } from "./session.js";
 import { by, count, figure, put, rich, rows, tiles } from "./table.js";
 
+const NOTHING = rich("–", () => ["–"], "nothing");
 const STATES = { starting: "starting", up: "up", restarting: "restarting", stopped: "stopped",
   left: "has left" };
 const STAGES = ["received", "waiting", "walking", "committed", "erasing", "done", "refused"];
@@ -14,8 +15,11 @@ let now = null;
 const sum = (list, value) => list.reduce((total, item) => total + value(item), 0);
 const here = () => now.peers.filter((peer) => !["left", "stopped"].includes(peer.state));
 
+function number(value, words) {
+  return value === null ? rich("–", () => ["–"], "number nothing") : figure(words(value));
+}
+
 function size(bytes) {
-  if (bytes === null) return "–";
   const megabytes = bytes / 1e6;
   return megabytes < 1000 ? `${megabytes.toFixed(0)}\u00a0MB` : `${(megabytes / 1000).toFixed(2)}\u00a0GB`;
 }
@@ -44,9 +48,10 @@ function graphSentence() {
 
 function requestWords(peer) {
   const found = STAGES.filter((stage) => peer.requests[stage]);
-  if (!found.length) return "–";
-  return rich(found.map((stage) => [stage, peer.requests[stage]]), () => found.flatMap((stage, i) => [
-    i ? ", " : "", element("span", { class: `stage ${stage}` }, `${peer.requests[stage]} ${stage}`)]));
+  if (!found.length) return NOTHING;
+  return rich(found.map((stage) => [stage, peer.requests[stage]]), () => [element("span", {},
+    ...found.flatMap((stage, i) => [i ? ", " : "",
+      element("span", { class: `stage ${stage}` }, `${peer.requests[stage]} ${stage}`)]))]);
 }
 
 function showTiles() {
@@ -62,7 +67,7 @@ function showTiles() {
     ["Chapters", now.chapter.toLocaleString("en"), "after training"],
     ["Certificates", sum(now.peers, (peer) => peer.certificates).toLocaleString("en"),
       `${count(open, "request")} open, ${done.toLocaleString("en")} done`],
-    ["Memory together", size(now.memory), "what they share counts once"],
+    ["Memory together", now.memory === null ? "–" : size(now.memory), "what they share counts once"],
   ]);
 }
 
@@ -77,12 +82,12 @@ function showPeers() {
     rich([peer.chapter, peer.hop, peer.finished], () => [peer.hop.toLocaleString("en"),
       element("small", {}, (peer.chapter ? `chapter ${peer.chapter}` : "training")
         + (peer.finished ? ", finished" : ""))], "number"),
-    figure(peer.records === null ? "–" : peer.records.toLocaleString("en")),
+    number(peer.records, (n) => n.toLocaleString("en")),
     requestWords(peer),
-    figure(peer.certificates.toLocaleString("en")),
-    figure(size(peer.memory)),
+    number(peer.certificates || null, (n) => n.toLocaleString("en")),
+    number(peer.memory, size),
     peer.page ? rich(peer.page, () => [element("a", { href: peer.page, target: "_blank",
-      rel: "noopener noreferrer", "aria-label": `Open the page of ${peer.name}` }, "open")]) : "–",
+      rel: "noopener noreferrer", "aria-label": `Open the page of ${peer.name}` }, "open")]) : NOTHING,
   ]);
 }
 
