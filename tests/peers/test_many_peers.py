@@ -134,7 +134,7 @@ class Scene:
             for place in places:
                 said = peer_certificate.verified(place, self.folder / "ca.pem")
                 assert said["problems"] == []
-                assert said["badge"] == "exact"
+                assert said["badge"] == "exact", said["words"]
                 found += 1
         assert found == len(self.requests)
         forgotten = [id for ids in self.requests.values() for id in ids]
