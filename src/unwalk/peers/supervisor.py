@@ -26,6 +26,7 @@ from unwalk.peers.handover.visit import assembled_of
 from unwalk.peers.local_network import LocalNetwork
 from unwalk.peers.records.sources import DataSettings
 from unwalk.peers.web.http_server import ADDRESS_FILE, TOKEN_FILE, read_token
+from unwalk.peers.web.live_desk import edges_of
 from unwalk.peers.web.network_page import TOKEN_FILE as PAGE_TOKEN
 from unwalk.peers.web.network_page import NetworkPage, NetworkView, PeerRow
 
@@ -53,8 +54,7 @@ class Supervisor:
     def __init__(self, local: LocalNetwork, tell: Callable[[str], None], port: int = 0) -> None:
         self.local, self.tell = local, tell
         self.kept = [Kept() for _ in local.names]
-        graph = assembled_of(local.network).graph
-        self.edges = tuple((int(a), int(b)) for a, b in graph.edges())
+        self.edges = edges_of(assembled_of(local.network).graph)
         self.page = NetworkPage(self._asked, local.folder / PAGE_TOKEN, port)
         self.stopping = asyncio.Event()
         self._failed: BaseException | None = None
