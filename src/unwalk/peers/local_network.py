@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,10 @@ class LocalNetwork:
         code = self.exit_code(peer)
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
-        lines = (self.bundles[peer].store / ERRORS).read_text(errors="replace").strip().splitlines()
+        lines: list[str] = []
+        with suppress(OSError):  # it ended before it could write anything
+            text = (self.bundles[peer].store / ERRORS).read_text(errors="replace")
+            lines = text.strip().splitlines()
         return lines[-1] if lines else f"exit code {code}"
 
     def state(self, peer: int) -> dict[str, Any]:

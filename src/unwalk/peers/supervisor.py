@@ -33,8 +33,8 @@ from unwalk.peers.web.network_page import NetworkPage, NetworkView, PeerRow
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PAUSE, LONGEST, STEADY = 1.0, 60.0, 10.0
 """Seconds until a peer is started again: twice as long each time, until it has run for STEADY."""
-LOOK, SAY = 1.0, 10.0
-"""Seconds between looks at the peers, and between lines about the walk."""
+LOOK, SAY, WEIGH = 1.0, 10.0, 10.0
+"""Seconds between looks at the peers, lines about the walk, looks at memory (they cost more)."""
 
 
 @dataclass
@@ -60,15 +60,18 @@ class Supervisor:
         self._failed: BaseException | None = None
         self._about: dict[int, str] = {}
         self._starting, self._looking = asyncio.Lock(), asyncio.Lock()
-        self.view = self._read()
+        self.memory: dict[int, int] = {}
         self._looked = self._said = -LONGEST
+        self._weighed = monotonic()
+        self.view = self._read()
         self._news: tuple[Any, ...] = ((None, False), None)
 
     async def run(self) -> None:
         """Start everybody, keep them running, and end in order when a signal comes."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
-            loop.add_signal_handler(number, self._stop)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                loop.add_signal_handler(number, self._stop)
         await self.page.start()
         self.tell(f"page: {self.page.url}")
         work = [self._watch(), *(self._keep(peer) for peer in range(len(self.kept)))]
@@ -192,10 +195,12 @@ class Supervisor:
             kept.certificates = len(list((store / peer_certificate.FOLDER).glob(f"*/{FILE}")))
             if kept.state == "starting" and self._link(peer) and self.local.alive(peer):
                 kept.state = "up"
-        return self._seen(self.local.memory())
+        if monotonic() - self._weighed >= WEIGH:
+            self.memory, self._weighed = self.local.memory(), monotonic()
+        return self._seen()
 
-    def _seen(self, memory: dict[int, int]) -> NetworkView:
-        rows = tuple(self._row(peer, memory) for peer in range(len(self.kept)))
+    def _seen(self) -> NetworkView:
+        rows = tuple(self._row(peer) for peer in range(len(self.kept)))
         chapter = max(row.chapter for row in rows)
         inside = [row for row in rows if row.chapter == chapter]
         hops = max(int(k.stored.get("hops", 0)) for k in self.kept if _chapter(k) == chapter)
@@ -211,10 +216,10 @@ class Supervisor:
             token=None if holder is None else self.local.names[self.kept.index(holder)],
             peers=rows,
             edges=self.edges,
-            memory=sum(memory.values()) or None,
+            memory=sum(self.memory.values()) or None,
         )
 
-    def _row(self, peer: int, memory: dict[int, int]) -> PeerRow:
+    def _row(self, peer: int) -> PeerRow:
         kept, process = self.kept[peer], self.local.processes.get(peer)
         member, stored = self.local.network.peers[peer], kept.stored
         return PeerRow(
@@ -229,7 +234,7 @@ class Supervisor:
             requests=stored.get("requests", {}),
             certificates=kept.certificates,
             restarts=kept.restarts,
-            memory=None if process is None else memory.get(process.pid),
+            memory=None if process is None else self.memory.get(process.pid),
             page=self._link(peer) if kept.state == "up" else None,
         )
 
