@@ -86,9 +86,10 @@ def limits_for(peers: int) -> Limits:
 
     Within a lease a peer has to get a processor and, at the end of a walk, to ask for every visit
     of it, while all others want the same.  A long one costs little here: a peer that was killed is
-    back within seconds, and goes on with the token that it had.
+    back within seconds, and goes on with the token that it had.  A round of a vote waits for a
+    tenth of ``connect``, in which all have to hear all others; who is away is noticed at once.
     """
-    return Limits(lease=10.0 + peers / 3.0, stop=5.0)
+    return Limits(lease=10.0 + peers / 3.0, connect=max(5.0, 2.0 * peers / 3.0), stop=5.0)
 
 
 def make_local(
