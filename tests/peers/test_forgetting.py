@@ -112,6 +112,26 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
             assert not found, f"{path.name} still holds {found}"
 
 
+def test_who_was_first_forgets_and_then_others_do(tmp_path):
+    """What the first peer goes back to is the public initial model: the line begins with it."""
+    order: list[int] = []
+
+    async def script(here):
+        await here.until(here.trained)
+        first = here.peers[0].visits([(0, 1)])[0][0]["visit"]["receiver"]
+        order.extend([first, (first + 1) % 4, (first + 2) % 4])
+        for number, peer in enumerate(order):
+            ask(here, peer, f"r{number}", trained_on(here, peer)[0])
+            await here.until(ended(here, **{f"r{number}": peer}))
+            await here.until(here.trained)
+        assert here.peers[0].specs[0].position == 0
+
+    here = hamlet(tmp_path, script)
+    for number, peer in enumerate(order, 1):
+        (claim,) = check(here, peer, f"chapter-{number}")["claims"]
+        assert claim["grade"] == "exact", claim["reason"]
+
+
 def test_two_peers_at_once_and_a_third_that_is_down(tmp_path):
     names = {}
 

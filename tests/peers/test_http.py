@@ -291,6 +291,8 @@ def test_what_is_known_is_not_sent_again(served):
         ("/", "text/html; charset=utf-8"),
         ("/app.js", "text/javascript; charset=utf-8"),
         ("/draw.js", "text/javascript; charset=utf-8"),
+        ("/session.js", "text/javascript; charset=utf-8"),
+        ("/table.js", "text/javascript; charset=utf-8"),
         ("/style.css", "text/css; charset=utf-8"),
         ("/icon.svg", "image/svg+xml"),
         ("/docs", "text/html; charset=utf-8"),

@@ -20,7 +20,7 @@ import typer
 from unwalk.cli import forgetting
 from unwalk.cli.terminal import JsonOption, Set, changes_of, need_peers, show
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.core.validation import check_choice
+from unwalk.core.validation import check_choice, check_count
 
 if TYPE_CHECKING:
     from unwalk.peers.identity.network_file import Limits, Network
@@ -115,6 +115,61 @@ def _told(network: Network) -> None:
     for serial, first in network.revoked.items():
         since = "what it signed stays good" if first is None else f"from chapter {first} on"
         show(f"  revoked certificate: {serial}, {since}", soft_wrap=True)
+
+
+@net.command()
+def up(
+    peers: Annotated[
+        int | None,
+        typer.Option(help="How many peers; 8 if not given, or those of the network in --folder."),
+    ] = None,
+    degree: Annotated[
+        int | None, typer.Option(help="Neighbours of each peer; 4, or all others, if not given.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="digits if not given, a table for each peer; or another of unwalk tasks, whose "
+            "records cannot be deleted here."
+        ),
+    ] = None,
+    hops: Annotated[
+        int | None, typer.Option(help="Hops of training; 10 for each peer if not given.")
+    ] = None,
+    folder: Annotated[
+        Path, typer.Option(help="The network's folder; made if it is not there.")
+    ] = Path("runs/network"),
+    port: Annotated[int, typer.Option(help="Port of the page; 0: a free one.")] = 0,
+    set_: Set = None,
+) -> None:
+    """Run a whole network on this machine, with a page that shows all peers.
+
+    The network is made in --folder, or the one that is there goes on. Ctrl-C stops it.
+    """
+    need_peers()
+    from unwalk.peers.local_network import LocalNetwork, make_local
+    from unwalk.peers.supervisor import supervise
+
+    check_count("--port", port, high=65535)
+    given = {"--degree": degree, "--task": task, "--hops": hops, "--set": set_}
+    if (folder / "network.json").is_file():
+        local = LocalNetwork(folder)
+        if said := [name for name, value in given.items() if value]:
+            raise InvalidInput(
+                f"{folder} holds a network already, so {said[0]} would change nothing; leave it "
+                "out, or choose another --folder."
+            )
+        if peers is not None and peers != len(local.names):
+            raise InvalidInput(
+                f"--peers is {peers}, but {folder} holds a network of {len(local.names)} peers; "
+                "leave it out, or choose another --folder."
+            )
+    else:
+        count = 8 if peers is None else peers
+        settings = {"train.hops": 10 * count if hops is None else hops, **changes_of(set_)}
+        make_local(folder, count, degree=degree, task=task or "digits", settings=settings)
+        local = LocalNetwork(folder)
+    supervise(local, lambda text: show(text, soft_wrap=True), port)
 
 
 @net.command("show")

@@ -167,12 +167,16 @@ def status(folder: Path) -> dict[str, Any]:
     """What a peer is doing, from its store; works whether it runs or not."""
     bundle = Bundle.read(folder)
     pid = running(bundle.store)
+    said = stored_status(bundle)
+    first = {"peer": bundle.name, "network": said["network"], "run": said["run"]}
+    return {**first, "running": pid is not None, "pid": pid, **said}
+
+
+def stored_status(bundle: Bundle) -> dict[str, Any]:
+    """What the store says; whether the peer runs is not asked."""
     found: dict[str, Any] = {
-        "peer": bundle.name,
         "network": bundle.network.name,
         "run": bundle.network.run_id,
-        "running": pid is not None,
-        "pid": pid,
         "disk": "full" if is_full(bundle.store) else "ok",
     }
     try:
@@ -203,6 +207,7 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
         query = "SELECT state FROM runs WHERE run = ?"
         with suppress(sqlite3.OperationalError):  # a store that is just being made
             row = db.execute(query, (found["run"],)).fetchone()
+    found["records"] = _records(bundle.store / DATABASE)
     found["requests"] = _requests(bundle.store / DATABASE)
     if row is None:
         return found
@@ -263,6 +268,16 @@ def has_left(store: Path) -> bool:
         query = "SELECT COUNT(*) FROM facts WHERE name = ?"
         return bool(db.execute(query, (GONE,)).fetchone()[0])
     return False
+
+
+def _records(path: Path) -> int | None:
+    """How many records are trained on; None where the peer brings none of its own."""
+    if not path.exists():
+        return None
+    query = "SELECT COUNT(*) FROM records WHERE split = 'train' AND state = 'active'"
+    with closing(read_only(path)) as db, suppress(sqlite3.OperationalError):
+        return int(db.execute(query).fetchone()[0])
+    return None
 
 
 def _requests(path: Path) -> dict[str, int]:

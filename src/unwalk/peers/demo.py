@@ -10,13 +10,7 @@ certificate that anybody can check who has the network's CA.
 
 from __future__ import annotations
 
-import csv
-import multiprocessing
-import os
-import secrets
 import shutil
-import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -31,15 +25,16 @@ from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Plan
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers.daemon import chapters_of, committed_log, run_peer, status
+from unwalk.peers.daemon import chapters_of, committed_log, status
 from unwalk.peers.demo_liar import tell_lies
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import Book
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.local_network import DIGITS, LocalNetwork, write_digits
+from unwalk.peers.local_network import free_addresses as free_addresses
 from unwalk.peers.provision import make_network
 from unwalk.peers.records.own_task import OwnRecords, open_records
-from unwalk.peers.records.sources import DataSettings
 from unwalk.peers.records.trace_search import search, traces
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.web.client import Asker
@@ -47,37 +42,10 @@ from unwalk.walks import Fixed
 
 PEERS = 5
 HOPS = 60
-SETTINGS: dict[str, Any] = {
-    "task": "records",
-    "data.shape": "1x8x8",
-    "data.classes": 10,
-    "train.hops": HOPS,
-}
+SETTINGS: dict[str, Any] = {**DIGITS, "train.hops": HOPS}
 PATIENCE = 120.0
 FORGETS, RECORDS, REQUEST = 2, 5, "demo-request"
 LIAR, VICTIMS = 4, (FORGETS, 1)
-
-
-PORTS = range(10000, 32768)
-"""Below those that systems give to outgoing connections, which could take a peer's while it is
-away."""
-
-
-def free_addresses(count: int) -> list[str]:
-    """Loopback addresses that nobody listens on just now."""
-    held: list[socket.socket] = []
-    try:
-        while len(held) < count:
-            one = socket.socket()
-            held.append(one)
-            try:
-                one.bind(("127.0.0.1", secrets.choice(PORTS)))
-            except OSError:
-                held.pop().close()
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
-    finally:
-        for one in held:
-            one.close()
 
 
 def same_walk(plan: Plan, *served: Sequence[int]) -> Token:
@@ -97,55 +65,18 @@ def equal_bytes(one: Token, two: Token) -> bool:
 
 
 class Demo:
-    """The five processes."""
+    """The five peers, and waiting for them."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self.folder, self.tell = folder, tell
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.datasets"])
-        self.context = context
-        self.processes: dict[int, Any] = {}
-
-    def start(self, peer: int) -> None:
-        path = self.folder / f"peer-{peer}"
-        process = self.context.Process(target=run_peer, args=(path,), daemon=True)
-        process.start()
-        self.processes[peer] = process
-
-    def states(self) -> list[dict[str, Any]]:
-        return [status(self.folder / f"peer-{p}") for p in range(PEERS)]
+        self.local = LocalNetwork(folder)
 
     def until(self, what: str, done: Callable[[list[dict[str, Any]]], bool]) -> None:
         end = time.monotonic() + PATIENCE
-        while not done(self.states()):
+        while not done(self.local.states()):
             if time.monotonic() > end:
                 raise UnwalkError(f"{what} did not happen within {PATIENCE:g} seconds.")
             time.sleep(0.02)
-
-    def close(self) -> None:
-        for process in self.processes.values():
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGTERM)
-        for process in self.processes.values():
-            process.join(10.0)
-            if process.is_alive():
-                process.kill()
-
-
-def write_records(folder: Path) -> None:
-    """Give each peer's organisation a table of digits, outside its bundle."""
-    from sklearn.datasets import load_digits  # slow, and only the demonstration needs it
-
-    found = load_digits()
-    for peer in range(PEERS):
-        path = folder / f"organisation-{peer}.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["id", "label", *(f"pixel{n}" for n in range(64))])
-            for row in range(peer, len(found.target), PEERS):
-                pixels = [f"{value / 16.0:.6g}" for value in found.data[row]]
-                table.writerow([f"digit-{row:04d}", int(found.target[row]), *pixels])
-        DataSettings(path, erase_source=True).write(folder / f"peer-{peer}")
 
 
 def run_demo(folder: Path, tell: Callable[[str], None] = print) -> Path:
@@ -159,12 +90,12 @@ def run_demo(folder: Path, tell: Callable[[str], None] = print) -> Path:
         settings=SETTINGS,
         limits=Limits(lease=1.0, connect=2.0, stop=10.0),
     )
-    write_records(folder)
+    write_digits(folder, PEERS)
     demo = Demo(folder, tell)
     begun = time.monotonic()
     try:
         for peer in range(PEERS):
-            demo.start(peer)
+            demo.local.start(peer)
         _disturb(demo, 0, HOPS // 3, None)
         demo.until("the end", lambda s: all(one.get("model") for one in s))
         tell(f"training is committed after {time.monotonic() - begun:.1f} s")
@@ -183,7 +114,7 @@ def run_demo(folder: Path, tell: Callable[[str], None] = print) -> Path:
         demo.until("the end", lambda s: all(one.get("model") for one in s))
         served.append(_served(folder, 1))
     finally:
-        demo.close()
+        demo.local.close()
     return _conclude(folder, network, ids, shards, served, tell)
 
 
@@ -194,14 +125,13 @@ def _disturb(demo: Demo, chapter: int, hop: int, spare: int | None) -> None:
         return _furthest(states, chapter) >= hop
 
     demo.until(f"hop {hop} of chapter {chapter}", reached)
-    victim = _holder(demo.states(), spare)
-    os.kill(demo.processes[victim].pid, signal.SIGKILL)
-    demo.processes[victim].join()
-    gone = _furthest(demo.states(), chapter)
+    victim = _holder(demo.local.states(), spare)
+    demo.local.kill(victim)
+    gone = _furthest(demo.local.states(), chapter)
     demo.tell(f"peer-{victim} is killed at about hop {gone} of chapter {chapter}")
     demo.until("going on without it", lambda s: _furthest(s, chapter) >= gone + 5)
     demo.tell(f"peer-{victim} comes back")
-    demo.start(victim)
+    demo.local.start(victim)
 
 
 def _lie(demo: Demo) -> None:

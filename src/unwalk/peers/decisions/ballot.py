@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS polls (
     matter TEXT PRIMARY KEY, state TEXT NOT NULL, texts TEXT NOT NULL);
 """
 AGAIN = 1.0
-"""Seconds after which a peer shows what it knows once more."""
+"""Seconds after which a peer shows what it knows once more; longer among more than ten, since all
+show it to all."""
 TICK, IDLE = 0.02, 0.1
 """Seconds between looks at what can be done, while there is something to decide or nothing."""
 SLOWER = 1.25
@@ -345,6 +346,7 @@ class Poll:
         otherwise to each peer found out.
         """
         shown: Votes = frozenset()
+        again = max(AGAIN, AGAIN * len(self.network.peers) / 10.0)
         while True:
             news, decided, votes = self.news, self.state.decided, self.state.votes
             if self.active or votes != shown:
@@ -352,7 +354,7 @@ class Poll:
                 if decided is not None:
                     return
             try:
-                async with asyncio.timeout(AGAIN):
+                async with asyncio.timeout(again):
                     await news.wait()
             except TimeoutError:
                 continue

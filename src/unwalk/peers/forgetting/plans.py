@@ -207,8 +207,8 @@ def walked(header: dict[str, Any], places: Sequence[tuple[int, int]], visits: Vi
 
     Visits of earlier chapters are counted anew, without digests; what was "retained" for an
     earlier request may be forgotten now, so that it counts as "all"; and where a chapter went back
-    to a token, the line goes on from that very token.  The last chapter's visits stand as they
-    were signed.
+    to a token, the line goes on from that very token, or begins with it: before the first visit
+    that is the public initial model.  The last chapter's visits stand as they were signed.
     """
     made = Transcript(header)
     last = header["phases"][-1]["name"]
@@ -221,14 +221,15 @@ def as_walked(hop: Hop, number: int, last: str) -> Hop:
     """A signed visit as it stands in the transcript of a later chapter ``last``."""
     if hop.phase == last:
         return hop
-    return replace(hop, hop=number, events=tuple(map(_as_walked, hop.events)), digest=None)
+    events = tuple(_as_walked(event, number) for event in hop.events)
+    return replace(hop, hop=number, events=events, digest=None)
 
 
-def _as_walked(event: ev.Event) -> ev.Event:
+def _as_walked(event: ev.Event, number: int) -> ev.Event:
     if isinstance(event, ev.GradientSteps) and event.data == "retained":
         return replace(event, data="all", touched=True)
     if isinstance(event, ev.Start) and event.start == "arrival":
-        return replace(event, start="token", hop=None)
+        return replace(event, start="token" if number > 1 else "initial", hop=None)
     return event
 
 

@@ -92,8 +92,9 @@ class HttpDesk:
 class Gate:
     """Before the application: who may ask, and how often.
 
-    Everything under ``/v1/`` needs the token.  ``names`` are the hosts that are answered to; none:
-    any, since a browser has checked the name with the certificate.
+    Everything under ``/v1/`` needs the token, and ``where`` says where it stands.  ``names`` are
+    the hosts that are answered to; none: any, since a browser has checked the name with the
+    certificate.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Gate:
         names: tuple[str, ...],
         journal: Journal,
         clock: Callable[[], float] = monotonic,
+        where: str = f"the file {TOKEN_FILE} of the peer's store",
     ) -> None:
         self.app, self.names, self.journal, self.clock = app, names, journal, clock
+        self.where = where
         self._token = hashlib.sha256(token.encode()).digest()
         self._known, self._anonymous = Rate(limits.rate), Rate(limits.anonymous)
         self._quiet_until, self._unsaid = 0.0, 0
@@ -142,8 +145,8 @@ class Gate:
         if path.startswith("/v1/") and not known:
             raise Problem(
                 401,
-                "the access token is missing or wrong; it stands in the file http.token of the "
-                "peer's store and is sent as 'Authorization: Bearer TOKEN'.",
+                f"the access token is missing or wrong; it stands in {self.where} and is sent as "
+                "'Authorization: Bearer TOKEN'.",
                 {"WWW-Authenticate": "Bearer"},
             )
 

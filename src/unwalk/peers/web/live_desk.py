@@ -11,6 +11,7 @@ from typing import Any
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
+from unwalk.core.plan import Graph
 from unwalk.peers.forgetting import certificate_archive, peer_certificate
 from unwalk.peers.forgetting.plans import Book
 from unwalk.peers.forgetting.request_form import RequestForm, RequestView
@@ -52,19 +53,23 @@ def check_reachable(
         ) from error
 
 
+def edges_of(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Every pair of peers that may hand the token to each other, once."""
+    peers = range(graph.peers)
+    return tuple(
+        (a, b)
+        for a in peers
+        for b in peers
+        if a < b and (graph.complete or b in graph.neighbours(a))
+    )
+
+
 class Reception:
     """The :class:`~unwalk.peers.web.views.Desk` of a running peer."""
 
     def __init__(self, chapters: Chapters) -> None:
         self.chapters = chapters
-        network, graph = chapters.network, chapters.book.assembled.graph
-        peers = range(len(network.peers))
-        self.edges = tuple(
-            (a, b)
-            for a in peers
-            for b in peers
-            if a < b and (graph.complete or b in graph.neighbours(a))
-        )
+        self.edges = edges_of(chapters.book.assembled.graph)
 
     def overview(self) -> Overview:
         """How the peer is."""

@@ -42,6 +42,8 @@ PAGE = {
     "/": ("index.html", HTML),
     "/app.js": ("app.js", SCRIPT),
     "/draw.js": ("draw.js", SCRIPT),
+    "/session.js": ("session.js", SCRIPT),
+    "/table.js": ("table.js", SCRIPT),
     "/style.css": ("style.css", "text/css; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }

@@ -2,11 +2,10 @@
 // It asks nobody else. Everything it shows is set as text, never as markup.
 
 import { chapters, drawAccuracy, drawGraph, element } from "./draw.js";
+import { ask, begin, leave, look, refresh, tick } from "./session.js";
+import { by, count, figure, put, rich, rows, tiles } from "./table.js";
 
-const EVERY = 2000;
-const SLOWEST = 15000;
 const PAGE = 25;
-const KEY = "unwalk access token";
 const ENDED = new Set(["done", "refused"]);
 const STAGES = {
   received: "received", waiting: "waits for its turn", walking: "the token walks",
@@ -16,89 +15,11 @@ const STATES = { up: "up", silent: "silent", left: "has left", unknown: "not hea
 const GRADES = { exact: "= exact", certified: "✓ certified", rehearsal: "▷ rehearsal: would be certified",
   nominal: "~ nominal", refused: "✗ refused", nothing: "– nothing to claim" };
 
-const by = (id) => document.getElementById(id);
-const count = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
-
-let token = null;
-let timer = null;
-let failures = 0;
 let before = [];           // "after" values of the pages of requests that were turned over
 let older = null;
-let seen = {};             // path -> { tag, value }
 let status = null;
 let stages = new Map();    // request -> stage, to say what changed
 let held = null;
-
-class Refused extends Error {
-  constructor(code, record) {
-    super(record.error || `the peer answered with ${code}.`);
-    this.code = code;
-    this.unknown = record.unknown || [];
-  }
-}
-
-async function ask(path, options = {}) {
-  const headers = { Authorization: `Bearer ${token}`, ...options.headers };
-  const answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
-  if (answer.status === 304) return answer;
-  if (!answer.ok) throw new Refused(answer.status, await answer.json().catch(() => ({})));
-  return answer;
-}
-
-// The value at a path, and whether it differs from the last one seen.
-async function look(path) {
-  const known = seen[path];
-  const answer = await ask(path, { headers: known ? { "If-None-Match": known.tag } : {} });
-  if (answer.status === 304) return [known.value, false];
-  const value = await answer.json();
-  seen[path] = { tag: answer.headers.get("ETag"), value };
-  return [value, true];
-}
-
-// Keeping what did not change in place, so that focus and selection stay
-
-function put(node, words) {
-  const text = words === null || words === undefined ? "" : String(words);
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function rows(body, list, key, cells) {
-  const known = new Map([...body.children].map((row) => [row.dataset.key, row]));
-  const heads = [...body.parentElement.querySelectorAll("thead th")].map((th) => th.textContent);
-  const wanted = list.map((item, i) => {
-    const name = String(key(item, i));
-    const row = known.get(name) || element("tr", { "data-key": name, role: "row" });
-    cells(item).forEach((part, place) => {
-      const told = JSON.stringify(part.told ?? part);
-      const old = row.children[place];
-      if (old && old.dataset.told === told) return;
-      const fresh = cell(part, place, heads[place]);
-      fresh.dataset.told = told;
-      if (old) old.replaceWith(fresh);
-      else row.append(fresh);
-    });
-    return row;
-  });
-  const kept = new Set(wanted);
-  for (const row of [...body.children]) if (!kept.has(row)) row.remove();
-  wanted.forEach((row, i) => {
-    if (body.children[i] !== row) body.insertBefore(row, body.children[i] || null);
-  });
-}
-
-// Roles are said outright: on a narrow screen rows are blocks, and would not be a table any more.
-function cell(part, place, head) {
-  const plain = typeof part !== "object";
-  const attributes = place === 0 ? { scope: "row", role: "rowheader" } : { role: "cell" };
-  attributes["data-head"] = head;
-  if (!plain && part.kind) attributes.class = part.kind;
-  const made = element(place === 0 ? "th" : "td", attributes);
-  made.append(...(plain ? [String(part)] : part.nodes()));
-  return made;
-}
-
-const rich = (told, nodes, kind) => ({ told, nodes, kind });
-const figure = (words) => rich(words, () => [words], "number");
 
 // Words
 
@@ -181,7 +102,7 @@ function showTiles(now) {
     .reduce((sum, [, n]) => sum + n, 0);
   const last = now.accuracy.at(-1);
   const over = now.chapter.stage === "committed";
-  const tiles = [
+  const shown = [
     ["Token", now.token.peer === now.peer ? "here" : now.token.peer || "unknown",
       now.token.certain ? "certain" : "as last heard of"],
     ["Hop", now.token.hop.toLocaleString("en"), `of ${now.token.hops.toLocaleString("en")}, `
@@ -191,13 +112,8 @@ function showTiles(now) {
     ["Open requests", open.toLocaleString("en"), `${(now.queue.done || 0).toLocaleString("en")} done`],
     ["Privacy spent", ...spentWords(now.privacy)],
   ];
-  if (over) tiles[0][1] = "at rest", tiles[0][2] = "the final model is agreed on";
-  const list = by("tiles");
-  while (list.children.length < tiles.length) {
-    list.append(element("div", {}, element("dt"), element("dd", { class: "value" }),
-      element("dd", { class: "beside" })));
-  }
-  tiles.forEach((words, i) => words.forEach((word, k) => put(list.children[i].children[k], word)));
+  if (over) shown[0][1] = "at rest", shown[0][2] = "the final model is agreed on";
+  tiles(by("tiles"), shown);
 }
 
 function showPeers(now) {
@@ -414,69 +330,25 @@ function showBudget() {
 
 // Coming, staying, going
 
-async function refresh() {
-  const asked = token;
+async function lookAtAll() {
   const after = before.length ? `&after=${encodeURIComponent(before.at(-1))}` : "";
   const [now, requests, certificates] = await Promise.all([look("/v1/status"),
     look(`/v1/requests?limit=${PAGE}${after}`), look("/v1/certificates")]);
-  if (asked !== token) return;
-  const fresh = by("dashboard").hidden;
-  by("dashboard").hidden = by("leave").hidden = false;
-  by("enter").hidden = true;
-  if (fresh || now[1]) showStatus(now[0]);
-  showRequests(requests[0]);
-  if (fresh || certificates[1]) showCertificates(certificates[0]);
-  by("link").className = "link live";
-  put(by("link"), "live");
+  return (fresh) => {
+    if (fresh || now[1]) showStatus(now[0]);
+    showRequests(requests[0]);
+    if (fresh || certificates[1]) showCertificates(certificates[0]);
+  };
 }
 
-async function tick() {
-  clearTimeout(timer);
-  if (token === null || document.hidden) return;
-  try {
-    await refresh();
-    failures = 0;
-  } catch (error) {
-    if (error instanceof Refused && error.code === 401) return leave("This is not the access token of this peer.");
-    failures += 1;
-    by("link").className = "link lost";
-    put(by("link"), error instanceof Refused ? error.message : "no answer from the peer; trying again");
-  }
-  timer = setTimeout(tick, Math.min(SLOWEST, EVERY * (1 + failures)));
-}
-
-function enter(given) {
-  token = given;
-  sessionStorage.setItem(KEY, given);
-  put(by("enter-problem"), "");
-  return tick();
-}
-
-function leave(words) {
-  clearTimeout(timer);
-  token = status = held = null;
-  [seen, before, stages, failures] = [{}, [], new Map(), 0];
-  sessionStorage.removeItem(KEY);
-  by("dashboard").hidden = by("leave").hidden = true;
-  by("enter").hidden = false;
-  by("link").className = "link";
-  put(by("link"), "");
+function forget() {
+  [status, held, before, stages] = [null, null, [], new Map()];
   put(by("title"), "A peer's dashboard");
   put(by("story"), "Sign in to see how this peer is.");
   put(by("run"), "");
   document.title = "unwalk peer";
-  put(by("enter-problem"), words);
-  by("token").value = "";
-  by("token").focus();
 }
 
-by("enter").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const given = by("token").value.trim();
-  if (given) enter(given);
-  else put(by("enter-problem"), "Enter the access token first.");
-});
-by("leave").addEventListener("click", () => leave(""));
 by("form").addEventListener("submit", submit);
 by("form").addEventListener("change", showBudget);
 showBudget();
@@ -486,11 +358,5 @@ by("file").addEventListener("change", async () => {
 });
 by("older").addEventListener("click", () => { if (older) { before.push(older); tick(); } });
 by("newer").addEventListener("click", () => { before.pop(); tick(); });
-document.addEventListener("visibilitychange", tick);
 new ResizeObserver(showPictures).observe(by("graph").parentElement);
-
-const given = new URLSearchParams(location.hash.slice(1)).get("token");
-if (location.hash) history.replaceState(null, "", location.pathname);
-const kept = given || sessionStorage.getItem(KEY);
-if (kept) enter(kept);
-else leave("");
+begin({ whose: "this peer", answers: "the peer", look: lookAtAll, forget });

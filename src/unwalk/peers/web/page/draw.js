@@ -37,22 +37,23 @@ function text(words, x, y, kind, anchor = "start") {
   return shape("text", { x: round(x), y: round(y), class: kind, "text-anchor": anchor }, words);
 }
 
-// The peers on a circle; who has the token is larger, marked and named.
-export function drawGraph(place, status, description) {
+// The peers on a circle; who has the token is larger, marked and named. Where there are too many for
+// their names, `short` gives a few letters for each.
+export function drawGraph(place, status, description, short = null) {
   const width = Math.max(240, place.clientWidth);
-  const height = Math.round(Math.min(390, Math.max(270, width * 0.78)));
+  const height = Math.round(Math.min(short ? 460 : 390, Math.max(270, width * 0.78)));
   const { peers, edges, token } = status;
   const named = peers.length <= MOST_NAMED;
   const longest = Math.max(...peers.map((peer) => peer.name.length));
   const side = named ? Math.min(width * 0.24, 22 + 7.2 * longest) : 46;
   const across = Math.max(60, width / 2 - side);
-  const down = height / 2 - 48;
-  const at = peers.map((_, i) => {
-    const angle = (2 * Math.PI * i) / peers.length - Math.PI / 2;
-    return [width / 2 + across * Math.cos(angle), height / 2 + down * Math.sin(angle)];
-  });
-  const size = named ? 8 : Math.max(2.5, 90 / peers.length);
-  const parts = edges.map(([a, b]) => shape("line", { class: "edge", x1: round(at[a][0]),
+  const few = named || !short;
+  const down = height / 2 - (few ? 48 : 30);
+  const angle = (i) => (2 * Math.PI * i) / peers.length - Math.PI / 2;
+  const at = peers.map((_, i) => [width / 2 + across * Math.cos(angle(i)),
+    height / 2 + down * Math.sin(angle(i))]);
+  const size = named ? 8 : Math.max(2.5, (few ? 90 : 180) / peers.length);
+  const parts = edges.map(([a, b]) => shape("line", { class: few ? "edge" : "edge many", x1: round(at[a][0]),
     y1: round(at[a][1]), x2: round(at[b][0]), y2: round(at[b][1]) }));
   peers.forEach((peer, i) => {
     const [x, y] = at[i];
@@ -65,7 +66,13 @@ export function drawGraph(place, status, description) {
       parts.push(shape("path", { class: "cross",
         d: `M${round(x - 6)} ${round(y - 6)}l12 12m0 -12l-12 12` }));
     }
-    if (named || holds || here) parts.push(...label(peer, holds, here, x, y, width, height, size));
+    if (few && (named || holds || here)) {
+      parts.push(...label(peer, holds, here, x, y, width, height, size));
+    } else if (!few) {
+      const away = size + (holds ? 18 : 11);
+      parts.push(text(short(peer), x + away * Math.cos(angle(i)), y + 4.5 + away * Math.sin(angle(i)),
+        holds ? "second held" : "second", "middle"));
+    }
   });
   place.replaceChildren(picture("graph", width, height, "The graph of the peers", description,
     parts));
@@ -88,7 +95,7 @@ function label(peer, holds, here, x, y, width, height, size) {
   return parts;
 }
 
-const notes = { silent: "silent", left: "has left" };
+const notes = { silent: "silent", left: "has left", restarting: "restarting", stopped: "stopped" };
 
 // Round numbers between low and high.
 export function ticks(low, high, most) {
