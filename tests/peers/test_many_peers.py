@@ -32,6 +32,8 @@ EVERY = 10.0
 """Seconds from one SIGKILL to the next."""
 EACH = 2
 """Records of one deletion."""
+AT_ONCE = 5
+"""Deletions after which it is waited until they are done."""
 MOST_MEMORY = 4_000_000_000
 
 
@@ -62,11 +64,12 @@ class Scene:
             await self.until(lambda: self.up() == len(self.local.names))
             killing = asyncio.create_task(self.kill())
             await self.until(lambda: self.supervisor.view.hop > len(self.local.names))
-            for peer, ids in self.requests.items():
+            for number, (peer, ids) in enumerate(self.requests.items(), 1):
                 await self.ask(peer, ids)
                 await asyncio.sleep(EVERY / 2)
-            await self.until(lambda: self.done() == len(self.requests))
-            self.tell(f"{self.done()} deletions are done, after {self.kills} kills")
+                if number % AT_ONCE == 0:  # else the first walk drops what all others would forget
+                    await self.until_done(number)
+            await self.until_done(len(self.requests))
             killing.cancel()
             await self.until(self.quiet)
             await asyncio.sleep(10.0)
@@ -81,6 +84,10 @@ class Scene:
             while not done():
                 assert self.supervisor._failed is None
                 await asyncio.sleep(0.5)
+
+    async def until_done(self, count: int) -> None:
+        await self.until(lambda: self.done() == count)
+        self.tell(f"{count} deletions are done, after {self.kills} kills")
 
     def up(self) -> int:
         return sum(row.state == "up" for row in self.supervisor.view.peers)
