@@ -29,11 +29,10 @@ from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.provision import make_network, network_of
 from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.storage import error_file
 from unwalk.peers.storage.store import running
 from unwalk.peers.web.http_server import ADDRESS_FILE
 
-ERRORS = "errors.txt"
-"""What a peer's process writes to its error stream, beside its log."""
 MOST_PEERS = 200
 DIGITS: dict[str, Any] = {"task": "records", "data.shape": "1x8x8", "data.classes": 10}
 """Task ``digits`` as tables of the peers' own, from which records can be deleted."""
@@ -66,7 +65,7 @@ def write_digits(folder: Path, peers: int, place: Path | None = None) -> None:
 
     ``place`` is where the folder will be, if it is not there yet.
     """
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # slow, and no other task needs it
 
     found = load_digits()
     for peer in range(peers):
@@ -188,9 +187,9 @@ class LocalNetwork:
             return f"killed by {signal.Signals(-code).name}"
         lines: list[str] = []
         with suppress(OSError):  # it ended before it could write anything
-            text = (self.bundles[peer].store / ERRORS).read_text(errors="replace")
+            text = (self.bundles[peer].store / error_file.NAME).read_text(errors="replace")
             lines = text.strip().splitlines()
-        return lines[-1] if lines else f"exit code {code}"
+        return lines[-1] if lines and code == REFUSED else f"exit code {code}"
 
     def state(self, peer: int) -> dict[str, Any]:
         """What a peer is doing, from its store."""
@@ -248,9 +247,9 @@ def _run(folder: str) -> None:
     os.setpgrp()  # Ctrl-C in the terminal is for the process that started it
     store = Path(folder) / "store"
     store.mkdir(exist_ok=True, mode=0o700)
-    errors = os.open(store / ERRORS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
+    with error_file.open_errors(store) as errors:
+        os.dup2(errors.fileno(), 1)
+        os.dup2(errors.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run_peer(Path(folder))
