@@ -236,7 +236,11 @@ class Talk:
             task.exception()
 
     def after_handing(self, parcel: Parcel, before: int, *, opened: bool) -> None:
-        """Release the peer before, and make a generation that was ``opened`` here known."""
+        """Release the peer before, and make a generation that was ``opened`` here known.
+
+        Where the walk is now is seen to while there is time: the next token is checked from there.
+        """
+        self.later(self.walk.place(parcel.chain))
         if before >= 0 and before != self.walk.me:
             self.later(self._release(before, parcel))
         if opened:

@@ -16,7 +16,7 @@ from typing import Any
 
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.core.transcript import Hop, canonical
+from unwalk.core.transcript import canonical
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
@@ -192,7 +192,7 @@ class Succession:
         with none it takes none; the noise of a seal is what u has calculated.
         """
         work, hop, peer = self.work, body["hop"], body["peer"]
-        events = Hop.from_json(body["visit"]).events
+        events = tuple(map(ev.from_json, body["visit"]["events"]))
         if body["visit"]["digest"] is not None and not work.shows_digest(hop):
             raise Refused(
                 f"visit {hop} at peer {peer} shows a digest that the plan does not ask for."

@@ -155,6 +155,9 @@ class Work:
         self.space = Workspace(model, "cpu")
         self.space.anchors = PublicAnchors(plan)
         self.walk = Walk(plan, self.space, None)
+        self.rng = plan.seeds.numpy(
+            "unused"
+        )  # which records a planned visit takes matters to nobody
         self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
@@ -204,7 +207,7 @@ class Work:
             peer=peer,
             at_unlearner=peer == plan.unlearner,
             records=Records(records),
-            rng=plan.seeds.numpy("unused"),
+            rng=self.rng,
             earlier_in_phase=0 if first else 1,
         )
         program, dtype = phase.method.visit(visit), self.space.parameters.dtype
