@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -27,10 +28,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,6 @@ from benchmarks import scale_model as sm  # noqa: E402
 from benchmarks.walk import RULE, Stopwatch, plan  # noqa: E402
 from unwalk import run, walks  # noqa: E402
 from unwalk.certificates import read_certificate, verify  # noqa: E402
-from unwalk.core.plan import Plan  # noqa: E402
 from unwalk.core.program import Program, Visit  # noqa: E402
 from unwalk.core.transcript import Transcript  # noqa: E402
 from unwalk.core.walking import Graph  # noqa: E402
@@ -53,8 +53,11 @@ from unwalk.engines.inprocess import InProcess  # noqa: E402
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD  # noqa: E402
 from unwalk.peers.daemon import committed_log  # noqa: E402
 from unwalk.peers.decisions.ballot import Poll  # noqa: E402
-from unwalk.peers.decisions.votes import Clerk, Matter, digest_of  # noqa: E402
+from unwalk.peers.decisions.history import bare_visits, check_visit  # noqa: E402
+from unwalk.peers.decisions.votes import Clerk, Matter, decision_to, digest_of  # noqa: E402
 from unwalk.peers.demo import free_addresses  # noqa: E402
+from unwalk.peers.forgetting.erasure import Receipt  # noqa: E402
+from unwalk.peers.forgetting.peer_certificate import visits_text  # noqa: E402
 from unwalk.peers.identity.trust import Bundle  # noqa: E402
 from unwalk.peers.protocol import codec  # noqa: E402
 from unwalk.peers.provision import make_network  # noqa: E402
@@ -116,7 +119,7 @@ def task_of(peers: int) -> ShardedTask:
 
 def bookkeeping(hops: int) -> dict[str, float]:
     """Microseconds of a hop without steps, and of the line that it leaves."""
-    walk = plan(task_of(100), Idle(), hops)  # type: ignore[arg-type]
+    walk = plan(task_of(100), Idle(), hops)
     watch = Stopwatch(set(range(100)))
     (outcome,) = InProcess().run([walk], watch)
     began = perf_counter()
@@ -134,10 +137,10 @@ def engine(kind: str, peers: int, hops: int) -> dict[str, Any]:
     began = perf_counter()
     graph = graph_of(kind, peers)
     build = perf_counter() - began
-    task = task_of(peers)
-    walk = _with_graph(plan(task, NetworkSGD(Descent(RULE, LocalWork(batch=RECORDS))), hops), graph)
-    for _ in InProcess().run([_with_graph(plan(task_of(10), walk.phases[0].method, 50), None)]):  # type: ignore[arg-type]
+    task, method = task_of(peers), NetworkSGD(Descent(RULE, LocalWork(batch=RECORDS)))
+    for _ in InProcess().run([plan(task_of(10), method, 50)]):  # warms up
         pass
+    walk = replace(plan(task, method, hops), graph=graph)
     watch = Stopwatch({task.unlearner})
     began = perf_counter()
     (outcome,) = InProcess().run([walk], watch)
@@ -156,12 +159,6 @@ def engine(kind: str, peers: int, hops: int) -> dict[str, Any]:
         "token_bytes": done[-1].nbytes,
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
-
-
-def _with_graph(walk: Plan, graph: Graph | None) -> Plan:
-    from dataclasses import replace
-
-    return walk if graph is None else replace(walk, graph=graph)
 
 
 def routes(kind: str, peers: int) -> dict[str, Any]:
@@ -193,25 +190,34 @@ def routes(kind: str, peers: int) -> dict[str, Any]:
 
 
 def between_peers(size: Size) -> dict[str, Any]:
-    """Overhead of a hop by size of the token, memory in tokens, bytes of the hop log."""
+    """Overhead of a hop by size of the token, memory in tokens, bytes of log and certificate."""
     results, rows, log = [], [], {}
     for name, hops in size.walks:
         with real.walked(name, hops) as (paths, resident):
-            results.append(real.read(name, paths, resident, [1.0]))
-            entries = committed_log(paths[0])
-        rows.append(
-            {
-                "bytes": 4 * real.parameters(name),
-                "overhead_ms": results[-1].overhead_ms,
-                "hops": results[-1].hops,
-            }
-        )
-        log = {"entry": fmean(len(json.dumps(entry)) for entry in entries)}
-    both = len(results) > 1
+            results.append(real.read(name, paths, resident, [math.nan]))
+            log = written(paths[0])
+        count = {"bytes": 4 * real.parameters(name), "hops": results[-1].hops}
+        rows.append({**count, "overhead_ms": results[-1].overhead_ms})
+    return {"peers": rows, "memory_tokens": real.memory_in_tokens(results), "log": log}
+
+
+def written(path: Path) -> dict[str, float]:
+    """Bytes of an entry of the hop log, of a signed visit and of a receipt; time of its check."""
+    entries, bundle = committed_log(path), Bundle.read(path)
+    visits, trust = bare_visits(entries), bundle.trust()
+    run_id, end = visits[0]["run"], "0" * 64
+    check_visit(trust, visits[0], run_id, 1)  # certificates are examined once
+    began = perf_counter()
+    for number, visit in enumerate(visits, 1):
+        check_visit(trust, visit, run_id, number)
+    checking = (perf_counter() - began) / len(visits)
+    when = "2026-01-01T00:00:00+00:00"
+    receipt = Receipt(bundle.network.run_id, run_id, 1, bundle.name, (), 0, when, end)
     return {
-        "peers": rows,
-        "memory_tokens": real.memory_in_tokens(results) if both else 0.0,
-        "log": log,
+        "entry": fmean(len(json.dumps(entry)) for entry in entries),
+        "visit": len(visits_text(visits)) / len(visits),
+        "visit_check_us": 1e6 * checking,
+        "receipt": len(json.dumps(receipt.signed(bundle).to_json())),
     }
 
 
@@ -306,8 +312,10 @@ def votes(members: int) -> dict[str, Any]:
         async def decide() -> None:
             await asyncio.gather(*(poll.run() for poll in polls))
 
-        seconds = _took(lambda: asyncio.run(decide()))
-        rounds = {poll.state.decided.round for poll in polls if poll.state.decided}
+        began = process_time()
+        asyncio.run(decide())
+        seconds = process_time() - began
+        decisions = [poll.state.decided for poll in polls]
         for poll in polls:
             poll.store.close()
         return {
@@ -315,8 +323,9 @@ def votes(members: int) -> dict[str, Any]:
             "messages": len(lengths),
             "bytes": sum(lengths),
             "longest": max(lengths),
-            "seconds": seconds,
-            "rounds": 1 + max(rounds),
+            "member_s": seconds / members,
+            "rounds": 1 + max(d.round for d in decisions if d),
+            "decision": len(json.dumps(decision_to(next(d for d in decisions if d)))),
         }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unwalk.certificates import document
 from unwalk.core import transcript
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.protocol.codec import LONGEST_LINEAGE
@@ -138,8 +139,20 @@ class Model:
 
     def vote_bytes(self, members: int) -> float:
         """Bytes of one decision: messages times their mean length, which grows with members."""
-        fixed, each = line_through((v["n"], v["bytes"] / v["messages"]) for v in self.found["votes"])
+        fixed, each = line_through(
+            (v["n"], v["bytes"] / v["messages"]) for v in self.found["votes"]
+        )
         return self.messages(members) * (fixed + each * members)
+
+    def member_seconds(self, members: int) -> float:
+        """Processor time of one decision at one member, which reads n messages of n votes."""
+        each = [v["member_s"] / v["n"] ** 2 for v in self.found["votes"]]
+        return each[-1] * members**2
+
+    def peer_certificate(self, members: int) -> float:
+        """Bytes of a peer's certificate: a receipt of each, and the votes of three decisions."""
+        fixed, each = line_through((v["n"], v["decision"]) for v in self.found["votes"])
+        return float(self.found["log"]["receipt"]) * members + 3 * (fixed + each * members)
 
     def members_by_message(self) -> int:
         """Members with whom the longest message is as long as one may be."""
@@ -306,7 +319,15 @@ def decision_table(model: Model) -> str:
     """Votes by members: what was measured, then what follows if nothing forbade it."""
     counted = {v["n"]: v for v in model.found["votes"]}
     check = model.found["votes_check"]
-    head = ("members n", "", "messages", "longest message", "bytes of a decision")
+    head = (
+        "members n",
+        "",
+        "messages",
+        "longest message",
+        "bytes of a decision",
+        "processor time at a member",
+        "certificate of a deletion",
+    )
     rows = [
         (
             str(n),
@@ -314,6 +335,8 @@ def decision_table(model: Model) -> str:
             number(v["messages"]),
             bytes_text(v["longest"]),
             bytes_text(v["bytes"]),
+            time_text(v["member_s"]),
+            bytes_text(model.found["log"]["receipt"] * n + 3 * v["decision"]),
         )
         for n, v in (counted | {check["n"]: check}).items()
     ]
@@ -324,6 +347,8 @@ def decision_table(model: Model) -> str:
             number(model.messages(n)),
             bytes_text(model.longest_message(n)),
             bytes_text(model.vote_bytes(n)),
+            time_text(model.member_seconds(n)),
+            bytes_text(model.peer_certificate(n)),
         )
         for n in (check["n"], *PEERS)
     ]
@@ -453,14 +478,23 @@ def constants_table(model: Model) -> str:
     last = found["certificates"][-1]
     rows = [
         ("a hop of the simulator without steps", f"{found['bookkeeping']['hop_us']:.0f} us"),
-        ("its line of the transcript, written when read", f"{found['bookkeeping']['line_us']:.0f} us"),
+        (
+            "its line of the transcript, written when read",
+            f"{found['bookkeeping']['line_us']:.0f} us",
+        ),
         ("a hop between real peers, fixed part", f"{fixed:.1f} ms"),
         ("and for each byte of the token", f"{1e6 * each:.2f} ns"),
         ("SHA-256 alone, for each byte", f"{found['bytes']['hash_ns']:.2f} ns"),
         ("write and flush alone, for each byte", f"{found['bytes']['write_ns']:.2f} ns"),
-        ("one record through one parameter, forward and back", f"{found['compute'][-1]['ns']:.3f} ns"),
+        (
+            "one record through one parameter, forward and back",
+            f"{found['compute'][-1]['ns']:.3f} ns",
+        ),
         ("memory of a peer above its data", f"{found['memory_tokens']:.2f} tokens"),
         ("hop log at a peer, for each entry", f"{found['log']['entry']:,.0f} bytes"),
+        ("a signed visit in a certificate", f"{found['log']['visit']:,.0f} bytes"),
+        ("to check its signature", f"{found['log']['visit_check_us']:,.0f} us"),
+        ("a receipt in a certificate", f"{found['log']['receipt']:,.0f} bytes"),
         ("transcript, for each hop", f"{last['bytes_hop']:,.0f} bytes"),
         ("to verify, for each hop", f"{1e6 * last['verify_s'] / last['hops']:,.0f} us"),
         ("messages of a decision, for each ordered pair of members", f"{pairs:.2f}"),
@@ -473,15 +507,20 @@ def limits_table(model: Model) -> str:
     """Where each limit of the code is met, in the order of the peers that it allows."""
     limits = Limits()
     hops = transcript.LONGEST / model.found["certificates"][-1]["bytes_hop"]
+    receipts = document.LONGEST / (model.peer_certificate(10**6) / 10**6)
     in_lease = limits.lease * model.link.speed
     in_visit = limits.visit / (model.compute(10**6) / 10**6)
     rows = [
-        ("messages of a vote are at most 256 KiB", f"n = {number(model.members_by_message())} peers"),
+        (
+            "messages of a vote are at most 256 KiB",
+            f"n = {number(model.members_by_message())} peers",
+        ),
         (f"a peer accepts {CONNECTIONS} connections", f"n = {CONNECTIONS + 1} peers"),
         (
             f"the generations of a walk are at most {LONGEST_LINEAGE:,}: a peer may open 4,095 / n",
             f"n = {LONGEST_LINEAGE:,} peers",
         ),
+        ("a certificate that is read has at most 64 MiB", f"n = {number(receipts)} peers"),
         ("a transcript that is read has at most 256 MiB", f"T = {number(hops)} hops"),
         (
             f"`limits.visit` is {limits.visit:.0f} s (with {RECORDS} records on one thread)",
@@ -517,6 +556,8 @@ def filled(page: str, model: Model) -> str:
         before, found, rest = page.partition(opened)
         _, ended, after = rest.partition(closed)
         if not found or not ended:
-            raise SystemExit(f"the page has no place for the table {name!r}: write {opened}{closed}")
+            raise SystemExit(
+                f"the page has no place for the table {name!r}: write {opened}{closed}"
+            )
         page = f"{before}{opened}{make(model)}\n{closed}{after}"
     return page
