@@ -1,6 +1,6 @@
 """What many peers and large models cost: the constants of ``docs/scaling.md``, and its tables.
 
-    python benchmarks/scale.py [--quick] [--json FILE]
+    python benchmarks/scale.py [--quick] [--json FILE] [--part NAME ...]
     python benchmarks/scale.py --table [PAGE] [--from FILE]
 
 The first form measures on this machine: a hop of the simulator without steps; hops of the engine
@@ -8,7 +8,11 @@ and hops of the route alone among 100 to 100,000 peers, on the complete graph an
 regular one; a hop between real peers with two sizes of tokens (``peers.py``), beside SHA-256 and
 the disk alone; the hop log; the votes of one decision, counted in memory among up to 25 members
 with real keys; certificates against hops.  It prints the tables and, with --json, writes what was
-measured.  The second form writes the tables into the page from such a file.
+measured; with --part only that is measured anew, and the file keeps the rest.  The second form
+writes the tables into the page from such a file.
+
+Times are processor time of one thread, so that they mean something while other programs run, but
+for hops between real peers and for the disk, where it is the clock's.
 
 The formulas are in ``scale_model.py``.
 """
@@ -43,10 +47,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import peers as real  # noqa: E402
 from benchmarks import scale_model as sm  # noqa: E402
-from benchmarks.walk import RULE, Stopwatch, plan  # noqa: E402
+from benchmarks.walk import RULE, plan  # noqa: E402
 from unwalk import run, walks  # noqa: E402
 from unwalk.certificates import read_certificate, verify  # noqa: E402
+from unwalk.core.plan import Progress  # noqa: E402
 from unwalk.core.program import Program, Visit  # noqa: E402
+from unwalk.core.token import Workspace  # noqa: E402
 from unwalk.core.transcript import Transcript  # noqa: E402
 from unwalk.core.walking import Graph  # noqa: E402
 from unwalk.engines.inprocess import InProcess  # noqa: E402
@@ -87,9 +93,11 @@ class Size:
     more_voters: int = 25
     walks: tuple[tuple[str, int], ...] = (("457 KB", 200), ("45 MB", 40))
     transcripts: tuple[int, ...] = (100, 1_000, 10_000)
+    piece: int = 1 << 26
+    steps: int = 30
 
 
-QUICK = Size((30, 300), 200, (3, 4), 5, (("457 KB", 12), ("45 MB", 10)), (50, 100))
+QUICK = Size((30, 300), 200, (3, 4), 5, (("457 KB", 12), ("45 MB", 10)), (50, 100), 1 << 20, 3)
 
 
 # The simulator
@@ -106,6 +114,23 @@ class Idle:
         return ()
 
 
+@dataclass(eq=False)
+class Watch:
+    """A sink that takes the processor time of every hop, first visits apart."""
+
+    made: set[int]
+    first: list[float] = field(default_factory=list)
+    again: list[float] = field(default_factory=list)
+    started: float = field(default_factory=process_time)
+
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
+        took, peer = process_time() - self.started, progress.token.at
+        if progress.token.hop > 1:
+            (self.again if peer in self.made else self.first).append(took)
+        self.made.add(peer)
+        self.started = process_time()
+
+
 def graph_of(kind: str, peers: int) -> Graph:
     if kind == "complete":
         return walks.complete(peers)
@@ -120,13 +145,13 @@ def task_of(peers: int) -> ShardedTask:
 def bookkeeping(hops: int) -> dict[str, float]:
     """Microseconds of a hop without steps, and of the line that it leaves."""
     walk = plan(task_of(100), Idle(), hops)
-    watch = Stopwatch(set(range(100)))
+    watch = Watch(set(range(100)))
     (outcome,) = InProcess().run([walk], watch)
-    began = perf_counter()
+    began = process_time()
     lines = outcome.progress.transcript.lines
     return {
         "hop_us": 1e6 * median(watch.again),
-        "line_us": 1e6 * (perf_counter() - began) / hops,
+        "line_us": 1e6 * (process_time() - began) / hops,
         "line_bytes": fmean(len(line) + 1 for line in lines[1:]),
     }
 
@@ -134,17 +159,17 @@ def bookkeeping(hops: int) -> dict[str, float]:
 def engine(kind: str, peers: int, hops: int) -> dict[str, Any]:
     """A walk of the engine, in a process of its own: time by visit, bytes, memory."""
     torch.set_num_threads(1)
-    began = perf_counter()
+    began = process_time()
     graph = graph_of(kind, peers)
-    build = perf_counter() - began
+    build = process_time() - began
     task, method = task_of(peers), NetworkSGD(Descent(RULE, LocalWork(batch=RECORDS)))
     for _ in InProcess().run([plan(task_of(10), method, 50)]):  # warms up
         pass
     walk = replace(plan(task, method, hops), graph=graph)
-    watch = Stopwatch({task.unlearner})
-    began = perf_counter()
+    watch = Watch({task.unlearner})
+    began = process_time()
     (outcome,) = InProcess().run([walk], watch)
-    seconds = perf_counter() - began
+    seconds = process_time() - began
     done = outcome.progress.transcript.hops
     return {
         "graph": kind,
@@ -207,10 +232,10 @@ def written(path: Path) -> dict[str, float]:
     visits, trust = bare_visits(entries), bundle.trust()
     run_id, end = visits[0]["run"], "0" * 64
     check_visit(trust, visits[0], run_id, 1)  # certificates are examined once
-    began = perf_counter()
+    began = process_time()
     for number, visit in enumerate(visits, 1):
         check_visit(trust, visit, run_id, number)
-    checking = (perf_counter() - began) / len(visits)
+    checking = (process_time() - began) / len(visits)
     when = "2026-01-01T00:00:00+00:00"
     receipt = Receipt(bundle.network.run_id, run_id, 1, bundle.name, (), 0, when, end)
     return {
@@ -226,7 +251,8 @@ def bytes_alone(count: int) -> dict[str, float]:
     data = os.urandom(count)
     hashing = min(_took(lambda: hashlib.sha256(data).digest()) for _ in range(5))
     with tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as folder:
-        writing = min(_took(lambda: _write(Path(folder) / "token", data)) for _ in range(5))
+        place = Path(folder) / "token"
+        writing = min(_took(lambda: _write(place, data), perf_counter) for _ in range(5))
     return {"hash_ns": 1e9 * hashing / count, "write_ns": 1e9 * writing / count}
 
 
@@ -237,10 +263,10 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _took(work: Callable[[], Any]) -> float:
-    began = perf_counter()
+def _took(work: Callable[[], Any], clock: Callable[[], float] = process_time) -> float:
+    began = clock()
     work()
-    return perf_counter() - began
+    return clock() - began
 
 
 def compute(names: Sequence[str], steps: int) -> list[dict[str, float]]:
@@ -349,9 +375,9 @@ def certificate(hops: int) -> dict[str, Any]:
         path = folder / "transcript.jsonl"
         document = read_certificate(folder / "certificate.json")
         model = (folder / "model.safetensors").read_bytes()
-        began = perf_counter()
+        began = process_time()
         verdict = verify(document, Transcript.read(path), model=model)
-        seconds = perf_counter() - began
+        seconds = process_time() - began
         if verdict.problems:
             raise SystemExit(f"the certificate does not verify: {verdict.problems}")
         done = document["transcript"]["hops"]
@@ -379,50 +405,56 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def measure(size: Size, say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything, each simulated walk in a process of its own so that memory can be told apart."""
+def simulated(size: Size) -> dict[str, Any]:
+    """Walks of the engine, each in a process of its own so that memory can be told apart."""
+    context, rows = multiprocessing.get_context("spawn"), []
+    for peers in size.peers:
+        for kind in GRAPHS:
+            with context.Pool(1) as pool:
+                rows.append(pool.apply(engine, (kind, peers, max(size.hops, peers))))
+    return {"simulator": rows, "bookkeeping": bookkeeping(size.hops)}
+
+
+PARTS: dict[str, Callable[[Size], dict[str, Any]]] = {
+    "simulator": simulated,
+    "routes": lambda size: {"routes": [routes(k, n) for n in size.peers for k in GRAPHS]},
+    "peers": between_peers,
+    "bytes": lambda size: {
+        "bytes": bytes_alone(size.piece),
+        "compute": compute([name for name, _ in size.walks], size.steps),
+    },
+    "votes": lambda size: {
+        "votes": [votes(n) for n in size.voters],
+        "votes_check": votes(size.more_voters),
+    },
+    "certificates": lambda size: {"certificates": [certificate(n) for n in size.transcripts]},
+}
+
+
+def measure(size: Size, parts: Sequence[str], known: dict[str, Any]) -> dict[str, Any]:
+    """Measure these parts; ``known`` has the others."""
     torch.set_num_threads(1)
-    load = os.getloadavg()[0]
-    cells = [(kind, peers) for peers in size.peers for kind in GRAPHS]
-    say("simulator")
-    context = multiprocessing.get_context("spawn")
-    simulated = []
-    for kind, peers in cells:
-        hops = max(size.hops, peers)
-        with context.Pool(1) as pool:
-            simulated.append(pool.apply(engine, (kind, peers, hops)))
-        say(f"  {kind}, {peers:,} peers: {simulated[-1]['seconds']:.1f} s")
-    book = bookkeeping(size.hops)
-    say("routes")
-    walked = [routes(kind, peers) for kind, peers in cells]
-    say("real peers")
-    hops = between_peers(size)
-    say("votes")
-    counted = [votes(n) for n in size.voters]
-    check = votes(size.more_voters)
-    say("certificates")
-    certificates = [certificate(n) for n in size.transcripts]
-    return {
-        "machine": machine(),
-        "load": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "commit": commit(),
-        "command": "python benchmarks/scale.py --json results/scale.json",
-        "bookkeeping": book,
-        "simulator": simulated,
-        "routes": walked,
-        **hops,
-        "bytes": bytes_alone(1 << 20 if size is QUICK else 1 << 26),
-        "compute": compute([name for name, _ in size.walks], 3 if size is QUICK else 30),
-        "votes": counted,
-        "votes_check": check,
-        "certificates": certificates,
-    }
+    found = {**known, "machine": machine(), "parts": dict(known.get("parts", {}))}
+    for part in parts:
+        print(part, file=sys.stderr)
+        began = perf_counter()
+        found.update(PARTS[part](size))
+        found["parts"][part] = {
+            "commit": commit(),
+            "command": f"python benchmarks/scale.py --json results/scale.json --part {part}",
+            "load": round(os.getloadavg()[0], 1),
+            "seconds": round(perf_counter() - began),
+        }
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few hops: only shows that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="only this; repeatable"
+    )
     parser.add_argument("--table", nargs="?", const=PAGE, type=Path, metavar="PAGE")
     parser.add_argument("--from", dest="source", type=Path, default=RESULTS, metavar="FILE")
     asked = parser.parse_args(arguments)
@@ -430,10 +462,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = sm.Model(json.loads(asked.source.read_text()))
         asked.table.write_text(sm.filled(asked.table.read_text(), model))
         return 0
-    found = measure(QUICK if asked.quick else Size(), lambda text: print(text, file=sys.stderr))
+    kept = asked.part and asked.json and asked.json.exists()
+    known = json.loads(asked.json.read_text()) if kept else {}
+    found = measure(QUICK if asked.quick else Size(), asked.part or tuple(PARTS), known)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     model = sm.Model(found)
+    if not set(PARTS) <= set(found["parts"]):
+        return 0
     for name, make in sm.TABLES.items():
         print(f"{name}\n\n{make(model)}\n")
     return 0
