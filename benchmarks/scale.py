@@ -220,7 +220,7 @@ def between_peers(size: Size) -> dict[str, Any]:
     for name, hops in size.walks:
         with real.walked(name, hops) as (paths, resident):
             results.append(real.read(name, paths, resident, [math.nan]))
-            log = written(paths[0])
+            log = log or written(paths[0])
         count = {"bytes": 4 * real.parameters(name), "hops": results[-1].hops}
         rows.append({**count, "overhead_ms": results[-1].overhead_ms})
     return {"peers": rows, "memory_tokens": real.memory_in_tokens(results), "log": log}

@@ -129,7 +129,7 @@ class Model:
 
     def messages(self, members: int) -> float:
         """Messages of one decision: so many for each ordered pair of members."""
-        pairs = [v["messages"] / (v["n"] * (v["n"] - 1)) for v in self.found["votes"]]
+        pairs = [float(v["messages"]) / (v["n"] * (v["n"] - 1)) for v in self.found["votes"]]
         return sum(pairs) / len(pairs) * members * (members - 1)
 
     def longest_message(self, members: int) -> float:
@@ -146,8 +146,8 @@ class Model:
 
     def member_seconds(self, members: int) -> float:
         """Processor time of one decision at one member, which reads n messages of n votes."""
-        each = [v["member_s"] / v["n"] ** 2 for v in self.found["votes"]]
-        return each[-1] * members**2
+        last = self.found["votes"][-1]
+        return float(last["member_s"]) / last["n"] ** 2 * members**2
 
     def peer_certificate(self, members: int) -> float:
         """Bytes of a peer's certificate: a receipt of each, and the votes of three decisions."""
@@ -172,11 +172,7 @@ class Model:
 
 
 def number(value: float) -> str:
-    """Two digits that count, with thousands apart; powers of ten above a hundred million.
-
-    >>> [number(v) for v in (0.0123, 4.56, 1234.5, 2.5e9)]
-    ['0.012', '4.6', '1,200', '2.5e9']
-    """
+    """Two digits that count, with thousands apart; powers of ten above a hundred million."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.2g}")
@@ -194,20 +190,14 @@ def _in_units(value: float, units: Sequence[tuple[float, str]]) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """
-    >>> [time_text(s) for s in (0.004, 90, 7200, 4e5, 1e9)]
-    ['4.0 ms', '1.5 min', '2.0 h', '4.6 d', '32 y']
-    """
+    """Seconds in the largest unit of which there is one."""
     year = 365.25 * 86400
     units = ((year, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"))
     return _in_units(seconds, units)
 
 
 def bytes_text(count: float) -> str:
-    """
-    >>> [bytes_text(b) for b in (512, 4e5, 4e10, 4e16)]
-    ['510 B', '400 KB', '40 GB', '40 PB']
-    """
+    """Bytes in the largest unit of which there is one."""
     units = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))
     return _in_units(count, units)
 
