@@ -6,7 +6,7 @@
 The first form measures on this machine: a hop of the simulator without steps; hops of the engine
 and hops of the route alone among 100 to 100,000 peers, on the complete graph and on a random
 regular one; a hop between real peers with two sizes of tokens (``peers.py``), beside SHA-256 and
-the disk alone; the hop log; the votes of one decision, counted in memory among up to 25 members
+the disk alone; the hop log; the votes of one decision, counted in memory among up to 19 members
 with real keys; certificates against hops.  It prints the tables and, with --json, writes what was
 measured; with --part only that is measured anew, and the file keeps the rest.  The second form
 writes the tables into the page from such a file.
@@ -88,11 +88,11 @@ class Size:
     """How much is measured."""
 
     peers: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
-    hops: int = 10_000
+    hops: int = 3_000
     voters: tuple[int, ...] = (3, 4, 7, 10, 13)
-    more_voters: int = 25
+    more_voters: int = 19
     walks: tuple[tuple[str, int], ...] = (("457 KB", 200), ("45 MB", 40))
-    transcripts: tuple[int, ...] = (100, 1_000, 10_000)
+    transcripts: tuple[int, ...] = (100, 1_000, 4_000)
     piece: int = 1 << 26
     steps: int = 30
 
@@ -407,11 +407,12 @@ def commit() -> str:
 
 def simulated(size: Size) -> dict[str, Any]:
     """Walks of the engine, each in a process of its own so that memory can be told apart."""
-    context, rows = multiprocessing.get_context("spawn"), []
+    context, rows = multiprocessing.get_context("forkserver"), []
+    context.set_forkserver_preload(["benchmarks.scale"])
     for peers in size.peers:
         for kind in GRAPHS:
             with context.Pool(1) as pool:
-                rows.append(pool.apply(engine, (kind, peers, max(size.hops, peers))))
+                rows.append(pool.apply(engine, (kind, peers, max(size.hops, peers // 10))))
     return {"simulator": rows, "bookkeeping": bookkeeping(size.hops)}
 
 

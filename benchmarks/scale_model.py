@@ -130,7 +130,7 @@ class Model:
     def messages(self, members: int) -> float:
         """Messages of one decision: so many for each ordered pair of members."""
         pairs = [float(v["messages"]) / (v["n"] * (v["n"] - 1)) for v in self.found["votes"]]
-        return sum(pairs) / len(pairs) * members * (members - 1)
+        return float(sum(pairs) / len(pairs) * members * (members - 1))
 
     def longest_message(self, members: int) -> float:
         """Bytes of the longest message of a decision: votes and certificates of all members."""
@@ -147,7 +147,7 @@ class Model:
     def member_seconds(self, members: int) -> float:
         """Processor time of one decision at one member, which reads n messages of n votes."""
         last = self.found["votes"][-1]
-        return float(last["member_s"]) / last["n"] ** 2 * members**2
+        return float(last["member_s"] / last["n"] ** 2 * members**2)
 
     def peer_certificate(self, members: int) -> float:
         """Bytes of a peer's certificate: a receipt of each, and the votes of three decisions."""
@@ -165,7 +165,7 @@ class Model:
     def verify(self, hops: float) -> float:
         """Seconds to verify a certificate; from the longest transcript that was measured."""
         last = self.found["certificates"][-1]
-        return float(last["verify_s"]) / last["hops"] * hops
+        return float(last["verify_s"] / last["hops"] * hops)
 
 
 # What people read
