@@ -24,7 +24,10 @@ def test_a_page_without_a_place_for_a_table_is_refused():
 
 
 def test_other_constants_give_other_tables():
-    slower = {**FOUND, "peers": [{**r, "overhead_ms": 2 * r["overhead_ms"]} for r in FOUND["peers"]]}
+    slower = {
+        **FOUND,
+        "peers": [{**r, "overhead_ms": 2 * r["overhead_ms"]} for r in FOUND["peers"]],
+    }
     assert sm.hop_table(sm.Model(slower)) != sm.hop_table(sm.Model(FOUND))
     assert sm.hops_table(sm.Model(slower)) == sm.hops_table(sm.Model(FOUND))
 
