@@ -216,7 +216,9 @@ def routes(kind: str, peers: int) -> dict[str, Any]:
 
 def between_peers(size: Size) -> dict[str, Any]:
     """Overhead of a hop by size of the token, memory in tokens, bytes of log and certificate."""
-    results, rows, log = [], [], {}
+    results: list[real.Result] = []
+    rows: list[dict[str, float]] = []
+    log: dict[str, float] = {}
     for name, hops in size.walks:
         with real.walked(name, hops) as (paths, resident):
             results.append(real.read(name, paths, resident, [math.nan]))

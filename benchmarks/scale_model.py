@@ -71,6 +71,11 @@ def hops_to_cover(peers: int, graph: str) -> float:
     return peers * (math.log(peers) + 0.5772156649) / leaving(graph)
 
 
+def cover_spread(peers: int, graph: str) -> float:
+    """Standard deviation of the hops until all were met, which follow Gumbel's law."""
+    return math.pi / math.sqrt(6) * peers / leaving(graph)
+
+
 def first_contact(peers: int, graph: str) -> float:
     """Hops until the token first arrives at a given peer, in the mean: N / a."""
     return peers / leaving(graph)

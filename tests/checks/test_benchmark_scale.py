@@ -48,7 +48,8 @@ def test_the_formulas_hold_in_a_simulation(graph):
     assert found["half"] == pytest.approx(sm.hops_to_visit(peers, 0.5, graph), rel=0.08)
     assert found["first_contact"] == pytest.approx(sm.first_contact(peers, graph), rel=0.08)
     assert found["rewind"] == pytest.approx(sm.rewind_hops(peers, peers, graph), rel=0.08)
-    assert found["all"] == pytest.approx(sm.hops_to_cover(peers, graph), rel=0.5)
+    spread = 3 * sm.cover_spread(peers, graph)
+    assert found["all"] == pytest.approx(sm.hops_to_cover(peers, graph), abs=spread)
     assert found["travel"] == pytest.approx(sm.travel(peers, graph), rel=0.15)
 
 
@@ -57,8 +58,10 @@ def test_the_numbers_of_the_file_agree_with_the_formulas(what):
     rows = [r for r in sm.checks(FOUND) if what in r["what"] and r["peers"] >= 10_000]
     assert len(rows) >= 4
     for row in rows:
-        limit = 0.15 if "all" in row["what"] else 0.05
-        assert row["simulated"] == pytest.approx(row["predicted"], rel=limit), row
+        limit = 0.05 * row["predicted"]
+        if "all" in row["what"]:  # one walk, whose last peers take as long as chance has it
+            limit = 3 * sm.cover_spread(row["peers"], row["graph"])
+        assert row["simulated"] == pytest.approx(row["predicted"], abs=limit), row
 
 
 def test_a_walk_of_the_engine_moves_a_token_a_hop():
