@@ -33,7 +33,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -115,6 +116,14 @@ class Result:
 def measure(name: str, hops: int) -> Result:
     from benchmarks.bare import bare_minimum
 
+    with walked(name, hops) as (paths, resident):
+        bare = bare_minimum(paths[0], paths[1], _final_size(paths[0]), max(BARE, hops // 4))
+        return read(name, paths, resident, bare)
+
+
+@contextmanager
+def walked(name: str, hops: int) -> Iterator[tuple[list[Path], float]]:
+    """Peers whose walk has ended: their bundles, and the most memory that one of them used, MB."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "unwalk.peers.daemon"])
     with tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as place:
@@ -146,14 +155,12 @@ def measure(name: str, hops: int) -> Result:
         try:
             for process in running:
                 process.start()
-            resident = _until_done(paths, running)
-            bare = bare_minimum(paths[0], paths[1], _final_size(paths[0]), max(BARE, hops // 4))
+            yield paths, _until_done(paths, running)
         finally:
             for process in running:
                 if process.is_alive():
                     os.kill(process.pid or 0, signal.SIGTERM)
                 process.join(20)
-        return _read(name, paths, resident, bare)
 
 
 def _final_size(path: Path) -> int:
@@ -177,7 +184,7 @@ def _peak(pid: int) -> float:
     return 0.0
 
 
-def _read(name: str, paths: list[Path], resident: float, bare: list[float]) -> Result:
+def read(name: str, paths: list[Path], resident: float, bare: list[float]) -> Result:
     visits, acknowledged = {}, []
     for path in paths:
         with (path / "store" / "log.jsonl").open() as file:

@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from unwalk import walks
 from unwalk.core.noise import SimulatedNoise
-from unwalk.core.plan import Phase, Plan, Progress, Task
+from unwalk.core.plan import Method, Phase, Plan, Progress, Task
 from unwalk.core.program import Program, StepRule, Steps, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.token import Workspace, build_model
@@ -83,7 +83,7 @@ class Remembering:
         return self.latest
 
 
-def plan(task: Task, method: NetworkSGD | Remembering, hops: int, seed: int = 0) -> Plan:
+def plan(task: Task, method: Method, hops: int, seed: int = 0) -> Plan:
     """A walk that trains and does nothing else."""
     return Plan(
         run="benchmark",

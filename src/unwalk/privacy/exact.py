@@ -6,7 +6,7 @@ a given one drew a forgotten record) is named as an assumption; a replay from it
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from unwalk.core import events as ev
@@ -268,11 +268,12 @@ def _check_same_work(
     """
     fewer: set[int] = set()
     usual = {_shape(hop) for hop in before if hop.phase == before[0].phase}
+    training = _Training.of(before)
     for old, new in zip(before[place:], after, strict=True):
         wanted, done = _work(old), _work(new)
         same = [_kind(e) for e in wanted] == [_kind(e) for e in done]
         trained = old.phase == before[0].phase
-        if not trained or (not wanted and not _idled(transcript, before, old)):
+        if not trained or (not wanted and not _idled(transcript, training, old)):
             same = same or _shape(new) in usual
         if done and not same:
             known = {_kind(event) for event in wanted}
@@ -283,7 +284,7 @@ def _check_same_work(
                 culprit,
                 f"it is not what training did in its place, in hop {old.hop}",
             )
-        if _check_as_much(transcript, before, new):
+        if _check_as_much(transcript, training, new):
             fewer.add(new.receiver)
         if trained:
             _check_wipes_alike(old, new)
@@ -291,13 +292,28 @@ def _check_same_work(
     return fewer
 
 
-def _idled(transcript: Transcript, before: list[Hop], hop: Hop) -> bool:
+@dataclass(frozen=True)
+class _Training:
+    """What each peer did in its visits of training, gathered once: walks may be long."""
+
+    amounts: dict[int, set[int]]
+    worked: set[int]
+
+    @staticmethod
+    def of(before: list[Hop]) -> _Training:
+        amounts: dict[int, set[int]] = {}
+        for hop in before:
+            amounts.setdefault(hop.receiver, set()).add(_amount(hop))
+        return _Training(amounts, {hop.receiver for hop in before if _work(hop)})
+
+
+def _idled(transcript: Transcript, training: _Training, hop: Hop) -> bool:
     """Whether a visit without work is one to a peer that has records: it worked at other times."""
     sliced = transcript.header.get("slices", 1) > 1
-    return not sliced and any(_work(h) for h in before if h.receiver == hop.receiver)
+    return not sliced and hop.receiver in training.worked
 
 
-def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> bool:
+def _check_as_much(transcript: Transcript, training: _Training, new: Hop) -> bool:
     """A peer takes as many steps as in its visits of training; u, with fewer records, no more.
 
     With slices the number depends on the hop as well.  A visit without any work is one to a peer
@@ -309,7 +325,7 @@ def _check_as_much(transcript: Transcript, before: list[Hop], new: Hop) -> bool:
         return False
     at_u = new.receiver == unlearner_of(transcript)
     emptied = transcript.header.get("emptied") is True or transcript.header.get("forget") == "all"
-    amounts = [_amount(hop) for hop in before if hop.receiver == new.receiver]
+    amounts = training.amounts.get(new.receiver, set())
     if transcript.header.get("withdrawals") is True and amounts and _amount(new) < max(amounts):
         return not at_u and _amount(new) not in amounts
     if not _work(new):

@@ -258,9 +258,10 @@ def issue(
 def visits_text(visits: Sequence[dict[str, Any]]) -> str:
     """Signed visits, one a line; the first line holds the certificates they were signed with."""
     pems = sorted({str(v["certificate"]) for v in visits})
+    place = {pem: number for number, pem in enumerate(pems)}
     lines = [canonical({"certificates": pems})]
     for visit in visits:
-        lines.append(canonical({**visit, "certificate": pems.index(visit["certificate"])}))
+        lines.append(canonical({**visit, "certificate": place[visit["certificate"]]}))
     return "".join(line + "\n" for line in lines)
 
 
