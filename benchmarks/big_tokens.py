@@ -212,8 +212,8 @@ def report(results: Sequence[Result], *, as_json: bool) -> int:
         print(json.dumps([{**asdict(r), **m} for r, m in zip(results, more, strict=True)]))
         return 0 if all(r.ok for r in results) else 1
     print(
-        f"{'token':6} {'bytes':>14} {'hop':>9} {'longest':>9} {'copy':>9} {'times':>6} {'limit':>6} "
-        f"{'memory':>14} {'limit':>6}"
+        f"{'token':6} {'bytes':>14} {'hop':>9} {'longest':>9} {'copy':>9} {'times':>6} "
+        f"{'limit':>6} {'memory':>14} {'limit':>6}"
     )
     for r in results:
         print(
