@@ -174,7 +174,10 @@ class Token:
 
 
 class State:
-    """What a walk changes: parameters, buffers, moments, kept iterates, sums and anchors."""
+    """What a walk changes: parameters, buffers, moments, kept iterates, sums and anchors.
+
+    With ``anchors`` of somebody else's the state keeps no copies of the model it began with.
+    """
 
     def __init__(
         self,
@@ -190,6 +193,7 @@ class State:
         self.kept: dict[str, torch.Tensor] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.initial_buffers = {k: v.clone() for k, v in buffers.items()}
+        self.keeps_anchors = anchors is None
         self.anchors = {"initial": parameters.clone()} if anchors is None else anchors
         self.optimizer_steps = 0
         self._model_bytes = parameters.nbytes + sum(b.nbytes for b in buffers.values())
@@ -238,6 +242,11 @@ class State:
         read()
         self.optimizer_steps = token.optimizer_steps
 
+    def keep_start(self) -> None:
+        """Remember the model as it is now: a phase begins with it."""
+        if self.keeps_anchors:
+            self.anchors["start"] = self.parameters.clone()
+
     def begin_anew(self) -> None:
         """Back to the public initial model, with nothing else left."""
         self.parameters.copy_(self.anchors["initial"])
@@ -280,8 +289,7 @@ class Workspace(State):
     ) -> None:
         self.model = model.to(device)
         layout = Layout.of(self.model)
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        parameters = torch.cat([p.detach().reshape(-1) for p in trainable])
+        parameters = flat(self.model)
         views = layout.views(parameters)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
@@ -334,6 +342,11 @@ class Workspace(State):
         carried |= {id(buffer): token.buffers[n] for n, buffer in self.model.named_buffers()}
         named = self.model.state_dict(keep_vars=True)
         return {k: carried.get(id(v), v).detach().to("cpu", copy=True) for k, v in named.items()}
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    """A model's trainable parameters as one vector, copied."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

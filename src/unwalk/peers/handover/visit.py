@@ -15,7 +15,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
 from unwalk.core.program import Records, Visit
-from unwalk.core.token import Token, Workspace, build_model
+from unwalk.core.token import Token, Workspace, build_model, flat
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
 from unwalk.engines.inprocess import Walk, buffer_name
@@ -82,7 +82,7 @@ class PublicAnchors(dict[str, torch.Tensor]):
         if name not in ("initial", "start"):
             raise KeyError(name)
         model = build_model(self.plan.task.model, self.plan.seeds.integer("model"))
-        self[name] = Workspace(model).parameters
+        self[name] = flat(model)
         return self[name]
 
 
@@ -266,8 +266,6 @@ class Work:
             walk.progress.arrivals[self.phase.start_hop] = Kept(here, {self.peer: local})
         began = monotonic()
         arrival = walk.arrive(token.hop + 1, None, move)
-        if first:
-            space.anchors.pop("start", None)
         walk.seed(arrival)
         space.model.train()
         walk.depart(arrival, *execute(arrival.program, arrival.bench))
