@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 from unwalk.core.token import Token
 from unwalk.engines.inprocess import InProcess
@@ -58,8 +59,17 @@ PATIENCE = 900.0
 
 def wide(width: int, depth: int) -> nn.Module:
     """``depth`` layers of ``width`` x ``width`` between a first and a last one."""
-    inner = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    inner = [layer for _ in range(depth) for layer in (linear(width), nn.ReLU())]
     return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), *inner, nn.Linear(width, 2))
+
+
+def linear(width: int) -> nn.Module:
+    """A layer whose rows are alike: to draw a quarter of a billion numbers takes long."""
+    layer = skip_init(nn.Linear, width, width)
+    with torch.no_grad():
+        layer.bias.zero_()
+        layer.weight.copy_((torch.rand(width) - 0.5) / width**0.5)
+    return layer
 
 
 def of_457kb() -> nn.Module:
