@@ -65,7 +65,7 @@ def wide(width: int, depth: int) -> nn.Module:
 
 def linear(width: int) -> nn.Module:
     """A layer whose rows are alike: to draw a quarter of a billion numbers takes long."""
-    layer = skip_init(nn.Linear, width, width)
+    layer: nn.Linear = skip_init(nn.Linear, width, width)
     with torch.no_grad():
         layer.bias.zero_()
         layer.weight.copy_((torch.rand(width) - 0.5) / width**0.5)
