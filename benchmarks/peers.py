@@ -1,6 +1,7 @@
 """What a hop between real peers costs beyond the visit: durable, signed, over mutual TLS.
 
     python benchmarks/peers.py [--quick] [--json] [--rivals [FOLDER]] [--rival-hops N]
+    python benchmarks/peers.py --token 100MB [--token 1GB] [--json]   (see big_tokens.py)
 
 Three peers on loopback pass tokens of 114 thousand and 11 million parameters (457 KB and 45 MB).
 The overhead of a hop is the time from the end of one visit to the beginning of the next one, at
@@ -240,12 +241,18 @@ def rival_lines(ours: Result, rivals: Sequence[Measured]) -> tuple[list[str], bo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    from benchmarks.big_tokens import SIZES, report
+    from benchmarks.big_tokens import measure as measure_big
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few hops; not worth quoting")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rivals", nargs="?", const="runs/rivals", metavar="FOLDER")
     parser.add_argument("--rival-hops", type=int, default=18, metavar="N")
+    parser.add_argument("--token", action="append", choices=SIZES, help="big tokens only")
     asked = parser.parse_args(arguments)
+    if asked.token:
+        return report([measure_big(name) for name in asked.token], as_json=asked.json)
     sizes = {"457 KB": 30, "45 MB": 12} if asked.quick else {"457 KB": 300, "45 MB": 80}
     results = [measure(name, hops) for name, hops in sizes.items()]
     tokens = memory_in_tokens(results)

@@ -23,7 +23,7 @@ from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice, check_count
 
 if TYPE_CHECKING:
-    from unwalk.peers.identity.network_file import Limits, Network
+    from unwalk.peers.identity.network_file import Network
 
 peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
 net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
@@ -51,11 +51,18 @@ def init(
         list[str], typer.Option(help="HOST:PORT of one peer; once for every peer, in order.")
     ],
     name: Annotated[str, typer.Option(help="Name of the network.")] = "network",
-    lease: Annotated[float, typer.Option(help="Seconds until a silent holder is given up.")] = 30.0,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds until a silent holder is given up; if not given 30, or as many as the "
+            "model's tokens need."
+        ),
+    ] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another limit, NAME=VALUE: messages, token_bytes, connect, stop, visit, weight."
+            help="Another limit, NAME=VALUE: messages, token_bytes, rate, connect, stop, visit, "
+            "weight."
         ),
     ] = None,
     noise: Annotated[str, typer.Option(help="secret (each peer's own) or simulation.")] = "secret",
@@ -91,10 +98,10 @@ def init(
         show(f"each peer now runs: unwalk peer csr BUNDLE --peer NAME --network {name}")
 
 
-def _limits(lease: float, pairs: list[str]) -> Limits:
+def _limits(lease: float | None, pairs: list[str]) -> dict[str, Any]:
     from unwalk.peers.identity.network_file import Limits
 
-    given: dict[str, Any] = {"lease": lease}
+    given: dict[str, Any] = {} if lease is None else {"lease": lease}
     for text in pairs:
         name, _, value = text.partition("=")
         check_choice("--limit", name, [f.name for f in fields(Limits)])
@@ -103,7 +110,7 @@ def _limits(lease: float, pairs: list[str]) -> Limits:
         except ValueError as error:
             wanted = "a whole number" if name == "token_bytes" else "a number"
             raise InvalidInput(f"--limit {name} is {value!r}; allowed: {wanted}.") from error
-    return Limits(**given)
+    return given
 
 
 def _told(network: Network) -> None:

@@ -260,7 +260,19 @@ def leftovers(
     The test: the gradient of the first batch, then of the second (also run in evaluation mode),
     then everything is put back, then the first batch again.  If the result differs in any bit,
     something kept state.  Generators are put back too.
+
+    Each parameter's gradient is hashed and let go as soon as it is there.
     """
+    made: dict[int, list[bytes]] = {}
+
+    def note(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            made.setdefault(id(parameter), []).append(_hashed(parameter.grad))
+            parameter.grad = None
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # before what is there is remembered, or it would be taken off
+            parameter.register_post_accumulate_grad_hook(note)
     trained = [(p, p.data) for p in model.parameters() if p.requires_grad]
     around = Surroundings(model, trained)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -273,15 +285,15 @@ def leftovers(
                 tensor.copy_(value)
         torch.default_generator.manual_seed(0)
 
-    def gradient(batch: Batch) -> str:
+    def gradient(batch: Batch) -> list[list[bytes]]:
         as_built()
+        made.clear()
         model.train()
         output = gradients()(model, batch)
-        digest = hashlib.sha256()
-        for made in (output, *(p.grad for p, _ in trained), *(buffer for buffer, _ in buffers)):
-            digest.update(b"none" if made is None else _bytes(made))
-        model.zero_grad(set_to_none=True)
-        return digest.hexdigest()
+        for parameter, _ in trained:  # one that the model itself has put there
+            note(parameter)
+        shown = [_hashed(tensor) for tensor in (output, *(buffer for buffer, _ in buffers))]
+        return [shown, *(made.get(id(parameter), []) for parameter, _ in trained)]
 
     with torch.random.fork_rng(devices=[]):
         before = gradient(first)
@@ -298,11 +310,13 @@ def leftovers(
     )
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _hashed(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     if flat.is_floating_point():
         flat = flat.nan_to_num(7.0)
-    return f"{tuple(tensor.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes()
+    digest = hashlib.sha256(f"{tuple(tensor.shape)}".encode())
+    digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 Call = TypeVar("Call", bound="Callable[..., Any] | None")

@@ -28,6 +28,9 @@ from torch import nn
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.outside import Surroundings
 
+PIECE = 4 << 20
+"""Numbers of a token that are read at once, so that those before can be let go."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -171,10 +174,17 @@ class Token:
 
 
 class State:
-    """What a walk changes: parameters, buffers, moments, kept iterates, sums and anchors."""
+    """What a walk changes: parameters, buffers, moments, kept iterates, sums and anchors.
+
+    With ``anchors`` of somebody else's the state keeps no copies of the model it began with.
+    """
 
     def __init__(
-        self, layout: Layout, parameters: torch.Tensor, buffers: dict[str, torch.Tensor]
+        self,
+        layout: Layout,
+        parameters: torch.Tensor,
+        buffers: dict[str, torch.Tensor],
+        anchors: dict[str, torch.Tensor] | None = None,
     ) -> None:
         self.layout = layout
         self.parameters = parameters
@@ -183,7 +193,8 @@ class State:
         self.kept: dict[str, torch.Tensor] = {}
         self.sums: dict[str, torch.Tensor] = {}
         self.initial_buffers = {k: v.clone() for k, v in buffers.items()}
-        self.anchors: dict[str, torch.Tensor] = {"initial": parameters.clone()}
+        self.keeps_anchors = anchors is None
+        self.anchors = {"initial": parameters.clone()} if anchors is None else anchors
         self.optimizer_steps = 0
         self._model_bytes = parameters.nbytes + sum(b.nbytes for b in buffers.values())
 
@@ -197,8 +208,11 @@ class State:
         travelling = (*self.moments.values(), *self.kept.values(), *self.sums.values())
         return self._model_bytes + sum([t.nbytes for t in travelling])
 
-    def load(self, token: Token) -> None:
-        """Copy a token's tensors in; its shapes must fit the model."""
+    def load(self, token: Token, read: Callable[[], None] = lambda: None) -> None:
+        """Copy a token's tensors in; its shapes must fit the model.
+
+        After every piece ``read`` is called: so much of the token is not needed any more.
+        """
         if token.parameters.shape != self.parameters.shape or set(token.buffers) != set(
             self.buffers
         ):
@@ -207,13 +221,31 @@ class State:
                 f"{sorted(token.buffers)}; the model has {self.parameters.numel()} and "
                 f"{sorted(self.buffers)}."
             )
-        self.parameters.copy_(token.parameters)
+        self.moments, self.kept, self.sums = {}, {}, {}  # gone before there are others
+
+        def copied(vector: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+            for there, here in zip(vector.split(PIECE), into.split(PIECE), strict=True):
+                here.copy_(there)
+                read()
+            return into
+
+        def copies(vectors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {
+                k: copied(v, torch.empty_like(v, device=self.device)) for k, v in vectors.items()
+            }
+
+        copied(token.parameters, self.parameters)
         for name, buffer in self.buffers.items():
             buffer.copy_(token.buffers[name])
-        self.moments = {k: v.to(self.device, copy=True) for k, v in token.moments.items()}
-        self.kept = {k: v.to(self.device, copy=True) for k, v in token.kept.items()}
+        self.moments, self.kept = copies(token.moments), copies(token.kept)
         self.sums = {k: v.to(self.device, copy=True) for k, v in token.sums.items()}
+        read()
         self.optimizer_steps = token.optimizer_steps
+
+    def keep_start(self) -> None:
+        """Remember the model as it is now: a phase begins with it."""
+        if self.keeps_anchors:
+            self.anchors["start"] = self.parameters.clone()
 
     def begin_anew(self) -> None:
         """Back to the public initial model, with nothing else left."""
@@ -249,16 +281,20 @@ class State:
 class Workspace(State):
     """A state with the model that shows it: parameters and gradients are views of flat vectors."""
 
-    def __init__(self, model: nn.Module, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str = "cpu",
+        anchors: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         self.model = model.to(device)
         layout = Layout.of(self.model)
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        parameters = torch.cat([p.detach().reshape(-1) for p in trainable])
+        parameters = flat(self.model)
         views = layout.views(parameters)
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 parameter.data = views[name]  # the model's own memory is free from here on
-        super().__init__(layout, parameters, dict(self.model.named_buffers()))
+        super().__init__(layout, parameters, dict(self.model.named_buffers()), anchors)
         trained = [(p, views[n]) for n, p in self.model.named_parameters() if p.requires_grad]
         self.around = Surroundings(self.model, trained)
         self.gradient = torch.zeros_like(parameters)
@@ -306,6 +342,11 @@ class Workspace(State):
         carried |= {id(buffer): token.buffers[n] for n, buffer in self.model.named_buffers()}
         named = self.model.state_dict(keep_vars=True)
         return {k: carried.get(id(v), v).detach().to("cpu", copy=True) for k, v in named.items()}
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    """A model's trainable parameters as one vector, copied."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -206,7 +206,7 @@ class Walk:
         kept = number > 0 and phase.start != "token"
         if kept:
             self._start_from(phase)
-        state.anchors["start"] = state.parameters.clone()
+        state.keep_start()
         state.kept.clear()
         begun: list[ev.Event] = []
         carried = {*state.moments, *phase.method.travels} | ({"sums"} if state.sums else set())

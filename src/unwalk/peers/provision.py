@@ -7,6 +7,7 @@ its own keys and a request (``make_request``), whoever runs the network signs it
 
 from __future__ import annotations
 
+import math
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -46,23 +47,27 @@ def make_network(
     name: str,
     addresses: Sequence[str],
     settings: Mapping[str, Any],
-    limits: Limits | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
     noise: str = "secret",
     bundles: bool = True,
     days: float = PEER_DAYS,
     lies: int | None = None,
 ) -> Network:
-    """A new network in ``folder``; with ``bundles``, a complete folder for every peer."""
+    """A new network in ``folder``; with ``bundles``, a complete folder for every peer.
+
+    ``limits`` may be a few by name: then the lease, if it is not among them, is long enough for
+    the network's tokens.
+    """
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
-    network = Network(name, members, dict(settings), limits or Limits(), noise, lies=lies)
-    size, most = token_size(plan_of(network)), network.limits.token_bytes
-    if size > most:
-        raise InvalidInput(
-            f"limits.token_bytes is {most}; allowed: {size} or more, the size of this network's "
-            "tokens."
-        )
+    given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
+    network = Network(name, members, dict(settings), given, noise, lies=lies)
+    size = token_size(plan_of(network))
+    if not isinstance(limits, Limits) and "lease" not in (limits or {}):
+        lease = float(math.ceil(max(given.lease, given.shortest_lease(size))))
+        network = replaced(network, limits=replaced(given, lease=lease))
+    network.limits.check_token(size)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     authority = Authority.new(name)
@@ -247,4 +252,5 @@ def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
     network, authority = network_of(folder)
     merged = {**network.settings, **settings}
     changed = replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
+    changed.limits.check_token(token_size(plan_of(changed)))
     return publish(folder, changed, authority)

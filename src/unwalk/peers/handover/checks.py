@@ -63,7 +63,7 @@ class Gate:
         """Refuse a token that is not from a neighbour, or too long."""
         if not self.near(sender, self.peer):
             raise Refused(f"peer {sender} is no neighbour of peer {self.peer}.")
-        most = min(self.network.limits.token_bytes, self.work.most_bytes)
+        most = min(self.network.limits.token_bytes or self.work.most_bytes, self.work.most_bytes)
         if size > most:
             raise Refused(f"the token has {size} bytes; allowed: {most}.")
 

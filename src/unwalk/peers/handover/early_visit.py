@@ -119,7 +119,7 @@ class Ahead:
         walk = self.walk
         local = walk.store.read_local(kept)
         return walk.work.visit(
-            file.token(), move, local, first=first, loaded=file.give_back, mark=mark
+            file.token(), move, local, first=first, read=file.give_back, mark=mark
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import astuple, replace
+from functools import partial
 
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.byte_stream import receive_bytes
@@ -133,7 +134,8 @@ class LastToken:
             digest = await walk.on_disk(incoming.finish)
             if digest != value.token:
                 raise Refused("the token's bytes do not match its digest.")
-            walk.gate.final_content(incoming.path)
+            look = partial(walk.gate.final_content, incoming.path)
+            await asyncio.get_running_loop().run_in_executor(walk.hashing, look)
             incoming.keep(digest)
             if walk.state.committed is None and fetch is not None:
                 log = fetch.log()

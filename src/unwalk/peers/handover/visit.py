@@ -15,18 +15,20 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
 from unwalk.core.program import Records, Visit
-from unwalk.core.token import Token, Workspace, build_model
+from unwalk.core.token import Token, Workspace, build_model, flat
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
 from unwalk.engines.inprocess import Walk, buffer_name
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
-from unwalk.peers.storage.token_files import shapes_of
+from unwalk.peers.storage.token_files import LONGEST_HEADER, shapes_of, token_pieces
 from unwalk.runs.assemble import Assembled, assemble, resolve, salt_of
 from unwalk.walks import NOBODY
 
 ATTEMPTS = 1000
 """So often a route is drawn again before it is taken to lead nowhere else."""
+WORDS = 512
+"""Bytes by which the header of a token's file may grow on its way: names and larger numbers."""
 
 
 def assembled_of(network: Network) -> Assembled:
@@ -59,11 +61,11 @@ def plan_of(network: Network, secret: bytes | None = None) -> Plan:
 
 
 def token_size(plan: Plan) -> int:
-    """Bytes of a token on a walk that learns, optimizer state that travels included."""
+    """Bytes of a token's file on a walk that learns, optimizer state that travels included."""
     model = build_model(plan.task.model, plan.seeds.integer("model"))
-    token = Workspace(model, "cpu").token(hop=0, at=NOBODY, memory={})
+    token = Workspace(model, "cpu", {}).token(hop=0, at=NOBODY, memory={})
     moments = len(plan.phases[-1].method.travels)
-    return token.nbytes + moments * token.parameters.nbytes
+    return sum(map(len, token_pieces(token))) + moments * token.parameters.nbytes + WORDS
 
 
 class PublicAnchors(dict[str, torch.Tensor]):
@@ -80,7 +82,7 @@ class PublicAnchors(dict[str, torch.Tensor]):
         if name not in ("initial", "start"):
             raise KeyError(name)
         model = build_model(self.plan.task.model, self.plan.seeds.integer("model"))
-        self[name] = Workspace(model).parameters
+        self[name] = flat(model)
         return self[name]
 
 
@@ -152,8 +154,7 @@ class Work:
         self.hops = self.phase.hops
         self.base = plan.hops - self.hops
         model = build_model(plan.task.model, plan.seeds.integer("model"))
-        self.space = Workspace(model, "cpu")
-        self.space.anchors = PublicAnchors(plan)
+        self.space = Workspace(model, "cpu", PublicAnchors(plan))
         self.walk = Walk(plan, self.space, None)
         self.rng = plan.seeds.numpy(
             "unused"
@@ -166,7 +167,8 @@ class Work:
         self.travels = (*map(buffer_name, sorted(self.space.buffers)), *carried)
         self.optional = {f"moment/{name}": vector for name in self.phase.method.travels}
         self.optional |= {f"kept/{name}": vector for name in ("average", "random")}
-        self.most_bytes = first.nbytes * (2 + len(self.optional)) + (1 << 20)
+        vectors = len(self.optional) * first.parameters.nbytes
+        self.most_bytes = first.nbytes + vectors + LONGEST_HEADER + 8
 
     @property
     def graph(self) -> Graph:
@@ -246,19 +248,19 @@ class Work:
         local: Local,
         *,
         first: bool = False,
-        loaded: Callable[[], None] = lambda: None,
+        read: Callable[[], None] = lambda: None,
         mark: Mark | None = None,
     ) -> Visited:
         """One visit, bit for bit what the in-process engine does; ``first`` of its chapter.
 
-        Once the token is in the workspace, and its own tensors are not needed any more, ``loaded``
-        is called.  ``mark`` is there where the visit may still come to nothing.
+        While the token is copied into the workspace ``read`` is called again and again: what was
+        read until then of its own tensors is not needed any more.  ``mark`` is there where the
+        visit may still come to nothing.
         """
         space, walk = self.space, self.walk
         number = 1 if first else token.hop - self.base + 1
         walk.shards[self.peer] = self.data(number, mark or Mark())
-        space.load(token)
-        loaded()
+        space.load(token, read)
         if first and self.base:
             token = replace(token, hop=self.base, at=self.first_sender, memory={})
         here = space.token(hop=token.hop, at=token.at, memory=token.memory)
@@ -267,8 +269,6 @@ class Work:
             walk.progress.arrivals[self.phase.start_hop] = Kept(here, {self.peer: local})
         began = monotonic()
         arrival = walk.arrive(token.hop + 1, None, move)
-        if first:
-            space.anchors.pop("start", None)
         walk.seed(arrival)
         space.model.train()
         walk.depart(arrival, *execute(arrival.program, arrival.bench))

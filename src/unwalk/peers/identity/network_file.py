@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -30,24 +31,52 @@ class Limits:
     """What a peer puts up with.
 
     ``lease``: seconds after which a peer that took the token has to be heard of.  ``messages``:
-    calls a second from one peer.  ``token_bytes``: largest token.  ``connect``: seconds to reach
-    a peer.  ``stop``: seconds that a peer which is asked to stop gives its visit.  ``visit``:
-    seconds after which a peer that has the token has to have done its visit.  ``weight``: largest
-    absolute value in a token.
+    calls a second from one peer.  ``token_bytes``: largest token; None: what the network's model
+    makes of it.  ``rate``: bytes of a token that any two peers move in a second, at least.
+    ``connect``: seconds to reach a peer.  ``stop``: seconds that a peer which is asked to stop
+    gives its visit.  ``visit``: seconds after which a peer that has the token has to have done its
+    visit.  ``weight``: largest absolute value in a token.
     """
 
     lease: float = 30.0
     messages: float = 200.0
-    token_bytes: int = 1 << 30
+    token_bytes: int | None = None
+    rate: float = 1e7
     connect: float = 5.0
     stop: float = 60.0
     visit: float = 600.0
     weight: float = 1e9
 
     def __post_init__(self) -> None:
-        for name in ("lease", "messages", "connect", "stop", "visit", "weight"):
+        for name in ("lease", "messages", "rate", "connect", "stop", "visit", "weight"):
             check_number(f"limits.{name}", getattr(self, name), above=0.0)
-        check_count("limits.token_bytes", self.token_bytes, low=1024)
+        if self.token_bytes is not None:
+            check_count("limits.token_bytes", self.token_bytes, low=1024)
+
+    def shortest_lease(self, size: int) -> float:
+        """Seconds that a lease has to have where tokens are of ``size`` bytes.
+
+        Half of it may be over before the bytes of a last token begin: its log comes first.
+
+        >>> Limits(rate=1e7).shortest_lease(10**9)
+        200.0
+        """
+        return 2.0 * size / self.rate
+
+    def check_token(self, size: int) -> None:
+        """Refuse limits under which a token of ``size`` bytes would never arrive."""
+        most, needed = self.token_bytes, math.ceil(self.shortest_lease(size))
+        if most is not None and size > most:
+            raise InvalidInput(
+                f"limits.token_bytes is {most}; allowed: {size} or more, the size of this "
+                "network's tokens."
+            )
+        if self.lease < self.shortest_lease(size):
+            raise InvalidInput(
+                f"the lease is {self.lease:g} s; allowed: {needed} s or more, since a token of "
+                f"{size} bytes takes half of that at limits.rate, {self.rate:g} bytes a second. "
+                f"Give --lease {needed}, or --limit rate=BYTES if all peers are faster."
+            )
 
 
 @dataclass(frozen=True)
@@ -143,7 +172,7 @@ class Network:
             "noise": self.noise,
             "lies": self.lies,
             "peers": [asdict(p) for p in self.peers],
-            "limits": asdict(self.limits),
+            "limits": {k: v for k, v in asdict(self.limits).items() if v is not None},
             "settings": dict(self.settings),
             "revoked": [{"serial": s, "chapter": c} for s, c in sorted(self.revoked.items())],
         }

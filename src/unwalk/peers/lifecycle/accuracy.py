@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from unwalk.core.data import Held
-from unwalk.core.token import Workspace, build_model
+from unwalk.core.errors import Corrupt
+from unwalk.core.token import Layout, build_model
 from unwalk.peers.lifecycle.progress import Progress
-from unwalk.peers.storage.token_files import open_token
+from unwalk.peers.storage.token_files import TokenFile, open_token
 
 EVERY = 0.5
 """Seconds between two measurements, at least."""
@@ -68,15 +69,27 @@ class Gauge:
     def _measure(self, path: Path, digest: str, held: Held) -> float | None:
         """Share of right answers; None if the file was written over meanwhile."""
         plan = self.progress.service.work.plan
-        space = Workspace(build_model(plan.task.model, 0), "cpu")
+        model = build_model(plan.task.model, 0)
         try:
-            space.load(open_token(path, len(self.progress.network.peers)).token())
-            same = hashlib.sha256(path.read_bytes()).hexdigest() == digest
-        except (OSError, ValueError):
+            file = open_token(path, len(self.progress.network.peers))
+            _fill(model, file)
+            self.progress.store.check_file(digest)
+        except (OSError, ValueError, Corrupt):
             return None
-        if not same:
-            return None
-        space.model.eval()
+        dtype = file.tensors["parameters"].dtype
         with torch.no_grad():
-            right = space.model(held.x.to(space.parameters.dtype)).argmax(1) == held.y
+            right = model.eval()(held.x.to(dtype)).argmax(1) == held.y
         return float(right.float().mean())
+
+
+def _fill(model: nn.Module, file: TokenFile) -> None:
+    """Put a token's values into a model that is only looked at: no gradient, no second copy."""
+    token = file.token()
+    views = Layout.of(model).views(token.parameters)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in views:
+                parameter.copy_(views[name])
+                file.give_back()
+        for name, buffer in model.named_buffers():
+            buffer.copy_(token.buffers[name])

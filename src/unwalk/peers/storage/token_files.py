@@ -19,7 +19,7 @@ import torch
 
 from unwalk.core.errors import Corrupt
 from unwalk.core.plan import Local
-from unwalk.core.token import Token
+from unwalk.core.token import PIECE, Token
 
 METADATA = "unwalk-token"
 LONGEST_HEADER = 1 << 20
@@ -199,11 +199,13 @@ def check_token(
             raise Corrupt(f"tensor {name!r} is {found}; allowed: {wanted}.")
     for name, tensor in file.tensors.items():
         if tensor.dtype.is_floating_point and tensor.numel():
-            value = largest_in(tensor)
-            if not math.isfinite(value):
-                raise Corrupt(f"tensor {name!r} holds values that are not finite.")
-            if value > largest:
-                raise Corrupt(f"tensor {name!r} holds {value:.3g}; allowed: up to {largest:g}.")
+            for piece in tensor.view(-1).split(PIECE):
+                value = largest_in(piece)
+                if not math.isfinite(value):
+                    raise Corrupt(f"tensor {name!r} holds values that are not finite.")
+                if value > largest:
+                    raise Corrupt(f"tensor {name!r} holds {value:.3g}; allowed: up to {largest:g}.")
+                file.give_back()
 
 
 def largest_in(tensor: torch.Tensor) -> float:
