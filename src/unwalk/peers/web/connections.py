@@ -204,7 +204,7 @@ class Exchange:
         self.scope: Scope = {"type": "http", "method": "GET"}
         self._deadline = asyncio.timeout(limits.read)
 
-    async def run(self, app: ASGIApp, refuse: Callable[[Problem], Problem]) -> None:
+    async def run(self, app: ASGIApp, unreadable: Callable[[Problem], Problem]) -> None:
         """Read a question, let the application answer it."""
         try:
             async with self._deadline:
@@ -214,7 +214,7 @@ class Exchange:
                         return
                     self.scope = parse_head(head, self.http, self.limits.fields)
                 except Problem as problem:
-                    app = refuse(problem).answer()
+                    app = unreadable(problem).answer()
                 await app(self.scope, self.receive, self.send)
         except TimeoutError:
             if self.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
