@@ -209,8 +209,11 @@ def samples(result: Result) -> dict[str, Any] | None:
 def methods(result: Result) -> Table | None:
     """How every method ended, and how far from retraining."""
     columns = (*tables.final_columns(result), *tables.gap_columns(result))
-    heading = "Methods compared" if len(result.methods) > 1 else "How it ended"
-    return tables.methods_table(result, columns, heading) if columns else None
+    several = len(result.methods) + len(result.failed) > 1
+    heading = "Methods compared" if several else "How it ended"
+    if not columns:
+        return None
+    return tables.with_failed(tables.methods_table(result, columns, heading), result)
 
 
 def methods_note(result: Result) -> str:
