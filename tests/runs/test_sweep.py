@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -78,16 +79,17 @@ def test_what_ended_before_is_read_and_what_failed_is_tried_again(tmp_path, note
     assert told == [(2, 5), (3, 5), (4, 5), (5, 5)]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_killed_worker_costs_its_own_cell_at_most(tmp_path, notes, times):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    cells = squares(notes, range(5))
-    cells.insert(1, Cell("deadly", die, (scratch, times)))
+def test_a_killed_worker_costs_its_own_cell_at_most(tmp_path, notes):
+    """One cell is killed once, another one always; both have others beside them."""
+    cells = squares(notes, range(7))
+    for place, name, times in ((1, "once", 1), (6, "always", 9)):
+        (tmp_path / name).mkdir()
+        cells.insert(place, Cell(name, die, (tmp_path / name, times)))
     found = dict(sweep(cells, jobs=2, folder=tmp_path / "cells"))
-    assert [found[str(n)]["square"] for n in range(5)] == [0, 1, 4, 9, 16]
-    assert found["deadly"] == ("alive" if times == 1 else Failed(KILLED))
-    assert ran(scratch) == {"deaths": 2}
+    assert [found[str(n)]["square"] for n in range(7)] == [n**2 for n in range(7)]
+    assert found["once"] == "alive"
+    assert found["always"] == Failed(KILLED)
+    assert ran(tmp_path / "once") == ran(tmp_path / "always") == {"deaths": 2}
     assert max(ran(notes).values()) <= 2
 
 
@@ -106,3 +108,30 @@ def test_a_sweep_that_is_left_ends_its_workers(tmp_path, notes):
 def test_no_process_at_all_is_refused():
     with pytest.raises(InvalidInput, match=r"^jobs is 0"):
         list(sweep([], jobs=0))
+
+
+@pytest.mark.soak
+def test_a_cluster_is_swept_as_processes_are(tmp_path, notes):
+    """A cluster that the test starts; a worker of it is killed."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: unwalk[ray]")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        (tmp_path / "once").mkdir()
+        (tmp_path / "always").mkdir()
+        cells = squares(notes, range(4))
+        cells.insert(1, Cell("once", die, (tmp_path / "once", 1)))
+        cells.append(Cell("always", die, (tmp_path / "always", 9)))
+        cells.append(Cell("refused", refuse, ("No.",)))
+        found = dict(sweep(cells, jobs=2, cluster="local"))
+    finally:
+        ray.shutdown()
+    assert [found[str(n)]["square"] for n in range(4)] == [0, 1, 4, 9]
+    assert found["once"] == "alive"
+    assert found["always"] == Failed(KILLED)
+    assert found["refused"].reason == "No."
+
+
+def test_a_cluster_without_ray_is_refused(monkeypatch, notes):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidInput, match=r"needs Ray, which is not installed: pip install"):
+        list(sweep(squares(notes), jobs=2, cluster="auto"))

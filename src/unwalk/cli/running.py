@@ -109,7 +109,10 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
     kept = "add --out DIR to keep the model, the transcript and a report"
     show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
     show()
-    which = "the first seed: " if "seeds" in result else ""
+    which = ""
+    if "seeds" in result:
+        main = next(method for method in result["methods"] if method["main"])
+        which = f"{main['label']} with seed {result['seed']}: "
     show(f"{which}{verdict_line(document)}")
 
 

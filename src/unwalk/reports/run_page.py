@@ -236,7 +236,9 @@ def methods_note(result: Result) -> str:
 def seeds_note(result: Result) -> str:
     """How to read the table of seeds."""
     text = "Mean ± standard deviation at the end."
-    return f"{text} Everything else on this page is the first seed's." if result.runs > 1 else text
+    if result.runs < 2:
+        return text
+    return f"{text} Everything else on this page is seed {result.seed}'s."
 
 
 def costs(result: Result) -> Table | None:

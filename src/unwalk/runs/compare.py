@@ -35,7 +35,7 @@ from unwalk.tasks import ShardedTask
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The first seed's result with a summary over all seeds under ``seeds``."""
+    """One seed's result with a summary over all seeds under ``seeds``."""
 
     result: dict[str, Any]
     runs: list[dict[str, Any]]
