@@ -117,8 +117,8 @@ def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    (line,) = said.decode().splitlines()
-    assert line.startswith("unwalk: stopped; go on with: unwalk compare")
+    assert said.decode().startswith("unwalk: stopped; go on with: unwalk compare")
+    assert said.count(b"\n") == 1
 
 
 def children(pid):

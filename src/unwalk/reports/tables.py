@@ -118,7 +118,8 @@ def with_failed(table: Table, result: Result) -> Table:
         why = Cell(numbers.sentence(failed.reason), kind="why", span=room)
         where = failed_where(failed, result)
         rows.append(Row(Cell(failed.title, (where,) if where else ()), [why], "is-failed"))
-    return table._replace(bodies=[*table.bodies, Body(rows)]) if rows else table
+    *others, last = table.bodies
+    return table._replace(bodies=[*others, last._replace(rows=[*last.rows, *rows])])
 
 
 def failed_where(failed: Failure, result: Result) -> str:

@@ -11,11 +11,16 @@ running its cell.  Failures are not kept: they are tried again.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +142,30 @@ class _Lost(Exception):
 
 
 def _carried_out(cell: Cell) -> tuple[str, Any]:
-    """The one function that workers call: it never raises."""
+    """What comes of a cell: this never raises."""
     try:
         return cell.name, cell.work(*cell.arguments)
     except Exception as error:
         return cell.name, Failed.by(error)
+
+
+def _in_worker(cell: Cell, parent: int) -> tuple[str, Any]:
+    """The same in a process that ``parent`` started."""
+    _bound_to(parent)
+    return _carried_out(cell)
+
+
+@cache
+def _bound_to(parent: int) -> None:
+    """Leave interrupts to the process that started this one, and end when that one has ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _alone(cell: Cell, jobs: int, cluster: str | None) -> tuple[str, Any]:
@@ -171,7 +195,8 @@ def _together(
     def handed() -> Iterator[Any]:
         for cell in cells:
             begun.append(cell)
-            yield delayed(_carried_out)(cell)
+            here = delayed(_in_worker)(cell, os.getpid())
+            yield here if cluster is None else delayed(_carried_out)(cell)
 
     lost: type[Exception] = BrokenExecutor
     how: dict[str, Any] = {"backend": "loky", "inner_max_num_threads": 1}
