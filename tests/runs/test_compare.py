@@ -81,6 +81,7 @@ def asked(*words):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_sweep_that_is_killed_goes_on_with_the_seeds_that_are_left(tmp_path):
     out, seeds = tmp_path / "out", tmp_path / "out.partial" / "seeds"
     words = asked("--seeds", "8", "--jobs", "2", "--out", str(out))

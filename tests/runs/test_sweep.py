@@ -111,6 +111,7 @@ def test_no_process_at_all_is_refused():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_cluster_is_swept_as_processes_are(tmp_path, notes):
     """A cluster that the test starts; a worker of it is killed."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: unwalk[ray]")

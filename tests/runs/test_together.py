@@ -8,6 +8,8 @@ from tests.runs.small import DIGITS, small
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.runs import compare as comparing
 from unwalk.runs.compare import compare
+from unwalk.runs.run import train
+from unwalk.runs.sweep import keep
 
 METHODS = {"method": "rrdu", "compare": ["finetune", "retrain"]}
 
@@ -54,7 +56,7 @@ def test_seeds_are_different_walks(both):
 
 def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, both):
     place = tmp_path / "out"
-    keep, results = comparing.keep, comparing._results
+    results = comparing._results
 
     def stopped(folder, name, result):
         keep(folder, name, result)
@@ -88,8 +90,6 @@ def test_a_method_that_fails_in_a_fleet_leaves_the_others_to_it():
 
 
 def test_a_seed_that_diverges_in_a_fleet_is_named_and_the_others_are_run(monkeypatch):
-    train = comparing.train
-
     def diverging(runners, engine):
         if any(r.config.seed == 1 for r in runners):
             raise Diverged("a step gave NaN.")

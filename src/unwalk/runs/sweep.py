@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -74,7 +74,7 @@ def sweep(
     jobs: int = 1,
     cluster: str | None = None,
     count: Count = uncounted,
-) -> Iterator[tuple[str, Any]]:
+) -> Generator[tuple[str, Any]]:
     """The name of every cell with its result or :class:`Failed`, in the order in which they come.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
@@ -116,7 +116,7 @@ def kept(folder: Path | None, name: str) -> Any:
     return json.loads(place.read_text(encoding="utf-8"))
 
 
-def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Iterator[tuple[str, Any]]:
+def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Generator[tuple[str, Any]]:
     """What comes of the cells in ``left``; whatever has come is taken out of it."""
     if jobs == 1 and cluster is None:
         for cell in left.values():
@@ -181,7 +181,7 @@ def _alone(cell: Cell, jobs: int, cluster: str | None) -> tuple[str, Any]:
 
 def _together(
     cells: Iterable[Cell], jobs: int, cluster: str | None, begun: list[Cell]
-) -> Iterator[tuple[str, Any]]:
+) -> Generator[tuple[str, Any]]:
     """Results of workers as they come; ``begun`` gets every cell that was handed to one.
 
     Never fewer than two workers: joblib would take this process for one.  ``pre_dispatch`` is what
