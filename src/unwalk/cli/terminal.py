@@ -129,8 +129,9 @@ class Bars:
             disable=not err_console.is_terminal,
         )
         self.lines: dict[str, TaskID] = {}
-        self.sweep: TaskID | None = None
         self.loading = self.progress.add_task("loading", total=None, count="")
+        self.sweep = self.loading
+        self.counted: tuple[int, int] | None = None
 
     def tell(self, walk: str, done: int, hops: int) -> None:
         """Show how far a walk got."""
@@ -144,11 +145,12 @@ class Bars:
     def count(self, done: int, cells: int) -> None:
         """Show how many cells of a sweep have ended, and when all will have."""
         now = self.progress.get_time()
-        if self.sweep is None:
-            self.progress.update(self.loading, visible=False)
+        if self.counted is None or cells != self.counted[1] or done < self.counted[0]:
+            self.progress.update(self.sweep, visible=False)
             self.sweep = self.progress.add_task(
-                "all", total=cells, completed=done, count="", began=now, before=done
+                "all", total=cells, completed=done, count="", began=now, before=done, at=now
             )
+        self.counted = done, cells
         shown = f"{done} of {cells} done"
         self.progress.update(self.sweep, completed=done, count=shown, at=now)
 
