@@ -477,6 +477,7 @@ def test_a_sweep_has_one_bar_with_the_time_left(monkeypatch):
         (line,) = [t for t in bars.progress.tasks if t.visible]
         left = terminal.TimeLeft()
         assert left.render(line).plain == "0:02:00"
+        bars.progress.refresh()
         now[0] = 170.0
         assert left.render(line).plain == "0:01:50"
         bars.count(0, 10)
