@@ -101,9 +101,9 @@ def sweep(
 
 def keep(folder: Path | None, name: str, result: Any) -> None:
     """Keep the result of a cell for a sweep that comes later."""
-    from unwalk.runs.store import write_file
-
     if folder is not None:
+        from unwalk.runs.store import write_file
+
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{name}.json", json.dumps(result, allow_nan=False) + "\n")
 
