@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from rich.console import Console
 
 import unwalk
 from tests.runs.small import BLOBS, DIGITS, options
@@ -459,3 +461,26 @@ def test_only_the_last_few_walks_have_a_bar():
     shown = [t.description for t in bars.progress.tasks if t.visible]
     assert shown == [f"walk {n}" for n in range(4, 9)]
     assert bars.progress.tasks[-1].fields["count"] == "2/2 hops"
+
+
+def test_a_sweep_has_one_bar_with_the_time_left(monkeypatch):
+    """At the pace of the cells that ended now: those that had ended before say nothing of it."""
+    out, now = io.StringIO(), [100.0]
+    monkeypatch.setattr(terminal, "err_console", Console(file=out, force_terminal=True, width=90))
+    bars = terminal.Bars()
+    bars.progress.get_time = lambda: now[0]
+    bars.progress.live.auto_refresh = False
+    with bars.progress:
+        bars.count(4, 10)
+        now[0] = 160.0
+        bars.count(6, 10)
+        (line,) = [t for t in bars.progress.tasks if t.visible]
+        left = terminal.TimeLeft()
+        assert left.render(line).plain == "0:02:00"
+        bars.progress.refresh()
+        now[0] = 170.0
+        assert left.render(line).plain == "0:01:50"
+        bars.count(0, 10)
+        (line,) = [t for t in bars.progress.tasks if t.visible]
+        assert left.render(line).plain == "-:--:--", "the next sweep begins anew"
+    assert "6 of 10 done" in out.getvalue()

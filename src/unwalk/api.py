@@ -68,13 +68,17 @@ def compare(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    jobs: int = 1,
 ) -> comparing.Comparison:
-    """Run several methods over ``seeds`` seeds, the first being ``seed``.
+    """Run several methods over ``seeds`` seeds, the first being ``seed``, ``jobs`` at once.
 
-    The result holds means and deviations; the other arguments are those of :func:`run`.
+    The result holds means and deviations; a method that cannot be run is listed under ``failed``
+    with its reason.  The other arguments are those of :func:`run`.
     """
     main, *others = methods or [""]
     given: dict[str, Value] = {"method": main, "preset": preset, "seed": seed, "compare": others}
     config, own = _configure(task, given, settings)
     place = None if out is None else Path(out)
-    return comparing.compare(config, seeds, task=own, out=place, resume=resume, overwrite=overwrite)
+    return comparing.compare(
+        config, seeds, task=own, out=place, resume=resume, overwrite=overwrite, jobs=jobs
+    )

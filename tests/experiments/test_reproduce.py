@@ -12,13 +12,14 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import ROOT
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.experiments import paper, study, tuning
 from unwalk.experiments.cells import TASKS
 from unwalk.experiments.reproduce import (
     EXPERIMENTS,
     FURTHER,
     documents,
+    failures,
     reproduce,
     summary,
     times,
@@ -193,6 +194,33 @@ def test_several_processes_give_the_same_parts(tmp_path):
     one, two = (parts_in(tmp_path / name) for name in ("one", "two"))
     assert len(one) == 2
     assert {n: p["series"] for n, p in one.items()} == {n: p["series"] for n, p in two.items()}
+
+
+def test_a_cell_that_fails_is_listed_and_ends_no_other(tmp_path, monkeypatch):
+    """Every cell of table-delta but one; the next call tries it again."""
+    made = study._part
+
+    def failing(asked, cell, *given):
+        if cell.row == "1e-06":
+            raise Diverged("a step gave NaN.")
+        return made(asked, cell, *given)
+
+    monkeypatch.setattr(study, "_part", failing)
+    tiny("table-delta", tmp_path)
+    name = "digits table-delta-1e-06-0"
+    assert failures(tmp_path) == {name: "a step gave NaN."}
+    assert len(documents(tmp_path)["table-delta-digits"]["rows"]) == 1
+    assert f"<b>{name}</b>: a step gave NaN." in (tmp_path / "reproduction.html").read_text()
+    monkeypatch.setattr(study, "_part", made)
+    tiny("table-delta", tmp_path)
+    assert failures(tmp_path) == {}
+    assert len(documents(tmp_path)["table-delta-digits"]["rows"]) == 2
+
+
+def test_where_every_cell_fails_the_reason_is_raised(tmp_path):
+    diverging = {**TINY, "train.learning_rate": 1e38}
+    with pytest.raises(Diverged, match="not finite"):
+        reproduce("table-delta", tmp_path, quick=True, settings=diverging)
 
 
 def test_no_process_at_all_is_refused(tmp_path):

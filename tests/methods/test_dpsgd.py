@@ -94,6 +94,18 @@ def test_noise_is_divided_by_the_records_of_a_step(kind, records, steps):
     assert op.clip is None
 
 
+def test_noise_is_divided_by_the_nominal_batch_of_slots():
+    """However many records a slot holds, and if there are none."""
+    method = dpsgd("slots", slots=3, capacity=40)
+    nobody = TinyTask(peers=3, forgotten={0: 8})
+    for given in (visit(1), visit(0, task=nobody)):
+        (op,) = method.visit(given)
+        assert op.noise == pytest.approx(Z * CLIP / 14)
+        held = op.weights[op.batches >= 0]
+        assert held == pytest.approx(np.full(held.shape, 1 / 14))
+    assert len(walk(method, 6, nobody).transcript.hops) == 6
+
+
 def test_events_let_an_accountant_find_the_multiplier():
     outcome = walk(dpsgd("averaged", minibatches=2), 3)
     for hop in outcome.transcript.hops:
@@ -127,6 +139,16 @@ def test_sampling_counts_what_a_visit_does(kind, records, batch, times):
     rate, steps = sampling(work, records)
     assert steps == batches.shape[0]
     assert rate == pytest.approx(min(1.0, (batches[0] >= 0).sum() / records))
+
+
+def test_sampling_in_slots_is_one_slot_of_a_pass():
+    work = LocalWork("slots", slots=4, epochs=3, capacity=40)
+    batches, _ = work.batches(np.arange(30), np.random.default_rng(0))
+    assert sampling(work, 30) == (1 / 4, 12)
+    assert batches.shape[0] == 12
+    for one in range(3):
+        rows = batches[4 * one : 4 * one + 4]
+        assert sorted(rows[rows >= 0]) == list(range(30))
 
 
 def test_sampling_of_nobodys_records_is_nothing():

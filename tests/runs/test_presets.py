@@ -60,6 +60,16 @@ def test_every_preset_runs(preset, base):
     assert result.result["config"]["preset"] == preset
 
 
+@pytest.mark.parametrize("method", ["ddp", "dpsgd"])
+def test_private_baselines_keep_the_slots_of_the_certified_preset(method):
+    base = {"preset": "certified", "task": "digits-flat", "peers": 4, "train.slots": 3}
+    result = small_run(base, train__hops=2, unlearn__hops=3, method=method, compare=[])
+    plan = result.walks[method].outcome.plan
+    trained, private = (phase.method.descent.work for phase in plan.phases)
+    assert private == trained
+    assert (private.kind, private.slots) == ("slots", 3)
+
+
 def test_paper_takes_averaged_adam_steps_elsewhere():
     steps = the_steps(visit(assembled("paper"), peer=3))
     assert (steps.rule.optimizer, steps.rule.learning_rate) == ("adam", 0.005)

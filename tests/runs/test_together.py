@@ -5,10 +5,11 @@ import json
 import pytest
 
 from tests.runs.small import DIGITS, small
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.runs import compare as comparing
 from unwalk.runs.compare import compare
-from unwalk.runs.run import results as run
+from unwalk.runs.run import train
+from unwalk.runs.sweep import keep
 
 METHODS = {"method": "rrdu", "compare": ["finetune", "retrain"]}
 
@@ -55,27 +56,51 @@ def test_seeds_are_different_walks(both):
 
 def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, both):
     place = tmp_path / "out"
+    results = comparing._results
 
-    def stopped(runners, engine, command):
-        made = run(runners[:1], engine, command)
-        yield made[0]
+    def stopped(folder, name, result):
+        keep(folder, name, result)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparing, "results_of", stopped)
+    monkeypatch.setattr(comparing, "keep", stopped)
     with pytest.raises(KeyboardInterrupt):
         compared("fleet", out=place)
+    monkeypatch.setattr(comparing, "keep", keep)
     asked: list[int] = []
 
-    def rest(runners, engine, command):
-        asked.extend(r.config.seed for r in runners)
-        return run(runners, engine, command)
+    def rest(seeds):
+        asked.extend(config.seed for config, *_ in seeds)
+        return results(seeds)
 
-    monkeypatch.setattr(comparing, "results_of", rest)
+    monkeypatch.setattr(comparing, "_results", rest)
     found = compared("fleet", out=place, resume=True)
     assert asked == [1, 2]
     assert found.mean("finetune", "clean") == pytest.approx(
         both[0].mean("finetune", "clean"), abs=5e-3
     )
+
+
+def test_a_method_that_fails_in_a_fleet_leaves_the_others_to_it():
+    settings = {"train__optimizer": "momentum", "performance__engine": "fleet"}
+    found = compare(small(DIGITS, method="seal", compare=["finetune"], **settings), 2)
+    assert [m["name"] for m in found.result["methods"]] == ["finetune"]
+    (failed,) = found.result["failed"]
+    assert (failed["name"], failed["seeds"]) == ("seal", [0, 1])
+    assert found.result["seeds"]["runs"] == 2
+
+
+def test_a_seed_that_diverges_in_a_fleet_is_named_and_the_others_are_run(monkeypatch):
+    def diverging(runners, engine):
+        if any(r.config.seed == 1 for r in runners):
+            raise Diverged("a step gave NaN.")
+        return train(runners, engine)
+
+    monkeypatch.setattr(comparing, "train", diverging)
+    found = compared("fleet")
+    assert [r["seed"] for r in found.runs] == [0, 2]
+    (failed,) = found.result["failed"]
+    assert (failed["label"], failed["seeds"]) == ("every method", [1])
+    assert failed["reason"] == "a step gave NaN."
 
 
 def test_an_engine_that_is_not_there_is_refused():

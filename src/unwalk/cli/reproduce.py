@@ -12,7 +12,9 @@ import typer
 
 from unwalk.cli.terminal import (
     DeviceOption,
+    JobsOption,
     JsonOption,
+    RayAddressOption,
     Set,
     changes_of,
     command_line,
@@ -49,14 +51,15 @@ def reproduce(
     collect: Annotated[
         bool, typer.Option("--collect", help="Run nothing: make the page of finished parts.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes that work at once.")] = 1,
+    jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Rebuild the paper's experiments; finished parts in --out are not run again."""
     with progress(None) as bars:
         with loading():
+            from unwalk.experiments.reproduce import failures, summary
             from unwalk.experiments.reproduce import reproduce as rebuild
-            from unwalk.experiments.reproduce import summary
 
         written = rebuild(
             which,
@@ -70,11 +73,16 @@ def reproduce(
             tell=bars.tell,
             collect=collect,
             jobs=jobs,
+            cluster=ray_address,
+            count=bars.count,
         )
+        failed = failures(out)
     if json_:
-        print(json.dumps({"written": [str(path) for path in written]}))
+        print(json.dumps({"written": [str(path) for path in written], "failed": failed}))
         return
     print_whole(summary(out))
+    for name, reason in failed.items():
+        show(f"{name} failed: {reason}")
     for path in (p for p in written if p.stem.startswith(("tuning-", "precision-"))):
         show(f"numbers: {path}", soft_wrap=True)
     show(f"page: {out / 'reproduction.html'}", soft_wrap=True)

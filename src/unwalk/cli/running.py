@@ -13,12 +13,14 @@ import typer
 from unwalk.cli.terminal import (
     DeviceOption,
     File,
+    JobsOption,
     JsonOption,
     MethodOption,
     ModelOption,
     OutOption,
     OverwriteOption,
     PresetOption,
+    RayAddressOption,
     ResumeOption,
     SeedOption,
     Set,
@@ -91,9 +93,11 @@ def _show_start(result: dict[str, Any]) -> None:
 def _show_end(result: dict[str, Any], out: Path | None) -> None:
     """The table, what is claimed, where the rest is, and last what is guaranteed to whom."""
     from unwalk.certificates.words import claim_lines, verdict_line
-    from unwalk.reports import summary_table
+    from unwalk.reports.tables import failed_lines, summary_table
 
     print_whole(summary_table(result))
+    for line in failed_lines(result):
+        show(line)
     for key in _shown(result):
         show(MEANINGS[key])
     show()
@@ -105,7 +109,10 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
     kept = "add --out DIR to keep the model, the transcript and a report"
     show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
     show()
-    which = "the first seed: " if "seeds" in result else ""
+    which = ""
+    if "seeds" in result:
+        main = next(method for method in result["methods"] if method["main"])
+        which = f"{main['label']} with seed {result['seed']}: "
     show(f"{which}{verdict_line(document)}")
 
 
@@ -129,12 +136,17 @@ def compare(
     seed: SeedOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Run several methods over several seeds and print means and deviations."""
+    """Run several methods over several seeds and print means and deviations.
+
+    A method that cannot be run is a row with its reason; the others go on.
+    """
     with progress(out) as bars:
         with loading():
             from unwalk.runs.compare import compare as compare_config
@@ -148,7 +160,10 @@ def compare(
             resume=resume,
             overwrite=overwrite,
             command=command_line(),
+            jobs=jobs,
+            cluster=ray_address,
             tell=bars.tell,
+            count=bars.count,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))

@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import explained
@@ -46,6 +48,11 @@ ResumeOption = Annotated[
 ]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
+]
+JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(help="Work on the Ray cluster at auto or HOST:PORT, not on this machine alone."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -87,8 +94,27 @@ def need_peers() -> None:
         ) from error
 
 
+class TimeLeft(TimeRemainingColumn):
+    """Time left; of a sweep at the pace of all its cells so far, since each may take minutes."""
+
+    def render(self, task: Task) -> Text:
+        """Hours, minutes and seconds, or dashes as long as nothing is known."""
+        if task.fields.get("began") is None:
+            return super().render(task)
+        began, before, at = task.fields["began"], task.fields["before"], task.fields["at"]
+        ended = task.completed - before
+        if not ended or task.total is None:
+            return Text("-:--:--", style="progress.remaining")
+        pace = (at - began) / ended
+        left = max(0, round((task.total - task.completed) * pace - (task.get_time() - at)))
+        return Text(str(timedelta(seconds=left)), style="progress.remaining")
+
+
 class Bars:
-    """Progress on the terminal's error stream: a line for each of the last few walks."""
+    """Progress on the terminal's error stream: a line for each of the last few walks.
+
+    A sweep has one above them.
+    """
 
     SHOWN = 5
 
@@ -97,13 +123,15 @@ class Bars:
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[count]}"),
-            TimeRemainingColumn(),
+            TimeLeft(),
             console=err_console,
             transient=True,
             disable=not err_console.is_terminal,
         )
         self.lines: dict[str, TaskID] = {}
         self.loading = self.progress.add_task("loading", total=None, count="")
+        self.sweep = self.loading
+        self.counted: tuple[int, int] | None = None
 
     def tell(self, walk: str, done: int, hops: int) -> None:
         """Show how far a walk got."""
@@ -113,6 +141,18 @@ class Bars:
             for old in list(self.lines.values())[: -self.SHOWN]:
                 self.progress.update(old, visible=False)
         self.progress.update(self.lines[walk], completed=done, count=f"{done}/{hops} hops")
+
+    def count(self, done: int, cells: int) -> None:
+        """Show how many cells of a sweep have ended, and when all will have."""
+        now = self.progress.get_time()
+        if self.counted is None or cells != self.counted[1] or done < self.counted[0]:
+            self.progress.update(self.sweep, visible=False)
+            self.sweep = self.progress.add_task(
+                "all", total=cells, completed=done, count="", began=now, before=done, at=now
+            )
+        self.counted = done, cells
+        shown = f"{done} of {cells} done"
+        self.progress.update(self.sweep, completed=done, count=shown, at=now)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.table import Table
 
@@ -21,6 +21,7 @@ from unwalk.reports.reproduction_figure import figure_picture
 from unwalk.reports.reproduction_page import render_reproduction, reproduction_table
 from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
+from unwalk.runs.sweep import Count, Failed, uncounted
 from unwalk.settings.config import Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
@@ -37,6 +38,9 @@ FURTHER: dict[str, Callable[..., list[Cell]]] = {
 
 TIMING = "timing.json"
 """The file with the time of every call that ran something."""
+
+FAILED = "failed.json"
+"""The file with the cells that failed in the last call."""
 
 QUICK: dict[str, Value] = {"train.hops": 30, "unlearn.hops": 30, "evaluate.every": 10}
 """Settings of ``--quick``: digits, one seed, short walks."""
@@ -55,12 +59,15 @@ def reproduce(
     tell: Tell = silent,
     collect: bool = False,
     jobs: int = 1,
+    cluster: str | None = None,
+    count: Count = uncounted,
 ) -> list[Path]:
     """Run one experiment, or ``all`` of the paper's; returns the files that were written.
 
     Finished cells lie in ``out/parts``.  With ``collect`` nothing is run: an experiment that has
     parts there gets its document from them, any other keeps the document that it has.  ``jobs``
-    processes work at once.
+    processes work at once.  A cell that fails is listed in ``failed.json`` with its reason; if all
+    do, the first reason is raised.
     """
     names = list(EXPERIMENTS) if which == "all" else [which]
     known = {**EXPERIMENTS, **FURTHER}
@@ -69,24 +76,65 @@ def reproduce(
     tasks = ["digits"] if quick else list(TASKS) if task is None else [task]
     given = {**(QUICK if quick else {}), **(settings or {})}
     written: list[Path] = []
+    failed: dict[str, Failed] = {}
     for one in tasks:
-        count = 1 if quick else seeds
-        listed = {n: known[n](one, *([] if count is None else [count])) for n in names}
+        many = 1 if quick else seeds
+        listed = {n: known[n](one, *([] if many is None else [many])) for n in names}
         study = Study(one, preset, tuple(c for n in names for c in listed[n]), given)
-        done = carry_out(study, out / "parts", tell, command=command, collect=collect, jobs=jobs)
+        done = carry_out(
+            study,
+            out / "parts",
+            tell,
+            command=command,
+            collect=collect,
+            jobs=jobs,
+            cluster=cluster,
+            count=count,
+        )
+        failed |= {
+            f"{one} {cell.name}": why
+            for cell, why in zip(study.cells, done, strict=True)
+            if isinstance(why, Failed)
+        }
         parts = iter(done)
         for name in names:
-            finished = [part for part in (next(parts) for _ in listed[name]) if part is not None]
+            finished = [part for part in (next(parts) for _ in listed[name]) if _is_part(part)]
             if finished:
                 written += _write(out, name, one, preset, finished)
+    if failed and not written:
+        raise next(iter(failed.values())).raised()
     out.mkdir(parents=True, exist_ok=True)
     calls = times(out)
     if calls:
         write_file(out / TIMING, json.dumps(calls, indent=1) + "\n")
         written.append(out / TIMING)
-    page = render_reproduction(documents(out), notes(out), paper.REPORTED, tried(out), calls)
+    if not collect:
+        _list_failed(out / FAILED, failed)
+    page = render_reproduction(
+        documents(out), notes(out), paper.REPORTED, tried(out), calls, failures(out)
+    )
     write_file(out / "reproduction.html", page)
     return [*written, out / "reproduction.html"]
+
+
+def _is_part(end: dict[str, Any] | Failed | None) -> TypeGuard[dict[str, Any]]:
+    return isinstance(end, dict)
+
+
+def _list_failed(path: Path, failed: dict[str, Failed]) -> None:
+    """Write which cells failed in this call, and why; no file where none did."""
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    reasons = {name: why.reason for name, why in failed.items()}
+    write_file(path, json.dumps(reasons, indent=1) + "\n")
+
+
+def failures(out: Path) -> dict[str, str]:
+    """The cells that failed in the last call that ran any, each with its reason."""
+    path = out / FAILED
+    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def documents(out: Path) -> dict[str, Any]:

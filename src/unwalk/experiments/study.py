@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,11 @@ from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.experiments.cells import Cell
 from unwalk.methods import defaults
+from unwalk.runs import sweep as sweeping
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner, Tell, Walked, carry, silent
 from unwalk.runs.store import write_file
+from unwalk.runs.sweep import Count, Failed, uncounted
 from unwalk.settings.config import Config, Value, flatten, run_id
 from unwalk.tasks import ShardedTask
 
@@ -37,6 +38,9 @@ COSTS = {"dpsgd": 3, "retrain": 2}
 """The cost of a cell in walks of 100 hops, where it is not 1."""
 FLEET = 64
 """Cells whose walks are carried together, where a fleet carries them."""
+UNSEEN = Failed(
+    "its part is not in the folder; give an --out that all machines of the cluster can write to"
+)
 TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
 
 
@@ -85,29 +89,55 @@ def carry_out(
     command: str = "",
     collect: bool = False,
     jobs: int = 1,
-) -> list[dict[str, Any] | None]:
+    cluster: str | None = None,
+    count: Count = uncounted,
+) -> list[dict[str, Any] | Failed | None]:
     """The part of every cell, in order of the cells; finished parts are read, not run.
 
-    With ``collect`` nothing is run: a part that is not there is None.  ``jobs`` processes share
-    the work; on one graphics card they gain most with CUDA's multi-process service.
+    A cell that fails has its reason instead.  With ``collect`` nothing is run: a part that is not
+    there is None.  ``jobs`` processes share the work; on one graphics card they gain most with
+    CUDA's multi-process service.  All machines of a ``cluster`` must see the folder of parts.
     """
     check_count("jobs", jobs, low=1)
-    paths = [study.path(cell, parts) for cell in study.cells]
     todo = [] if collect else _todo(study, parts)
+    failed: dict[str, Failed] = {}
     if todo:
         parts.mkdir(parents=True, exist_ok=True)
-        clock = _Clock(study, todo, jobs, provenance(command))
-        try:
-            shares = [share for share in deal(todo, jobs) if share]
-            if len(shares) > 1:
-                _together(study, shares, command, tell, clock)
-            else:
-                _one_share(study, todo, command, tell, clock)
-        finally:
-            clock.write()
-    return [
-        json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths
+        with _Clock(study, todo, jobs, provenance(command), count) as clock:
+            failed = _swept(study, parts, todo, command, tell, clock, jobs, cluster)
+    ends: list[dict[str, Any] | Failed | None] = []
+    for cell in study.cells:
+        path, why = study.path(cell, parts), failed.get(run_id(study.config(cell)))
+        ends.append(json.loads(path.read_text(encoding="utf-8")) if path.exists() else why)
+    return ends
+
+
+def _swept(
+    study: Study,
+    parts: Path,
+    todo: Work,
+    command: str,
+    tell: Tell,
+    clock: _Clock,
+    jobs: int,
+    cluster: str | None,
+) -> dict[str, Failed]:
+    """Carry out what is to be done, a share for each process; returns failures by their run."""
+    here = jobs == 1 and cluster is None
+    shares = [todo] if here else [share for share in deal(todo, jobs) if share]
+    told = (tell, clock.write) if here else ()
+    cells = [
+        sweeping.Cell(f"share {number}", _one_share, (study, share, command, *told))
+        for number, share in enumerate(shares)
     ]
+    ends = dict(sweeping.sweep(cells, jobs=jobs, cluster=cluster))
+    failed: dict[str, Failed] = {}
+    for share, end in zip(shares, (ends[cell.name] for cell in cells), strict=True):
+        for cell, path in share:
+            if not path.exists():
+                why = end if isinstance(end, Failed) else end.get(cell.name, UNSEEN)
+                failed[run_id(study.config(cell))] = why
+    return failed
 
 
 def _todo(study: Study, parts: Path) -> Work:
@@ -135,26 +165,51 @@ def _write_parts(study: Study, parts: Path, part: dict[str, Any], cells: Iterabl
 
 
 class _Clock:
-    """The time that one call has worked, written after every part, since the call may be killed."""
+    """The time that one call has worked, written after every part, since the call may be killed.
 
-    def __init__(self, study: Study, todo: Work, jobs: int, origin: Mapping[str, str]) -> None:
+    Parts of other processes are noticed within a second.
+    """
+
+    def __init__(
+        self, study: Study, todo: Work, jobs: int, origin: Mapping[str, str], count: Count
+    ) -> None:
         self.since, begun = time.perf_counter(), datetime.now(UTC)
         name = f"timing-{study.task}-{study.preset}-{begun:%Y%m%dT%H%M%S%f}.json"
         self.todo, self.path, self.origin = todo, todo[0][1].parent / name, origin
+        self.count, self.before, self.over = count, 0, threading.Event()
+        self.lock = threading.Lock()
         self.known = {
             "task": study.task,
             "preset": study.preset,
             "begun": begun.isoformat(timespec="seconds"),
             "jobs": jobs,
         }
+        self.watching = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Clock:
+        self.count(0, len(self.todo))
+        self.watching.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.over.set()
+        self.watching.join()
+        self.write()
+
+    def _watch(self) -> None:
+        while not self.over.wait(1.0):
+            self.write()
 
     def write(self) -> None:
-        """The time until now, if there is a part; parts that run at once add up to more."""
-        ended = [cell.name for cell, path in self.todo if path.exists()]
-        seconds = round(time.perf_counter() - self.since, 3)
-        if ended:
-            timing = {**self.known, "seconds": seconds, "cells": ended, **self.origin}
-            write_file(self.path, json.dumps(timing, indent=1) + "\n")
+        """The time until now, if there is a new part; parts that run at once add up to more."""
+        with self.lock:
+            ended = [cell.name for cell, path in self.todo if path.exists()]
+            seconds = round(time.perf_counter() - self.since, 3)
+            if len(ended) > self.before:
+                self.before = len(ended)
+                timing = {**self.known, "seconds": seconds, "cells": ended, **self.origin}
+                write_file(self.path, json.dumps(timing, indent=1) + "\n")
+                self.count(len(ended), len(self.todo))
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
@@ -169,8 +224,13 @@ def deal(todo: Work, jobs: int) -> list[Work]:
 
 
 def _one_share(
-    study: Study, todo: Work, command: str, tell: Tell = silent, clock: _Clock | None = None
-) -> None:
+    study: Study,
+    todo: Work,
+    command: str,
+    tell: Tell = silent,
+    after: Callable[[], None] = lambda: None,
+) -> dict[str, Failed]:
+    """Leave the part of every cell of a share; returns those that failed, by name."""
     memory = _Memory()
     size = _at_once(study.config(todo[0][0]), memory)
     folder = todo[0][1].parent
@@ -178,31 +238,19 @@ def _one_share(
     for cell in study.cells:
         if not study.path(cell, folder).exists():
             same.setdefault(run_id(study.config(cell)), []).append(cell)
-    for start in range(0, len(todo), size):
-        cells = [cell for cell, _ in todo[start : start + size]]
-        for cell, part in zip(cells, _parts(study, cells, memory, tell), strict=True):
+    failed: dict[str, Failed] = {}
+    left = [cell for cell, path in todo if not path.exists()]  # of a share that is run once more
+    for start in range(0, len(left), size):
+        cells = left[start : start + size]
+        for cell, part in zip(cells, _ends(study, cells, memory, tell), strict=True):
+            if isinstance(part, Failed):
+                failed[cell.name] = part
+                continue
             whole = {**part, **provenance(command)}
             others = [c for c in same.get(part["run"], []) if c.name != cell.name]
             _write_parts(study, folder, whole, [cell, *others])
-        if clock is not None:
-            clock.write()
-
-
-def _together(study: Study, shares: list[Work], command: str, tell: Tell, clock: _Clock) -> None:
-    """Every share in a process of its own; what is told is how many cells are done."""
-    paths = [path for share in shares for _, path in share]
-    before = 0
-    with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
-        left = {pool.submit(_one_share, study, share, command) for share in shares}
-        while left:
-            ended, left = wait(left, timeout=1.0, return_when=FIRST_COMPLETED)
-            done = sum(path.exists() for path in paths)
-            tell("cells", done, len(paths))
-            if done > before:
-                clock.write()
-                before = done
-            for future in ended:
-                future.result()
+        after()
+    return failed
 
 
 def _at_once(config: Config, memory: _Memory) -> int:
@@ -229,6 +277,18 @@ class _Memory:
 def _key(config: Config, prefixes: Iterable[str]) -> str:
     chosen = {k: v for k, v in flatten(config).items() if k.startswith(tuple(prefixes))}
     return json.dumps(chosen, sort_keys=True)
+
+
+def _ends(
+    study: Study, cells: list[Cell], memory: _Memory, tell: Tell
+) -> list[dict[str, Any] | Failed]:
+    """The parts of cells, carried one by one where that fails together."""
+    try:
+        return list(_parts(study, cells, memory, tell))
+    except Exception as error:
+        if len(cells) == 1:
+            return [Failed.by(error)]
+    return [end for cell in cells for end in _ends(study, [cell], memory, tell)]
 
 
 def _parts(study: Study, cells: list[Cell], memory: _Memory, tell: Tell) -> list[dict[str, Any]]:

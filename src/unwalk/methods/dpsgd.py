@@ -69,8 +69,13 @@ class DPSGD(Descending):
         return tuple(self._noised(op) if isinstance(op, Steps) else op for op in program)
 
     def _noised(self, op: Steps) -> Steps:
-        """The noise on the sum, divided by the number of records of one step (the same for all)."""
-        records = int((op.batches[0] >= 0).sum())
+        """The noise on the sum, divided by what the sum is divided by: the records of a step, or B.
+
+        All steps have as many records, except for those of slots.
+        """
+        work = self.descent.work
+        slots = work.kind == "slots"
+        records = work.nominal_batch if slots else int((op.batches[0] >= 0).sum())
         return replace(op, noise=self.multiplier * (op.clip_per_example or 0.0) / records)
 
 
@@ -81,7 +86,11 @@ def sampling(work: LocalWork, records: int) -> tuple[float, int]:
     (0.010666666666666666, 93)
     >>> sampling(LocalWork("averaged", batch=64, minibatches=4), 6000)
     (0.042666666666666665, 1)
+    >>> sampling(LocalWork("slots", slots=4, epochs=3, capacity=40), 30)
+    (0.25, 12)
     """
+    if work.kind == "slots":
+        return 1.0 / work.slots, work.epochs * work.slots
     size = min(work.batch, records)
     if size == 0 or work.kind == "full":
         return float(records > 0), int(records > 0)

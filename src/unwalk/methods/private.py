@@ -53,14 +53,18 @@ def data_of(reading: str) -> str:
 
 def local_work(config: Config, own: PrivateSettings) -> LocalWork:
     """A visit's work: as the settings say, else the walk's own."""
-    train, walk = config.train, None if own.reading == "from-start" else config.unlearn.work
-    kind = own.work or walk or train.work
-    return LocalWork(kind, train.batch, train.epochs, train.minibatches)
+    work = _walks_own(config, own).work
+    return work if own.work is None else replace(work, kind=own.work)
+
+
+def _walks_own(config: Config, own: PrivateSettings) -> Descent:
+    """A visit of the walk that the reading adds noise to."""
+    return train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
 
 
 def descent(config: Config, own: PrivateSettings) -> Descent:
     """A visit of a private baseline, before clipping and noise."""
-    base = train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
+    base = _walks_own(config, own)
     rule = base.rule
     if own.optimizer == "plain":
         rule = replace(rule, optimizer="sgd", weight_decay=0.0)

@@ -107,6 +107,7 @@ def render_reproduction(
     reported: Reported | None = None,
     tried: Mapping[str, Mapping[str, Any]] | None = None,
     times: Mapping[str, Mapping[str, Any]] | None = None,
+    failed: Mapping[str, str] | None = None,
 ) -> str:
     """The page as one HTML text.
 
@@ -116,6 +117,7 @@ def render_reproduction(
     ``reported`` are the end points that the paper gives for the figure, by task and method.
     ``tried`` are documents of what was tried beside the paper's experiments, by name
     (``readings-mnist``, ``tuning-mnist``, ``precision-mnist``); ``times`` say how long calls took.
+    ``failed`` are the cells that could not be run, with their reasons.
     """
     parts = collect(documents, reported)
     paragraphs = _paragraphs(notes)
@@ -139,6 +141,7 @@ def render_reproduction(
         commands=_commands(parts),
         reading=_reading(parts),
         times=times_table(times or {}),
+        failed=failed or {},
         experiments=[
             _experiment(name, parts, paragraphs)
             for name in EXPERIMENTS

@@ -132,6 +132,20 @@ class Spread(NamedTuple):
     std: Values
 
 
+class Failure(NamedTuple):
+    """A method that could not be run, why, and with which seeds; without a name: every method."""
+
+    name: str
+    label: str
+    reason: str
+    seeds: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """The label as it stands alone, with a capital."""
+        return self.label[:1].upper() + self.label[1:]
+
+
 @dataclass(frozen=True)
 class Result:
     """Everything that a report shows."""
@@ -146,6 +160,7 @@ class Result:
     train_hops: int | None
     unlearn_hops: int | None
     methods: tuple[Method, ...]
+    failed: tuple[Failure, ...]
     walk: tuple[Visit, ...]
     samples: tuple[Sample, ...]
     claims: tuple[Claim, ...]
@@ -223,6 +238,7 @@ def read(result: Mapping[str, Any]) -> Result:
         train_hops=_whole(phases.get("train")),
         unlearn_hops=_whole(phases.get("unlearn")),
         methods=methods,
+        failed=tuple(_failure(f) for f in _items("failed", source.get("failed"))),
         walk=tuple(_visit(v) for v in _items("walk", source.get("walk"))),
         samples=tuple(_sample(s) for s in _items("samples", source.get("samples"))),
         claims=tuple(_claim(c) for c in _items("claims", source.get("claims"))),
@@ -362,6 +378,14 @@ def _certificate(value: Any) -> Certificate | None:
         worth=_text(source.get("worth")),
         origin=origin_of(document),
     )
+
+
+def _failure(value: Any) -> Failure:
+    source = _mapping("failed[i]", value)
+    seeds = [_whole(seed) for seed in _items("failed[i].seeds", source.get("seeds"))]
+    known = tuple(seed for seed in seeds if seed is not None)
+    name, label, reason = (_text(source.get(key)) for key in ("name", "label", "reason"))
+    return Failure(name, label or name, reason, known)
 
 
 def _spread(value: Any) -> Spread:

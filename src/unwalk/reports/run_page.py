@@ -209,8 +209,11 @@ def samples(result: Result) -> dict[str, Any] | None:
 def methods(result: Result) -> Table | None:
     """How every method ended, and how far from retraining."""
     columns = (*tables.final_columns(result), *tables.gap_columns(result))
-    heading = "Methods compared" if len(result.methods) > 1 else "How it ended"
-    return tables.methods_table(result, columns, heading) if columns else None
+    several = len(result.methods) + len(result.failed) > 1
+    heading = "Methods compared" if several else "How it ended"
+    if not columns:
+        return None
+    return tables.with_failed(tables.methods_table(result, columns, heading), result)
 
 
 def methods_note(result: Result) -> str:
@@ -233,7 +236,9 @@ def methods_note(result: Result) -> str:
 def seeds_note(result: Result) -> str:
     """How to read the table of seeds."""
     text = "Mean ± standard deviation at the end."
-    return f"{text} Everything else on this page is the first seed's." if result.runs > 1 else text
+    if result.runs < 2:
+        return text
+    return f"{text} Everything else on this page is seed {result.seed}'s."
 
 
 def costs(result: Result) -> Table | None:

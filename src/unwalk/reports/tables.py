@@ -16,7 +16,7 @@ from rich import box
 from rich.text import Text
 
 from unwalk.reports import numbers
-from unwalk.reports.result import GAPS, RETRAIN, Method, Result, Spread, read
+from unwalk.reports.result import GAPS, RETRAIN, Failure, Method, Result, Spread, read
 
 MEASURE_HEADS = {
     "clean": "Clean accuracy",
@@ -29,7 +29,10 @@ SHORT_HEADS = {"clean": "clean", "asr": "ASR", "forget": "forget"}
 
 
 class Cell(NamedTuple):
-    """One cell of a page's table: ``kind`` is its class, ``mark`` that of its text."""
+    """One cell of a page's table: ``kind`` is its class, ``mark`` that of its text.
+
+    ``span`` is how many columns it takes.
+    """
 
     text: str
     small: tuple[str, ...] = ()
@@ -38,6 +41,7 @@ class Cell(NamedTuple):
     sign: str = ""
     spoken: str = ""
     code: bool = False
+    span: int = 1
 
 
 class Head(NamedTuple):
@@ -104,6 +108,31 @@ def methods_table(result: Result, columns: Sequence[Column], name: str) -> Table
         texts = [column.cell(method) for column in columns]
         rows.append((Cell(method.title, preset), texts, method is result.main))
     return _grouped(columns, rows, name)
+
+
+def with_failed(table: Table, result: Result) -> Table:
+    """The same table with a row for each method that failed: its reason instead of numbers."""
+    room = len(table.heads) - 1
+    rows = []
+    for failed in result.failed:
+        why = Cell(numbers.sentence(failed.reason), kind="why", span=room)
+        where = failed_where(failed, result)
+        rows.append(Row(Cell(failed.title, (where,) if where else ()), [why], "is-failed"))
+    *others, last = table.bodies
+    return table._replace(bodies=[*others, last._replace(rows=[*last.rows, *rows])])
+
+
+def failed_where(failed: Failure, result: Result) -> str:
+    """The seeds with which a method failed, where it ran with others.
+
+    >>> failed_where(Failure("seal", "Seal", "", (3, 5)), read({"format": 1, "methods": [{}]}))
+    'with seeds 3 and 5'
+    """
+    ran = not failed.name or failed.name in {s.name for s in result.spreads}
+    if result.spreads and not ran:
+        return ""
+    seeds = [str(seed) for seed in failed.seeds]
+    return f"with seed{'s' if len(seeds) > 1 else ''} {numbers.joined(seeds)}" if seeds else ""
 
 
 def seeds_table(result: Result) -> Table:
@@ -255,7 +284,9 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     view = read(result)
     title = f"{view.task.name or 'result'}, seed {view.seed or numbers.DASH}"
     if view.spreads:
-        title = f"{view.task.name}, mean ± standard deviation over {view.runs} seeds"
+        title = (
+            f"{view.task.name}, mean ± standard deviation over {numbers.counted(view.runs, 'seed')}"
+        )
     table = terminal_table(title)
     table.add_column("method", vertical="bottom", no_wrap=True)
     for column in _summary_columns(view):
@@ -264,9 +295,22 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     for method, row in zip(view.methods, summary_rows(view), strict=True):
         style = "bold" if method is view.main else ""
         table.add_row(*(Text(cell) for cell in row.values()), style=style)
+    ran = {method.name for method in view.methods}
+    for title in dict.fromkeys(f.title for f in view.failed if f.name and f.name not in ran):
+        table.add_row(Text(title), *(Text(numbers.DASH) for _ in table.columns[1:]), style="dim")
     if gap_columns(view):
         table.caption = Text("gap: difference to retraining, in percentage points")
     return table
+
+
+def failed_lines(result: Mapping[str, Any]) -> list[str]:
+    """A line for each method that failed, for the terminal."""
+    view = read(result)
+    lines = []
+    for failed in view.failed:
+        where = failed_where(failed, view)
+        lines.append(f"{failed.title} failed{f' {where}' if where else ''}: {failed.reason}")
+    return lines
 
 
 def _summary_columns(result: Result) -> tuple[Column, ...]:

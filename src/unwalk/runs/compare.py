@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unwalk.certificates.signing import load_key
+from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
+from unwalk.methods import METHODS
 from unwalk.reports import render
-from unwalk.runs.assemble import assemble
-from unwalk.runs.run import Runner, RunResult, Tell, growing_folder, run, silent
-from unwalk.runs.run import results as results_of
-from unwalk.runs.store import Folder, write_file
+from unwalk.runs.assemble import Assembled, assemble
+from unwalk.runs.run import (
+    Runner,
+    Tell,
+    Walked,
+    finish,
+    forget,
+    growing_folder,
+    methods_of,
+    silent,
+    train,
+)
+from unwalk.runs.store import write_file
+from unwalk.runs.sweep import Cell, Count, Failed, keep, kept, sweep, uncounted
 from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The first seed's result with a summary over all seeds under ``seeds``."""
+    """One seed's result with a summary over all seeds under ``seeds``."""
 
     result: dict[str, Any]
     runs: list[dict[str, Any]]
@@ -36,9 +49,12 @@ class Comparison:
         return self._summary(method, "std").get(measure)
 
     def _summary(self, method: str, kind: str) -> dict[str, float]:
-        methods = self.result["seeds"]["methods"]
-        values: dict[str, float] = next(m[kind] for m in methods if m["name"] == method)
-        return values
+        for one in self.result["seeds"]["methods"]:
+            if one["name"] == method:
+                values: dict[str, float] = one[kind]
+                return values
+        why = [one["reason"] for one in self.result["failed"] if one["name"] == method]
+        raise InvalidInput(f"{method} has no numbers: {why[0] if why else 'it was not asked for.'}")
 
 
 def compare(
@@ -50,28 +66,41 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     command: str = "",
+    jobs: int = 1,
+    cluster: str | None = None,
     tell: Tell = silent,
+    count: Count = uncounted,
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
-    With ``out``, every finished seed is kept, and ``resume`` continues with the next one.  Where a
-    fleet carries the walks (``performance.engine``), all seeds are finished at the same time.
+    ``jobs`` seeds are run at once (:mod:`unwalk.runs.sweep`); with one job, ``tell`` is told of
+    their walks.  With ``out``, every finished seed is kept, and ``resume`` continues with the
+    others.  Where a fleet carries the walks (``performance.engine``), all seeds are finished at the
+    same time, by this process.
+
+    A method that cannot be run is left out, with its reason under ``failed``.  If no method can,
+    the first reason is raised.
     """
     check_count("seeds", seeds, low=1)
+    check_count("jobs", jobs, low=1)
     assembled = assemble(config, task)
-    first = assembled.training()
+    if config.certificate.key:
+        load_key(Path(config.certificate.key))
     with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
+        place = None if folder is None else folder.partial / "seeds"
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
-        done = {} if folder is None else _kept(folder, seeded)
-        left = [one for one in seeded if one.seed not in done]
-        tells = {one.seed: _numbered(tell, n, seeds) for n, one in enumerate(seeded)}
-        together = goes_together([first] * min(len(left), 2), config.performance.engine)
-        for one in _runs(left, task, command, tells, together=together):
-            done[one.config.seed] = one.result
-            if folder is not None:
-                write_file(_place(folder, one.config), _json(one.result))
-        results = [done[one.seed] for one in seeded]
-        summary = {**results[0], "seeds": summarise(results)}
+        here = jobs == 1 and cluster is None
+        tells = [_numbered(tell, n, seeds) if here else silent for n in range(seeds)]
+        cells = [
+            Cell(str(one.seed), _seed, (one, task, command, told))
+            for one, told in zip(seeded, tells, strict=True)
+        ]
+        left = [cell for cell in cells if kept(place, cell.name) is None]
+        found = _in_a_fleet(left, assembled, place)
+        rest = [cell for cell in cells if cell.name not in found]
+        for name, result in sweep(rest, folder=place, jobs=jobs, cluster=cluster, count=count):
+            found[name] = result
+        summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})
         if folder is not None:
             write_file(folder.partial / "result.json", _json(summary, indent=1))
             write_file(folder.partial / "runs.json", _json(results))
@@ -79,21 +108,87 @@ def compare(
     return Comparison(summary, results)
 
 
-def _runs(
-    configs: list[Config],
-    task: ShardedTask | None,
+def _seed(config: Config, task: ShardedTask | None, command: str, tell: Tell) -> dict[str, Any]:
+    """The result of one seed."""
+    (result,) = _results([(config, task, command, tell)])
+    return result
+
+
+def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> dict[str, Any]:
+    """The results of cells whose walks one fleet carries; nothing where none does or it fails."""
+    engine = assembled.config.performance.engine
+    if len(cells) < 2 or not goes_together([assembled.training()] * 2, engine):
+        return {}
+    try:
+        results = _results([cell.arguments for cell in cells])
+    except UnwalkError:  # one seed's, perhaps: each tells its own
+        return {}
+    found = {cell.name: result for cell, result in zip(cells, results, strict=True)}
+    for name, result in found.items():
+        keep(place, name, result)
+    return found
+
+
+def _results(seeds: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The results of seeds whose walks are carried together, with the methods that failed."""
+    runners = [Runner(assemble(config, task), tell=tell) for config, task, _, tell in seeds]
+    config: Config = seeds[0][0]
+    engine, names = config.performance.engine, methods_of(config)
+    unfit = {name: failed for name in names if (failed := _unfit(runners[0], name))}
+    if len(unfit) == len(names):
+        raise unfit[names[0]].raised()
+    trained = train(runners, engine)
+    before = [runner.answers(walk) for runner, walk in zip(runners, trained, strict=True)]
+    ends: list[dict[str, Walked | Failed]] = [dict(unfit) for _ in runners]
+    for name in names:
+        if name not in unfit:
+            for own, end in zip(ends, _forgotten(runners, trained, name, engine), strict=True):
+                own[name] = end
+    return [
+        _found(runner, answers, {name: own[name] for name in names}, given[2])
+        for runner, answers, own, given in zip(runners, before, ends, seeds, strict=True)
+    ]
+
+
+def _unfit(runner: Runner, name: str) -> Failed | None:
+    """Why a method cannot be run with these settings, as far as that is known before training."""
+    try:
+        runner.assembled.unlearning(name)
+    except Exception as error:
+        return Failed.by(error)
+    return None
+
+
+def _forgotten(
+    runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: str
+) -> list[Walked | Failed]:
+    """The walks of a method, one by one where they cannot be carried together."""
+    try:
+        return list(forget(runners, trained, name, engine))
+    except Exception as error:
+        if len(runners) == 1:
+            return [Failed.by(error)]
+    pairs = zip(runners, trained, strict=True)
+    return [end for one, walk in pairs for end in _forgotten([one], [walk], name, engine)]
+
+
+def _found(
+    runner: Runner,
+    before: list[dict[str, float | int]],
+    ends: dict[str, Walked | Failed],
     command: str,
-    tells: Mapping[int, Tell],
-    *,
-    together: bool,
-) -> Iterator[RunResult]:
-    """The run of every seed: one after the other, or all in one fleet."""
-    if together:
-        runners = [Runner(assemble(one, task), tell=tells[one.seed]) for one in configs]
-        yield from results_of(runners, configs[0].performance.engine, command)
-        return
-    for one in configs:
-        yield run(one, task=task, command=command, tell=tells[one.seed])
+) -> dict[str, Any]:
+    """The result of one seed; the first method that ran is the main one."""
+    walks = {name: end for name, end in ends.items() if isinstance(end, Walked)}
+    failed = {name: end for name, end in ends.items() if isinstance(end, Failed)}
+    if not walks:
+        raise next(iter(failed.values())).raised()
+    result = finish(runner, before, walks, command).result
+    reasons = [
+        {"name": name, "label": METHODS[name].title, "reason": why.reason}
+        for name, why in failed.items()
+    ]
+    return {**result, "failed": reasons}
 
 
 def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
@@ -105,46 +200,55 @@ def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
     return told
 
 
-def _place(folder: Folder, config: Config) -> Path:
-    """The file of a finished seed."""
-    place = folder.partial / "seeds"
-    place.mkdir(exist_ok=True)
-    return place / f"{config.seed}.json"
-
-
-def _kept(folder: Folder, configs: list[Config]) -> dict[int, dict[str, Any]]:
-    """The results of seeds that were finished before."""
-    paths = {one.seed: folder.partial / "seeds" / f"{one.seed}.json" for one in configs}
-    return {
-        seed: json.loads(path.read_text(encoding="utf-8"))
-        for seed, path in paths.items()
-        if path.exists()
-    }
-
-
 def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, allow_nan=False) + "\n"
 
 
+def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The result of the first seed in which most methods ran, with all seeds; and all results."""
+    lost = {seed: one for seed, one in found.items() if isinstance(one, Failed)}
+    results = [one for seed, one in found.items() if seed not in lost]
+    if not results:
+        raise next(iter(lost.values())).raised()
+    shown = max(results, key=lambda one: len(one["methods"]))
+    return {**shown, "failed": _failures(found), "seeds": summarise(results)}, results
+
+
+def _failures(found: dict[int, Any]) -> list[dict[str, Any]]:
+    """Methods that failed, each with its reason and the seeds; a seed that failed has no method."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for seed, result in found.items():
+        whole = isinstance(result, Failed)
+        every = {"name": "", "label": "every method", "reason": result.reason if whole else ""}
+        for one in [every] if whole else result["failed"]:
+            row = rows.setdefault((one["name"], one["reason"]), {**one, "seeds": []})
+            row["seeds"].append(seed)
+    return list(rows.values())
+
+
 def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation of every final measure and gap, per method."""
-    methods = []
-    for number, method in enumerate(results[0]["methods"]):
-        columns: dict[str, list[float]] = {}
-        for result in results:
-            one = result["methods"][number]
-            values = {**one["final"]}
-            values |= {f"gap.{k}": v for k, v in (one["gap"] or {}).items()}
-            values |= {f"cost.{k}": v for k, v in one["cost"].items()}
-            for key, value in values.items():
-                if value is not None:
-                    columns.setdefault(key, []).append(value)
-        methods.append(
-            {
-                "name": method["name"],
-                "label": method["label"],
-                "mean": {k: statistics.fmean(v) for k, v in columns.items()},
-                "std": {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in columns.items()},
-            }
-        )
-    return {"runs": len(results), "methods": methods}
+    methods: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        for one in result["methods"]:
+            methods.setdefault(one["name"], []).append(one)
+    return {"runs": len(results), "methods": [_spread(ones) for ones in methods.values()]}
+
+
+def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
+    """One method over the seeds in which it ran."""
+    columns: dict[str, list[float]] = {}
+    for one in ones:
+        values = {**one["final"]}
+        values |= {f"gap.{k}": v for k, v in (one["gap"] or {}).items()}
+        values |= {f"cost.{k}": v for k, v in one["cost"].items()}
+        for key, value in values.items():
+            if value is not None:
+                columns.setdefault(key, []).append(value)
+    return {
+        "name": ones[0]["name"],
+        "label": ones[0]["label"],
+        "runs": len(ones),
+        "mean": {k: statistics.fmean(v) for k, v in columns.items()},
+        "std": {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in columns.items()},
+    }

@@ -281,7 +281,7 @@ def run(
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
-    for name in _methods(config):
+    for name in methods_of(config):
         assembled.unlearning(name)
     with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
         runner = Runner(assembled, folder, tell, engine)
@@ -311,7 +311,7 @@ def growing_folder(
         raise
 
 
-def _methods(config: Config) -> list[str]:
+def methods_of(config: Config) -> list[str]:
     """The main method first, no method twice."""
     return list(dict.fromkeys([config.method, *config.compare]))
 
@@ -337,8 +337,11 @@ class Runner:
 
     def result(self, command: str) -> RunResult:
         """Train, forget by every method, and measure."""
-        (result,) = results([self], self.engine, command)
-        return result
+        names = methods_of(self.config)
+        trained = train([self], self.engine)
+        before = self.answers(trained[0])
+        walks = {name: forget([self], trained, name, self.engine)[0] for name in names}
+        return finish(self, before, walks, command)
 
     def forget(self, name: str, trained: Walked) -> Begun:
         """The walk of one method."""
@@ -395,21 +398,25 @@ class Runner:
         return [] if samples is None else metrics.confidences(walk.model, samples.x.to(device))
 
 
-def results(runners: Sequence[Runner], engine: Engine | str, command: str) -> list[RunResult]:
-    """The results of runs that differ in seeds or settings but not in methods."""
-    trained = carry([r.begin("train", r.assembled.training(), None) for r in runners], engine)
-    before = [r.answers(walk) for r, walk in zip(runners, trained, strict=True)]
-    walks: list[dict[str, Walked]] = [{} for _ in runners]
-    for name in _methods(runners[0].config):
-        begun = [r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)]
-        for own_walks, walked in zip(walks, carry(begun, engine), strict=True):
-            own_walks[name] = walked
-    made = []
-    for runner, own_walks, answered in zip(runners, walks, before, strict=True):
-        after = {name: runner.answers(walk) for name, walk in own_walks.items()}
-        result = _result(runner.assembled, own_walks, answered, after, command)
-        made.append(RunResult(runner.config, result, own_walks))
-    return made
+def train(runners: Sequence[Runner], engine: Engine | str) -> list[Walked]:
+    """The walks that learn, of runs that differ in seeds or settings but not in methods."""
+    return carry([r.begin("train", r.assembled.training(), None) for r in runners], engine)
+
+
+def forget(
+    runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: Engine | str
+) -> list[Walked]:
+    """The walks of one method, each from its own trained model."""
+    return carry([r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)], engine)
+
+
+def finish(
+    runner: Runner, before: list[dict[str, float | int]], walks: dict[str, Walked], command: str
+) -> RunResult:
+    """What was found; the first of ``walks`` is the main one, ``before`` the trained model's."""
+    after = {name: runner.answers(walk) for name, walk in walks.items()}
+    result = _result(runner.assembled, walks, before, after, command)
+    return RunResult(runner.config, result, walks)
 
 
 def _result(
@@ -420,7 +427,7 @@ def _result(
     command: str,
 ) -> dict[str, Any]:
     config, task, graph = assembled.config, assembled.task, assembled.graph
-    main = walks[config.method]
+    name, main = next(iter(walks.items()))
     document = certificate_of(main.outcome.transcript, model_of(main.saved()))
     if key := config.certificate.key:
         document = sign(document, load_key(Path(key)))
@@ -462,7 +469,7 @@ def _result(
         "certificate": {
             "document": document,
             "words": in_words(document),
-            "worth": worth(config.method, document, task.classes, series),
+            "worth": worth(name, document, task.classes, series),
         },
     }
 

@@ -1,0 +1,128 @@
+"""Comparisons: methods that fail, several processes, a process that is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.runs.small import BLOBS, options, small, untimed
+from unwalk.core.errors import InvalidInput
+from unwalk.runs import compare as comparing
+from unwalk.runs.compare import compare
+from unwalk.runs.run import forget
+
+REFUSED = "hop 1, start at peer 0: the token carries 'momentum'"
+UNFIT = "sisa needs train.shards or train.slices"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A comparison in which two of four methods cannot be run, the main one among them."""
+    out = tmp_path_factory.mktemp("compared") / "out"
+    methods = {"method": "seal", "compare": ["finetune", "sisa", "retrain"]}
+    return compare(small(train__optimizer="momentum", **methods), 2, out=out), out
+
+
+def test_a_method_that_cannot_be_run_is_a_row_with_its_reason(found):
+    compared, out = found
+    result = compared.result
+    assert [m["name"] for m in result["methods"]] == ["finetune", "retrain"]
+    assert [m["main"] for m in result["methods"]] == [True, False]
+    seal, sisa = result["failed"]
+    assert (seal["name"], seal["label"], seal["seeds"]) == ("seal", "ledger seal", [0, 1])
+    assert seal["reason"].startswith(REFUSED)
+    assert sisa["reason"].startswith(UNFIT)
+    assert json.loads((out / "result.json").read_text()) == result
+    assert compared.mean("finetune", "gap.clean") is not None
+    with pytest.raises(InvalidInput, match=r"^seal has no numbers: hop 1, start at peer 0"):
+        compared.mean("seal", "clean")
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_page_has_the_row(found):
+    page = (found[1] / "report.html").read_text()
+    row = page[page.index('<tr class="is-failed">') :]
+    assert row.index("Ledger seal") < row.index("Hop 1, start at peer 0") < row.index("</tr>")
+    assert UNFIT[0].upper() + UNFIT[1:] in page
+    assert "Everything else on this page is seed 0" in page
+
+
+def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monkeypatch):
+    def failing(runners, trained, name, engine):
+        if name == "finetune" and runners[0].config.seed == 0:
+            raise ZeroDivisionError("by nothing")
+        return forget(runners, trained, name, engine)
+
+    monkeypatch.setattr(comparing, "forget", failing)
+    compared = compare(small(method="finetune", compare=["retrain"]), 3)
+    (failed,) = compared.result["failed"]
+    assert failed["reason"] == "ZeroDivisionError: by nothing, which is a fault of the program"
+    assert failed["seeds"] == [0]
+    runs = {m["name"]: m["runs"] for m in compared.result["seeds"]["methods"]}
+    assert runs == {"finetune": 2, "retrain": 3}
+    assert compared.result["seed"] == 1, "a seed with every method is shown"
+    assert compared.mean("finetune", "clean") is not None
+
+
+def test_two_processes_give_the_same_bits(tmp_path):
+    one, two = (compare(small(), 3, jobs=jobs, out=tmp_path / str(jobs)) for jobs in (1, 2))
+    assert untimed(one.runs) == untimed(two.runs)
+    assert untimed(one.result) == untimed(two.result)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def asked(*words):
+    settings = options({**BLOBS, "train.hops": 300})
+    return [sys.executable, "-m", "unwalk", "compare", "--task", "blobs", *settings, *words]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_sweep_that_is_killed_goes_on_with_the_seeds_that_are_left(tmp_path):
+    out, seeds = tmp_path / "out", tmp_path / "out.partial" / "seeds"
+    words = asked("--seeds", "8", "--jobs", "2", "--out", str(out))
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    while not list(seeds.glob("*.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    workers = children(process.pid)
+    process.kill()
+    process.wait()
+    assert len(workers) >= 2
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{worker}") for worker in workers):
+        assert time.monotonic() < deadline, "its workers outlive it"
+        time.sleep(0.1)
+    before = {path.name: path.stat().st_mtime_ns for path in seeds.iterdir()}
+    assert 1 <= len(before) < 8
+    subprocess.run([*words, "--resume"], check=True, stdout=subprocess.DEVNULL)
+    again = subprocess.run(asked("--seeds", "8", "--json"), check=True, capture_output=True)
+    result = json.loads((out / "result.json").read_text())
+    assert untimed(result) == untimed(json.loads(again.stdout))
+
+
+@pytest.mark.soak
+def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path):
+    out = tmp_path / "out"
+    words = asked("--seeds", "8", "--jobs", "2", "--out", str(out))
+    process = subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not list((tmp_path / "out.partial" / "seeds").glob("*.json")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.decode().startswith("unwalk: stopped; go on with: unwalk compare")
+    assert said.count(b"\n") == 1
+
+
+def children(pid):
+    """The processes that a process has started."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True)
+    return [int(word) for word in listed.stdout.split()]
