@@ -20,7 +20,8 @@ from unwalk.engines.ray_engine import Ray
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
-ENGINES = [InProcess, Fleet, Ray]
+ENGINES = [InProcess, Fleet, pytest.param(Ray, marks=pytest.mark.soak)]
+"""Ray needs a cluster: ``test_ray.py`` has a part of this for every day."""
 
 
 @pytest.fixture(params=ENGINES, ids=lambda e: e.name)

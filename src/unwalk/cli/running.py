@@ -12,6 +12,7 @@ import typer
 
 from unwalk.cli.terminal import (
     DeviceOption,
+    EngineOption,
     File,
     JsonOption,
     MethodOption,
@@ -19,6 +20,7 @@ from unwalk.cli.terminal import (
     OutOption,
     OverwriteOption,
     PresetOption,
+    RayAddressOption,
     ResumeOption,
     SeedOption,
     Set,
@@ -30,6 +32,7 @@ from unwalk.cli.terminal import (
     print_whole,
     progress,
     show,
+    use_cluster,
 )
 
 MEANINGS = {
@@ -48,6 +51,8 @@ def run(
     seed: SeedOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    engine: EngineOption = None,
+    ray_address: RayAddressOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
@@ -59,10 +64,19 @@ def run(
             from unwalk.runs.run import run as run_config
 
         changes = changes_of(
-            set_, task=task, method=method, preset=preset, seed=seed, device=device, model=model
+            set_,
+            task=task,
+            method=method,
+            preset=preset,
+            seed=seed,
+            device=device,
+            model=model,
+            engine=engine,
         )
+        config = config_of(file, changes)
+        use_cluster(ray_address, config)
         result = run_config(
-            config_of(file, changes),
+            config,
             out=out,
             resume=resume,
             overwrite=overwrite,
@@ -129,6 +143,8 @@ def compare(
     seed: SeedOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    engine: EngineOption = None,
+    ray_address: RayAddressOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
@@ -140,9 +156,13 @@ def compare(
             from unwalk.runs.compare import compare as compare_config
 
         main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
-        changes = changes_of(set_, task=task, preset=preset, seed=seed, device=device, model=model)
+        changes = changes_of(
+            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+        )
+        config = config_of(file, {**changes, "method": main, "compare": others})
+        use_cluster(ray_address, config)
         result = compare_config(
-            config_of(file, {**changes, "method": main, "compare": others}),
+            config,
             seeds,
             out=out,
             resume=resume,

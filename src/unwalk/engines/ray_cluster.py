@@ -62,6 +62,8 @@ def connected() -> Any:
             "a machine that is part of the cluster (ray start --address=HOST:PORT joins it)."
         )
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    # Ray tells of lost workers on the output stream, where a command's JSON goes.
+    ray._private.worker._worker_logs_enabled = False
     if address == "local":
         ray.init(address, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         return ray

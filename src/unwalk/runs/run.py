@@ -30,7 +30,6 @@ from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.engines.choose import carriers
-from unwalk.engines.inprocess import InProcess
 from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs import metrics
@@ -284,7 +283,7 @@ def run(
         assembled.unlearning(name)
     folder = open_folder(out, config, assembled, resume=resume, overwrite=overwrite)
     try:
-        runner = Runner(assembled, folder, tell, engine)
+        runner = Runner(assembled, folder, tell, engine or config.performance.engine)
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
@@ -321,13 +320,13 @@ class Runner:
         assembled: Assembled,
         folder: Folder | None = None,
         tell: Tell = silent,
-        engine: Engine | None = None,
+        engine: Engine | str = "inprocess",
     ) -> None:
         self.assembled = assembled
         self.config = assembled.config
         self.folder = folder
         self.tell = tell
-        self.engine = engine or InProcess()
+        self.engine = engine
         device = torch.device(self.config.device)
         speed = self.config.performance
         self.meter = Meter(assembled.task, device, speed.precision, compiled=speed.compiled)
