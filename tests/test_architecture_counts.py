@@ -20,8 +20,9 @@ from tests.conftest import ROOT
 from unwalk.cli import app
 
 SRC = ROOT / "src" / "unwalk"
-MOST = 45
-"""More than this asks for a reason why one more has to be read."""
+MOST = 46
+"""More than this asks for a reason why one more has to be read.  The last was ``engines/choose.py``,
+since a run may be carried by any engine."""
 DRAWING = "## Drawing 1: "
 
 Door = tuple[str, str]

@@ -18,7 +18,7 @@ from torch import nn
 from tests.conftest import ROOT
 from tests.engines import test_contract as contract
 from tests.tiny import TinyTask, plan
-from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Performance
 from unwalk.engines import ray_cluster, ray_engine
@@ -94,7 +94,7 @@ def same(first, second):
 
 
 @installed
-def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_nothing(cluster):
+def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_nothing(cluster, capsys):
     """The part of the contract that is tried every day: one cluster, started and stopped here."""
     made = plan(contract.train(optimizer="adam", rate=0.01, state="local"), contract.unlearn())
     stop = contract.Stop(5)
@@ -111,6 +111,7 @@ def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_not
     assert kill.seen == list(range(1, 13))
     assert kill.killed
     assert kill.killed[0] not in host_pids()
+    assert capsys.readouterr().out == ""
 
 
 @installed
@@ -138,7 +139,7 @@ def test_the_driver_holds_no_token_that_nobody_looks_at(cluster):
         def after(self, index, progress, look):
             seen.append(progress.token)
 
-    journey = ray_engine._Journey(plan(contract.train()), None)
+    journey = ray_engine.Journey(plan(contract.train()), None)
     journey.walk(0, Look())
     for token in seen:
         assert isinstance(token, FarToken)

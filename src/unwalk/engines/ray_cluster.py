@@ -8,6 +8,8 @@ Trusted clusters only: whoever can talk to a cluster can run code on it, and Ray
 between its workers.
 """
 
+# Imports in functions: the package ray is an extra, and slow to load.
+
 from __future__ import annotations
 
 import os

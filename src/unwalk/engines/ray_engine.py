@@ -18,7 +18,7 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Kept, Local, Move, Outcome, Plan, Progress, Resume, Sink, Task
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
-from unwalk.engines.ray_cluster import Crew, crew_for
+from unwalk.engines.ray_cluster import crew_for
 from unwalk.engines.ray_host import (
     APART,
     FarRegister,
@@ -66,7 +66,7 @@ class Ray:
                     f"device is {plan.performance.device!r}, but the engine ray computes on CPUs; "
                     "set device to cpu, or performance.engine to inprocess."
                 )
-            journey = _Journey(plan, (resume or {}).get(index))
+            journey = Journey(plan, (resume or {}).get(index))
             yield journey.walk(index, sink)
 
 
@@ -96,7 +96,9 @@ class _Place:
 
     def references(self) -> list[Ref]:
         """All that is needed to go on from here."""
-        kept = [ref for left in self.arrivals.values() for ref in (left.token, *left.locals.values())]
+        kept = [
+            ref for left in self.arrivals.values() for ref in (left.token, *left.locals.values())
+        ]
         held = [self.token, *self.locals.values(), *kept]
         return held if self.anchors is None else [*held, self.anchors]
 
@@ -113,7 +115,7 @@ _shards: tuple[Task, str, dict[int, Ref]] | None = None
 """The last task, its name among hosts and references to its shards: methods of a run share them."""
 
 
-class _Journey:
+class Journey:
     """One walk, as its driver sees it."""
 
     def __init__(self, plan: Plan, resume: Progress | None) -> None:
@@ -234,9 +236,7 @@ class _Journey:
             arrivals = {**arrivals, hop: _Left(more[-1], locals_)}
         anchors = more[0] if first else place.anchors
         after = {**locals_, peer: local}
-        return _Flight(
-            visited, _Place(hop, peer, move.memory, token, after, anchors, arrivals)
-        )
+        return _Flight(visited, _Place(hop, peer, move.memory, token, after, anchors, arrivals))
 
     def _shard(self, peer: int) -> Ref:
         """A peer's records, put into the cluster once; its host fetches them at its first visit."""

@@ -9,6 +9,8 @@ Only :meth:`Host._held` and :class:`FarRegister` call Ray, so that this module c
 without it.
 """
 
+# Imports in functions: the package ray is an extra, and slow to load.
+
 from __future__ import annotations
 
 import io
