@@ -21,8 +21,8 @@ from unwalk.cli import app
 
 SRC = ROOT / "src" / "unwalk"
 MOST = 46
-"""More than this asks for a reason why one more has to be read.  The last was ``engines/choose.py``,
-since a run may be carried by any engine."""
+"""More than this asks for a reason why one more has to be read.  The last was ``engines/choose``:
+a run may be carried by any engine."""
 DRAWING = "## Drawing 1: "
 
 Door = tuple[str, str]

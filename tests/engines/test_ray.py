@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
+import re
 import signal
 import sys
 import time
@@ -94,7 +94,9 @@ def same(first, second):
 
 
 @installed
-def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_nothing(cluster, capsys):
+def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_nothing(
+    cluster, capsys
+):
     """The part of the contract that is tried every day: one cluster, started and stopped here."""
     made = plan(contract.train(optimizer="adam", rate=0.01, state="local"), contract.unlearn())
     stop = contract.Stop(5)
@@ -174,10 +176,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch):
 
 def test_ray_is_imported_only_when_the_engine_is_used():
     for path in sorted((ROOT / "src").rglob("*.py")):
-        for line in ast.parse(path.read_text(encoding="utf-8")).body:
-            names = [one.name for one in line.names] if isinstance(line, ast.Import) else []
-            names += [line.module or ""] if isinstance(line, ast.ImportFrom) else []
-            assert not any(name.partition(".")[0] == "ray" for name in names), path
+        assert not re.search(r"^(import|from) ray\b", path.read_text(encoding="utf-8"), re.M), path
 
 
 def test_other_devices_are_refused():
