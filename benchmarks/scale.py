@@ -57,7 +57,7 @@ def measure(hops: int) -> Result:
     from unwalk.engines.ray_engine import Journey
     from unwalk.runs.assemble import assemble, resolve
 
-    settings = {
+    settings: dict[str, str | int] = {
         "task": "blobs",
         "peers": PEERS,
         "method": "finetune",

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from tests.conftest import ROOT
 from tests.engines import test_contract as contract
 from tests.tiny import TinyTask, plan
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Performance
 from unwalk.engines import ray_cluster, ray_engine
@@ -131,6 +132,91 @@ def test_workers_killed_again_and_again_change_nothing(cluster):
     assert len(kill.killed) == 7
 
 
+@pytest.fixture
+def machines(monkeypatch):
+    """A cluster of two machines on this one; the driver is on the first."""
+    ray = ray_cluster.ray_module()
+    from ray.cluster_utils import Cluster
+
+    made = Cluster()
+    made.add_node(num_cpus=1, include_dashboard=False)
+    second = made.add_node(num_cpus=1)
+    monkeypatch.setenv("RAY_ADDRESS", made.address)
+    try:
+        ray_cluster.connected()
+        yield made, second
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+class Lose:
+    """A sink that loses a machine after one hop, and gets another one."""
+
+    def __init__(self, machines, hop):
+        (self.cluster, self.second), self.hop, self.seen = machines, hop, []
+
+    def after(self, index, progress, look):
+        self.seen.append(progress.token.hop)
+        if progress.token.hop == self.hop:
+            self.cluster.remove_node(self.second, allow_graceful=False)
+            self.cluster.add_node(num_cpus=1)
+            assert look().parameters.isfinite().all()
+
+
+@installed
+@pytest.mark.soak
+@pytest.mark.parametrize("hop", [7, 30])
+def test_a_lost_machine_sends_the_walk_back_and_changes_nothing(machines, hop):
+    made = plan(
+        contract.train(hops=40, optimizer="adam", rate=0.01, state="local"),
+        contract.unlearn(hops=20),
+        task=TinyTask(factory=slow),
+    )
+    lose = Lose(machines, hop)
+    same(contract.run(Ray(), [made], lose), contract.run(InProcess(), [made]))
+    assert lose.seen == list(range(1, 61))
+
+
+@installed
+@pytest.mark.soak
+def test_state_that_is_lost_is_made_again(cluster, monkeypatch):
+    """The walk goes back to the last copy, and a hop that is not the same again is refused."""
+    made = plan(contract.train(hops=12, optimizer="adam", rate=0.01, state="local"))
+    whole = contract.run(InProcess(), [made])
+
+    monkeypatch.setattr(ray_engine, "AHEAD", 1)
+
+    class Lost(ray_engine.Journey):
+        """After hop 5 nothing of its state is there any more, nor the next visit."""
+
+        lost: frozenset[Any] = frozenset()
+
+        def after(self, index, progress, look):
+            if progress.token.hop == 5 and not self.lost:
+                self.lost = frozenset(self.place.references())
+                self.next = True
+
+        def _told(self, reference):
+            if reference in self.lost or vars(self).pop("next", False):
+                raise ray_engine._Gone("lost")
+            return super()._told(reference)
+
+    journey = Lost(made, None)
+    same(journey.walk(0, journey), whole)
+
+    class Other(Lost):
+        def after(self, index, progress, look):
+            if progress.token.hop == 5:
+                hops = self.transcript.hops
+                hops[2] = replace(hops[2], gradients=7)
+            super().after(index, progress, look)
+
+    journey = Other(made, None)
+    with pytest.raises(UnwalkError, match="hop 3 was lost and made again, and it is not the same"):
+        journey.walk(0, journey)
+
+
 @installed
 @pytest.mark.soak
 def test_the_driver_holds_no_token_that_nobody_looks_at(cluster):
@@ -156,7 +242,12 @@ def test_the_driver_holds_no_token_that_nobody_looks_at(cluster):
 
 def test_parcels_bring_tensors_of_every_kind():
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
-    sent = {"half": half, "count": torch.tensor(3), "none": torch.empty(0, 2), "text": "x"}
+    sent: dict[str, Any] = {
+        "half": half,
+        "count": torch.tensor(3),
+        "none": torch.empty(0, 2),
+        "text": "x",
+    }
     parcel = packed(sent, 1000)
     came = parcel.opened()
     assert parcel.filler is not None

@@ -82,16 +82,12 @@ def connected() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Crew:
-    """The hosts of a cluster; peer v is hosted by number v modulo their number."""
+    """The hosts of a cluster."""
 
     ray: Any
     cluster: tuple[str, str]
     threads: int
     hosts: list[Any]
-
-    def host(self, peer: int, among: int) -> Any:
-        """The host of a peer, where ``among`` of the hosts take part."""
-        return self.hosts[peer % among]
 
     @property
     def machines(self) -> int:

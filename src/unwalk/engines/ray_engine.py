@@ -5,8 +5,8 @@ Each names the token that the visit before will leave: Ray brings it from the ma
 the next host.  The driver learns what the transcript says of a hop, and fetches a token only where
 the sink looks at one: to measure, to write a checkpoint, at the end.
 
-A worker that dies is started again by Ray, which repeats its visit with the same token, local state
-and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a whole
+A worker that dies is started again by Ray.  Its visit is ordered again, with the same token, local
+state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a whole
 machine is lost with what it held, the walk goes back to the last state that the driver has copied
 (:data:`COPIED` hops at most) and compares what happens again with the transcript.
 
@@ -34,6 +34,7 @@ from unwalk.engines.ray_host import (
     APART,
     FarRegister,
     FarTask,
+    Lacks,
     Order,
     Visited,
     packed,
@@ -130,6 +131,7 @@ class Journey:
         self.sent = self.ray.put(self._far_plan())
         self.transcript = Transcript(plan.header()) if resume is None else resume.transcript
         self.place = self.safe = self._begun(resume)
+        self.given: set[tuple[int, str]] = set()
         self.times: list[tuple[float, float]] = []
 
     def _task(self) -> tuple[str, dict[int, Ref]]:
@@ -182,13 +184,11 @@ class Journey:
                 visited = self._told(flight.visited)
             except _Gone as gone:
                 failed += 1
-                if failed == ATTEMPTS:
-                    raise UnwalkError(
-                        f"the Ray cluster lost hop {flight.after.hop} {ATTEMPTS} times ({gone}); "
-                        "mend the cluster and go on with --resume."
-                    ) from gone
+                self._check(failed, flight, gone)
                 flights.clear()
-                ahead = self.place = self._brought_back(self.place)
+                if not isinstance(gone, _Anew):
+                    self.place = self._brought_back(self.place)
+                ahead = self.place
                 continue
             failed = 0
             self.place = flight.after
@@ -200,6 +200,14 @@ class Journey:
                 sink.after(index, progress, partial(self._look, progress.token))
         return self._outcome()
 
+    def _check(self, failed: int, flight: _Flight, gone: _Gone) -> None:
+        """Give up where nothing gets any further."""
+        if failed == ATTEMPTS:
+            raise UnwalkError(
+                f"the Ray cluster lost hop {flight.after.hop} {ATTEMPTS} times ({gone}); mend the "
+                "cluster and go on with --resume."
+            ) from gone
+
     def _order(self, place: _Place) -> _Flight:
         """Order the visit of the next hop."""
         plan, hop = self.plan, place.hop + 1
@@ -207,29 +215,33 @@ class Journey:
         phase = plan.phases[number]
         first = phase_hop == 1
         at, memory, locals_ = place.at, place.memory, place.locals
-        held: dict[str, Ref] = {"plan": self.sent}
+        fresh: dict[str, Ref] = {}
         kept_from = None
         if first:
             memory = {}
             if number > 0 and phase.start == "arrival":
                 kept_from = phase.start_hop or 0
                 kept = place.arrivals[kept_from]
-                at, locals_, held["kept"] = plan.unlearner, kept.locals, kept.token
-        elif place.anchors is not None:
-            held["anchors"] = place.anchors
+                at, locals_, fresh["kept"] = plan.unlearner, kept.locals, kept.token
         rng = plan.seeds.numpy(phase.name, "route", phase_hop)
         move: Move = phase.route.next(plan.graph, at, memory, rng)
         peer = int(move.receiver)
-        held["shard"] = self._shard(peer)
+        host = peer % self.among
+        held = {"plan": self.sent, "shard": self._shard(peer), "anchors": place.anchors}
+        names = {"plan": "plan", "shard": f"shard {peer}", "anchors": f"anchors {number}"}
+        for name, ref in held.items():
+            if (host, names[name]) not in self.given and not (first and name == "anchors"):
+                fresh[name] = ref
+        self.given.update((host, name) for name in names.values())
         keeps = peer == plan.unlearner and (
             plan.keeps == "all" or (plan.keeps == "first" and not place.arrivals)
         )
         order = Order(
             self.task, self.id, hop, move, str(number), kept_from, keeps=keeps, loose=place.loose
         )
-        visit = self.crew.host(peer, self.among).visit
+        visit = self.crew.hosts[host].visit
         visited, token, local, *more = visit.options(num_returns=3 + first + keeps).remote(
-            order, place.token, locals_.get(peer), held
+            order, place.token, locals_.get(peer), fresh
         )
         arrivals = place.arrivals
         if keeps:
@@ -253,6 +265,9 @@ class Journey:
             cause = error.cause
             if isinstance(cause, UnwalkError):
                 raise cause from None
+            if isinstance(cause, Lacks):
+                self.given.clear()
+                raise _Anew("a host was started anew") from None
             if isinstance(cause, errors.RayError):
                 raise _Gone(type(cause).__name__) from error
             raise
@@ -260,7 +275,7 @@ class Journey:
             raise _Gone(type(error).__name__) from error
 
     def _copy_now_and_then(self) -> None:
-        if self.place.hop - self.safe.hop >= COPIED and self.crew.machines > 1:
+        if self.place.hop % COPIED == 0 and self.crew.machines > 1:
             try:
                 self.safe = self._copied(self.place)
             except _Gone:
@@ -289,10 +304,16 @@ class Journey:
             self.safe = self._copied(place)
             return self.safe
         except _Gone:
-            again = self.safe
+            again, failed = self.safe, 0
         while again.hop < place.hop:
             flight = self._order(again)
-            visited: Visited = self._told(flight.visited)
+            try:
+                visited: Visited = self._told(flight.visited)
+            except _Gone as gone:
+                failed += 1
+                self._check(failed, flight, gone)
+                again = again if isinstance(gone, _Anew) else self.safe
+                continue
             if visited.hop != self.transcript.hops[again.hop]:
                 raise UnwalkError(
                     f"hop {visited.hop.hop} was lost and made again, and it is not the same: the "
@@ -348,6 +369,10 @@ class Journey:
 
 class _Gone(Exception):
     """Something that was in the cluster is lost; the text is Ray's name for it."""
+
+
+class _Anew(_Gone):
+    """A host was started anew: it has to be given what it holds, and nothing else is lost."""
 
 
 def _each(opened: Callable[[Ref], Any], held: Any) -> Any:

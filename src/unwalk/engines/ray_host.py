@@ -1,11 +1,12 @@
 """What a worker of a Ray cluster does: it hosts several peers and makes the visits to them.
 
 A host holds no state that a visit could change.  It keeps copies of what it was given once (the
-plan, the shards of its peers, the start of the phase) and fetches them again when it was started
-anew.  A visit is a function of its order, of the token and of what the peer kept: it can be made
-again, with the same bits.  The visit itself is the in-process engine's (:class:`Walk`).
+plan, the shards of its peers, the start of the phase); one that was started anew says what it lacks
+(:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token and of
+what the peer kept: it can be made again, with the same bits.  The visit itself is the in-process
+engine's (:class:`Walk`).
 
-Only :meth:`Host._held` and :class:`FarRegister` call Ray, so that this module can be imported
+Only :meth:`Host._given` and :class:`FarRegister` call Ray, so that this module can be imported
 without it.
 """
 
@@ -62,7 +63,8 @@ class _Packer(pickle.Pickler):
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
         flat = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(flat), thing.dtype, tuple(thing.shape))
+        held = pickle.PickleBuffer(memoryview(flat))
+        return _tensor, (held, thing.dtype, tuple(thing.shape))
 
 
 def _tensor(held: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -79,7 +81,7 @@ def packed(thing: Any, least: int = 0) -> Parcel:
     """
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Packer(file, protocol=5, buffer_callback=buffers.append).dump(thing)
-    tensors: list[Bytes] = [np.frombuffer(b, np.uint8) for b in buffers]
+    tensors: list[Bytes] = [np.frombuffer(b.raw(), np.uint8) for b in buffers]
     missing = least - sum(t.nbytes for t in tensors)
     return Parcel(file.getvalue(), tensors, np.zeros(missing, np.uint8) if missing > 0 else None)
 
@@ -147,6 +149,10 @@ class FarRegister:
         return draw
 
 
+class Lacks(Exception):
+    """A host does not hold what a visit needs: it was started anew."""
+
+
 def versions() -> dict[str, str]:
     """What has to be the same on every machine."""
     return {"unwalk": __version__, "torch": torch.__version__, "Python": platform.python_version()}
@@ -180,12 +186,12 @@ class Host:
         locals_ = {} if mine is None else {peer: mine}
         arrivals: dict[int, Kept] = {}
         if order.kept_from is not None:
-            arrivals[order.kept_from] = Kept(self._held(held["kept"]).opened(), locals_)
+            arrivals[order.kept_from] = Kept(self._given(held, "kept").opened(), locals_)
         elif not order.keeps:
             arrivals[0] = Kept(came, {})  # one that was kept before, as far as Walk sees
         same = came if order.loose else work.token(hop=came.hop, at=came.at, memory=came.memory)
         walk.progress = Progress(same, locals_, work.anchors, Transcript({}), arrivals)
-        first = walk.plan.phase_of(order.hop)[1] == 1
+        first = plan_hop(walk.plan, order.hop) == 1
         arrival = walk.arrive(order.hop, None, order.move)
         if first:
             self.phase = order.phase
@@ -209,11 +215,11 @@ class Host:
         return tuple(answer)
 
     def _walk_of(self, order: Order, held: Mapping[str, Any]) -> Walk:
-        """The walk with the shard and the phase that a visit needs; what is missing is fetched."""
+        """The walk with the shard and the phase that a visit needs; what is new is fetched."""
         if self.task != order.task:
             self.task, self.shards = order.task, {}
         if self.at is None or self.walk != order.walk:
-            plan: Plan = self._held(held["plan"])
+            plan: Plan = self._given(held, "plan")
             assert isinstance(plan.task, FarTask)
             plan.task.shards = self.shards
             torch.set_num_threads(plan.performance.threads)
@@ -221,17 +227,24 @@ class Host:
             self.walk, self.phase = order.walk, ""
         peer = order.move.receiver
         if peer not in self.shards:
-            self.shards[peer] = self._held(held["shard"])
-        if self.phase != order.phase and "anchors" in held:
-            self.at.state.anchors.update(self._held(held["anchors"]).opened())
+            self.shards[peer] = self._given(held, "shard")
+        if self.phase != order.phase and plan_hop(self.at.plan, order.hop) > 1:
+            self.at.state.anchors.update(self._given(held, "anchors").opened())
             self.phase = order.phase
         return self.at
 
-    def _held(self, reference: Any) -> Any:
+    def _given(self, held: Mapping[str, Any], name: str) -> Any:
         """An object that is fetched once."""
         import ray
 
-        return ray.get(reference)
+        if name not in held:
+            raise Lacks(name)
+        return ray.get(held[name])
+
+
+def plan_hop(plan: Plan, hop: int) -> int:
+    """The number of a hop within its phase."""
+    return plan.phase_of(hop)[1]
 
 
 class Keeper:
