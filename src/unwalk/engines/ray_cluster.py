@@ -86,7 +86,6 @@ class Crew:
 
     ray: Any
     cluster: tuple[str, str]
-    threads: int
     hosts: list[Any]
 
     @property
@@ -121,19 +120,22 @@ def crew_for(plan: Plan) -> tuple[Crew, int]:
     )
     among = min(plan.task.peers, plan.performance.hosts or max(places, 1))
     crew = _crew
-    if crew is not None and (crew.cluster, crew.threads) == (cluster, threads):
+    if crew is not None and crew.cluster == cluster:
         if len(crew.hosts) >= among:
             return crew, among
         for host in crew.hosts:
             ray.kill(host)
-    _crew = Crew(ray, cluster, threads, _started(ray, among, threads))
+    _crew = Crew(ray, cluster, _started(ray, among))
     return _crew, among
 
 
-def _started(ray: Any, number: int, threads: int) -> list[Any]:
-    """New hosts, which a lost worker's machine or another one starts again."""
+def _started(ray: Any, number: int) -> list[Any]:
+    """New hosts.  Ray starts one again that is lost, on another machine if need be.
+
+    A host takes a CPU to be placed and none to stay, so that there is always room for it.
+    """
     host = ray.remote(Host).options(
-        num_cpus=threads, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
+        max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
     hosts = [host.remote() for _ in range(number)]
     try:
@@ -142,8 +144,8 @@ def _started(ray: Any, number: int, threads: int) -> list[Any]:
         for one in hosts:
             ray.kill(one)
         raise InvalidInput(
-            f"the Ray cluster did not start {number} hosts with {threads} CPUs each within "
-            f"{PATIENCE:g} seconds; wait until it has room, or set performance.hosts lower."
+            f"the Ray cluster did not start {number} hosts within {PATIENCE:g} seconds; wait until "
+            "it has free CPUs, or set performance.hosts lower."
         ) from error
     here = versions()
     for there in found:

@@ -6,9 +6,9 @@ the next host.  The driver learns what the transcript says of a hop, and fetches
 the sink looks at one: to measure, to write a checkpoint, at the end.
 
 A worker that dies is started again by Ray.  Its visit is ordered again, with the same token, local
-state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a whole
-machine is lost with what it held, the walk goes back to the last state that the driver has copied
-(:data:`COPIED` hops at most) and compares what happens again with the transcript.
+state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a
+whole machine is lost with what it held, the walk goes back to the last state that the driver has
+copied (:data:`COPIED` hops at most) and compares what happens again with the transcript.
 
 Bits are the in-process engine's, on a CPU of the same kind.
 """
@@ -152,7 +152,7 @@ class Journey:
         return replace(self.plan, task=far, noise=noise)
 
     def _begun(self, resume: Progress | None) -> _Place:
-        put: Callable[..., Ref] = lambda thing, least=0: self.ray.put(packed(thing, least))  # noqa: E731
+        put = self._put
         if resume is None:
             token = self.work.token(hop=0, at=-1, memory={})
             return _Place(0, -1, {}, put(token, APART), {}, None, {})
@@ -170,6 +170,9 @@ class Journey:
             },
             loose=True,
         )
+
+    def _put(self, thing: Any, least: int = 0) -> Ref:
+        return self.ray.put(packed(thing, least))
 
     def walk(self, index: int, sink: Sink | None) -> Outcome:
         """Order visits ahead, and tell the sink of each when it has ended."""
@@ -265,7 +268,7 @@ class Journey:
             cause = error.cause
             if isinstance(cause, UnwalkError):
                 raise cause from None
-            if isinstance(cause, Lacks):
+            if isinstance(cause, Lacks):  # Ray has repeated the visit in a new process
                 self.given.clear()
                 raise _Anew("a host was started anew") from None
             if isinstance(cause, errors.RayError):
