@@ -62,9 +62,8 @@ class _Packer(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
-        flat = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        held = pickle.PickleBuffer(memoryview(flat))
-        return _tensor, (held, thing.dtype, tuple(thing.shape))
+        flat: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(flat), thing.dtype, tuple(thing.shape))
 
 
 def _tensor(held: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
