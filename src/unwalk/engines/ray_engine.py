@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ from unwalk.engines.ray_host import (
 
 AHEAD = 8
 """Visits that are ordered before the first of them is known to have ended."""
+TOLD = 4
+"""Hops that the driver waits for at a time: while it works, it takes a core from the visits."""
+PAUSE = 0.25
+"""Seconds that it waits for them at most, so that what is shown and saved is not late."""
 COPIED = 25
 """Hops between two states that the driver copies where a cluster has several machines."""
 ATTEMPTS = 5
@@ -179,9 +184,12 @@ class Journey:
         flights: deque[_Flight] = deque()
         ahead, failed = self.place, 0
         while self.place.hop < self.plan.hops:
-            while ahead.hop < self.plan.hops and len(flights) < AHEAD:
-                flights.append(self._order(ahead))
-                ahead = flights[-1].after
+            if len(flights) <= AHEAD - TOLD:
+                while ahead.hop < self.plan.hops and len(flights) < AHEAD:
+                    flights.append(self._order(ahead))
+                    ahead = flights[-1].after
+                first = [flight.visited for flight in islice(flights, TOLD)]
+                self.ray.wait(first, num_returns=len(first), timeout=PAUSE)
             flight = flights.popleft()
             try:
                 visited = self._told(flight.visited)
