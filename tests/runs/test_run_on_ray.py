@@ -105,8 +105,8 @@ def test_the_command_line_names_the_engine(tmp_path):
 
 
 @installed
-def test_an_address_where_no_cluster_is(monkeypatch, cluster):
-    cluster.shutdown()
+def test_an_address_where_no_cluster_is(monkeypatch):
+    ray_cluster.ray_module().shutdown()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(InvalidInput, match=r"no Ray cluster answers .*ray start --head"):
         ray_cluster.connected()

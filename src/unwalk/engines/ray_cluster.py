@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ def connected() -> Any:
         ray.init(address, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
         return ray
     try:
+        if address != "auto":  # Ray itself would try for minutes
+            name, _, port = address.rpartition(":")
+            socket.create_connection((name, int(port)), timeout=10.0).close()
         ray.init(address, **quiet)
     except Exception as error:  # Ray raises its own, the socket's and plain ones
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
