@@ -26,8 +26,12 @@ from typing import Any
 from unwalk.peers.demo import free_addresses
 
 HERE = Path(__file__).resolve().parent
-PACKAGES = {"flower": ("flwr>=1.41,<2", "numpy"), "nvflare": ("nvflare>=2.9,<3", "numpy")}
-MODULES = {"flower": "flwr", "nvflare": "nvflare"}
+PACKAGES = {
+    "flower": ("flwr>=1.41,<2", "numpy"),
+    "flower-simulation": ("flwr[simulation]>=1.41,<2", "numpy"),
+    "nvflare": ("nvflare>=2.9,<3", "numpy"),
+}
+MODULES = {"flower": "flwr", "flower-simulation": "flwr", "nvflare": "nvflare"}
 PATIENCE = 600.0
 WARM = 3
 
@@ -172,6 +176,29 @@ def flower_walk(python: Path, place: Path, peers: int, hops: int, numbers: int) 
         raise NotRun("the walk ended with the wrong numbers")
 
 
+def flower_simulation(python: Path, place: Path, peers: int, hops: int, numbers: int) -> None:
+    """The same app in Flower's simulation, which has a Ray cluster of this machine."""
+    out = place / "out.jsonl"
+    walk = {"peers": peers, "hops": hops, "numbers": numbers, "out": str(out)}
+    seen = environment_of(
+        python,
+        WALK=json.dumps(walk),
+        PYTHONPATH=str(HERE),
+        FLWR_HOME=str(place / "home"),
+        FLWR_TELEMETRY_ENABLED="0",
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    command = [str(python), str(HERE / "flower_simulation.py"), str(peers)]
+    with (
+        (place / "log.txt").open("wb") as log,
+        running([command], env=seen, stdout=log, stderr=log, cwd=place) as (process,),
+    ):
+        _until(lambda: process.poll() is not None, "the simulation did not end")
+    done = out.with_suffix(".done")
+    if not done.exists() or done.read_text() != "ok":
+        raise NotRun(f"the simulation failed: {(place / 'log.txt').read_text()[-300:]}")
+
+
 def nvflare_walk(kind: str) -> Callable[[Path, Path, int, int, int], None]:
     """A provisioned server and sites on loopback; the job is one of the two cyclic ones."""
 
@@ -211,6 +238,8 @@ RIVALS = (
     Rival("NVFlare, cyclic job", "nvflare", nvflare_walk("server")),
     Rival("NVFlare, client-controlled cyclic job", "nvflare", nvflare_walk("client"), counts=False),
 )
+SIMULATION = Rival("Flower, simulation", "flower-simulation", flower_simulation)
+"""What ``benchmarks/cluster.py`` compares with."""
 
 
 def overheads(path: Path) -> list[float]:

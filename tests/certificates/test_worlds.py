@@ -10,6 +10,7 @@ import torch
 
 from tests.runs.small import small
 from unwalk.core.events import GaussianNoise
+from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.methods.retrain import Retrain
 from unwalk.privacy.gaussian import gaussian_mu
@@ -96,7 +97,7 @@ def test_the_sealed_model_lies_within_the_ledger_of_its_twin(local):
         replace(plan, phases=(replace(train, method=kind), short))
         for kind in (NetworkSGD(train.method.descent), Retrain(train.method.descent))  # type: ignore[attr-defined]
     )
-    ends = [next(runner.engine.run([p])).token.parameters.double() for p in (with_, without)]
+    ends = [next(InProcess().run([p])).token.parameters.double() for p in (with_, without)]
     whole = runner.walk("seal", plan, trained).outcome.transcript
     noise = next(e for _, e in whole.events() if isinstance(e, GaussianNoise))
     bound = noise.std * gaussian_mu(1.0, 1e-5)

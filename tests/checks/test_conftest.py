@@ -44,7 +44,7 @@ def _pytest(folder: Path, test: str, ci: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     "test",
     [
-        "import pytest\npytest.importorskip('ray', reason='ray is missing')\n",
+        "import pytest\npytest.importorskip('absent', reason='ray is missing')\n",
         "def test_data(shared_path):\n    assert shared_path('absent')\n",
     ],
     ids=["whole module", "one test"],

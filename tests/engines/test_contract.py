@@ -16,10 +16,12 @@ from unwalk.core.program import Ball, StepRule
 from unwalk.core.transcript import Transcript
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
+from unwalk.engines.ray_engine import Ray
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
-ENGINES = [InProcess, Fleet]
+ENGINES = [InProcess, Fleet, pytest.param(Ray, marks=pytest.mark.soak)]
+"""Ray needs a cluster: ``test_ray.py`` has a part of this for every day."""
 
 
 @pytest.fixture(params=ENGINES, ids=lambda e: e.name)

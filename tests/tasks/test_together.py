@@ -8,8 +8,8 @@ from torch.nn import functional
 import unwalk
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.token import build_model
+from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.run import Runner
 
 FILES = {
     "mnist": "mnist",
@@ -93,7 +93,7 @@ def test_flnet_on_mnist_agrees_with_a_plain_script(peers, official_data):
         }
     )
     made = assemble(config)
-    (outcome,) = Runner(made).engine.run([made.training()])
+    (outcome,) = InProcess().run([made.training()])
     reference = plain_script(made.task, 5, 0.01, 0.9)
     distance = float((outcome.token.parameters - reference).norm() / reference.norm())
     assert distance < 1e-5

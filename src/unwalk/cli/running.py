@@ -12,6 +12,7 @@ import typer
 
 from unwalk.cli.terminal import (
     DeviceOption,
+    EngineOption,
     File,
     JobsOption,
     JsonOption,
@@ -32,6 +33,7 @@ from unwalk.cli.terminal import (
     print_whole,
     progress,
     show,
+    use_cluster,
 )
 
 MEANINGS = {
@@ -50,6 +52,8 @@ def run(
     seed: SeedOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    engine: EngineOption = None,
+    ray_address: RayAddressOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
@@ -61,10 +65,19 @@ def run(
             from unwalk.runs.run import run as run_config
 
         changes = changes_of(
-            set_, task=task, method=method, preset=preset, seed=seed, device=device, model=model
+            set_,
+            task=task,
+            method=method,
+            preset=preset,
+            seed=seed,
+            device=device,
+            model=model,
+            engine=engine,
         )
+        config = config_of(file, changes)
+        use_cluster(ray_address, config)
         result = run_config(
-            config_of(file, changes),
+            config,
             out=out,
             resume=resume,
             overwrite=overwrite,
@@ -137,6 +150,7 @@ def compare(
     device: DeviceOption = None,
     model: ModelOption = None,
     jobs: JobsOption = 1,
+    engine: EngineOption = None,
     ray_address: RayAddressOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
@@ -152,16 +166,22 @@ def compare(
             from unwalk.runs.compare import compare as compare_config
 
         main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
-        changes = changes_of(set_, task=task, preset=preset, seed=seed, device=device, model=model)
+        changes = changes_of(
+            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+        )
+        config = config_of(file, {**changes, "method": main, "compare": others})
+        by_engine = config.performance.engine == "ray"
+        if by_engine:
+            use_cluster(ray_address, config)
         result = compare_config(
-            config_of(file, {**changes, "method": main, "compare": others}),
+            config,
             seeds,
             out=out,
             resume=resume,
             overwrite=overwrite,
             command=command_line(),
             jobs=jobs,
-            cluster=ray_address,
+            cluster=None if by_engine else ray_address,
             tell=bars.tell,
             count=bars.count,
         ).result

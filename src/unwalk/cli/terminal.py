@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -42,6 +43,13 @@ PresetOption = Annotated[
 SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]
+EngineOption = Annotated[
+    str | None, typer.Option(help="inprocess, fleet, ray or auto; short for performance.engine.")
+]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(help="The Ray cluster to work on: auto or HOST:PORT; not this machine alone."),
+]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
@@ -50,10 +58,6 @@ OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
 ]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
-RayAddressOption = Annotated[
-    str | None,
-    typer.Option(help="Work on the Ray cluster at auto or HOST:PORT, not on this machine alone."),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -61,7 +65,7 @@ def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
     """Options that were given, then ``--set`` pairs, as flat settings."""
     from unwalk.settings.config import parse_set
 
-    keys = {"model": "model.name"}
+    keys = {"model": "model.name", "engine": "performance.engine"}
     given = {keys.get(k, k): v for k, v in options.items() if v is not None}
     return {**given, **parse_set(pairs or [])}
 
@@ -79,6 +83,20 @@ def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
     if file is None:
         return resolve(changes)
     return resolve(changes, read_toml(file), file_name=str(file))
+
+
+def use_cluster(address: str | None, config: Config) -> None:
+    """Name the Ray cluster of this process."""
+    if address is None:
+        return
+    if config.performance.engine != "ray":
+        raise InvalidInput(
+            "--ray-address names a Ray cluster, which needs --engine ray; add it, or leave the "
+            "address out."
+        )
+    from unwalk.engines.ray_cluster import ADDRESS
+
+    os.environ[ADDRESS] = address
 
 
 def need_peers() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 KEEPS = ("last", "average", "random")
 """Which iterate of a phase can be its result."""
-ENGINES = ("auto", "inprocess", "fleet")
+ENGINES = ("auto", "inprocess", "fleet", "ray")
 """Names of engines; ``auto`` chooses for each plan."""
 
 
@@ -92,7 +92,7 @@ class Phase:
 class Performance:
     """Settings that may change speed and rounding, never the mechanism.
 
-    ``precision`` and ``compiled`` act on CUDA devices only.
+    ``precision`` and ``compiled`` act on CUDA devices only, ``hosts`` on a Ray cluster only.
     """
 
     threads: int = 1
@@ -100,6 +100,7 @@ class Performance:
     digests: bool = False
     precision: str = "float32"
     compiled: bool = False
+    hosts: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

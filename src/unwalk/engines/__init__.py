@@ -6,6 +6,7 @@ operation of a visit's program; a linear head's gradient and exact sums, on whic
 written out there.  ``per_example`` has the per-example gradients that clipping needs.
 
 ``fleet`` carries many walks in one batch (``fleet_steps``, ``fleet_gradients``), and ``choose``
-decides which engine carries which plans.  ``cuda`` makes both fast on a CUDA device, behind one
+decides which engine carries which plans.  ``ray_engine`` is one walk on a Ray cluster
+(``ray_cluster``, ``ray_host``).  ``cuda`` makes both fast on a CUDA device, behind one
 interface.  Every engine passes ``tests/engines/test_contract.py``.
 """

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from unwalk.core.plan import Plan
+from unwalk.core.plan import Engine, Plan
 from unwalk.core.program import Steps, Visit
 from unwalk.core.token import Layout, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_steps import OPTIMIZERS
 from unwalk.engines.inprocess import InProcess
+from unwalk.engines.ray_engine import Ray
 
 LARGEST = 500_000
 """The number of parameters up to which ``auto`` takes a fleet; chosen, not measured."""
 
-Carriers = list[tuple[InProcess | Fleet, Sequence[int]]]
+Carriers = list[tuple[Engine, Sequence[int]]]
 """Engines with the numbers of the plans that they carry."""
 
 
@@ -30,6 +31,8 @@ def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
     """
     if choice == "inprocess" or (choice == "auto" and len(plans) < 2):
         return [(InProcess(), range(len(plans)))]
+    if choice == "ray":
+        return [(Ray(), range(len(plans)))]
     groups: dict[tuple[object, ...], list[int]] = {}
     alone: list[int] = []
     for number, plan in enumerate(plans):

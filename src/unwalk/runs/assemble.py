@@ -152,6 +152,7 @@ class Assembled:
                 digests=performance.digests,
                 precision=performance.precision,
                 compiled=performance.compiled,
+                hosts=performance.hosts,
             ),
             keeps=self._keeps(),
             salt=salt_of(self.noise),

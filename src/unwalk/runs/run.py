@@ -266,6 +266,12 @@ class RunResult:
         return render(self.result)
 
 
+def _engine(config: Config) -> Engine | str:
+    """The reference itself, or the name of what carries walks instead."""
+    name = config.performance.engine
+    return InProcess() if name == "inprocess" else name
+
+
 def run(
     config: Config,
     *,
@@ -284,7 +290,7 @@ def run(
     for name in methods_of(config):
         assembled.unlearning(name)
     with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
-        runner = Runner(assembled, folder, tell, engine)
+        runner = Runner(assembled, folder, tell, engine or _engine(config))
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
@@ -324,13 +330,13 @@ class Runner:
         assembled: Assembled,
         folder: Folder | None = None,
         tell: Tell = silent,
-        engine: Engine | None = None,
+        engine: Engine | str = "inprocess",
     ) -> None:
         self.assembled = assembled
         self.config = assembled.config
         self.folder = folder
         self.tell = tell
-        self.engine = engine or InProcess()
+        self.engine = engine
         device = torch.device(self.config.device)
         speed = self.config.performance
         self.meter = Meter(assembled.task, device, speed.precision, compiled=speed.compiled)

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from unwalk.core.errors import InvalidInput, UnwalkError, told
+from unwalk.core.errors import UnwalkError, told
 from unwalk.core.validation import check_count
 
 KILLED = "its process was killed twice; it may need more memory than there is: try fewer --jobs"
@@ -224,21 +224,11 @@ def _connect(address: str) -> type[Exception]:
     """Join the Ray cluster at an address, as a backend of joblib; what it raises is returned."""
     from joblib import register_parallel_backend
 
-    try:
-        import ray
-        from ray.util.joblib.ray_backend import RayBackend
-    except ImportError as error:
-        raise InvalidInput(
-            "a sweep over a cluster needs Ray, which is not installed: pip install 'unwalk[ray]'."
-        ) from error
-    if not ray.is_initialized():
-        try:
-            ray.init(address, log_to_driver=False, logging_level="ERROR")
-        except Exception as error:  # Ray raises its own, the socket's and plain ones
-            raise InvalidInput(
-                f"--ray-address is {address!r}, where no Ray cluster answers ({told(error)}); "
-                "start one with ray start --head, or leave the address out."
-            ) from error
+    from unwalk.engines.ray_cluster import ADDRESS, connected
+
+    os.environ[ADDRESS] = address
+    ray = connected()
+    from ray.util.joblib.ray_backend import RayBackend
 
     class Cluster(RayBackend):  # type: ignore[misc]
         """Ray's backend: its results do come one by one, which it does not say of itself."""

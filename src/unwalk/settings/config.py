@@ -403,7 +403,12 @@ class PerformanceSettings:
     precision: str = setting("float32", "cuda: float32 or bfloat16 for forward and backward")
     compiled: bool = setting(False, "cuda: fused kernels where they know the layers")
     engine: str = setting(
-        "inprocess", "several walks: inprocess, fleet (as one batch) or auto", choices=ENGINES
+        "inprocess",
+        "inprocess, fleet (several walks as one batch), ray (on a cluster) or auto",
+        choices=ENGINES,
+    )
+    hosts: int | None = setting(
+        None, "ray: processes that host the peers; empty: one per CPU of the cluster", low=1
     )
     checkpoint: float = setting(
         2.0, "seconds between checkpoints for --resume; 0: after every hop", low=0.0

@@ -1,0 +1,162 @@
+"""Finds or starts a Ray cluster, and the hosts on it.
+
+Ray is imported here, when the engine is used and not before.  A cluster of this machine alone is
+started where no address is given; it asks callers for a token that only this process and its
+workers know, and it reports nothing to anybody.  It ends with the process.
+
+Trusted clusters only: whoever can talk to a cluster can run code on it, and Ray pickles objects
+between its workers.
+"""
+
+# Imports in functions: the package ray is an extra, and slow to load.
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from unwalk.core.errors import InvalidInput
+from unwalk.core.events import Draw
+from unwalk.core.plan import Plan
+from unwalk.engines.ray_host import Host, Keeper, versions
+
+ADDRESS = "RAY_ADDRESS"
+"""The variable that names a cluster, Ray's own; ``--ray-address`` sets it."""
+PATIENCE = 120.0
+"""Seconds in which hosts must have started."""
+
+
+def ray_module() -> Any:
+    """Ray itself, or the sentence that says how to get it.
+
+    Ray reads these variables when it is imported.  The ports of a cluster are open to the network
+    even if it is for this machine alone, so callers of our own clusters need a token.
+    """
+    # The visits after one that failed fail as well, and the first one's error is ours to tell.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    if ADDRESS not in os.environ and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        import ray
+    except ImportError as error:
+        raise InvalidInput(
+            "the engine ray needs Ray, which is not installed: pip install 'unwalk[ray]'."
+        ) from error
+    return ray
+
+
+def connected() -> Any:
+    """Ray, connected to the cluster that ``RAY_ADDRESS`` names or to one of this process's own."""
+    ray = ray_module()
+    if ray.is_initialized():
+        return ray
+    address = os.environ.get(ADDRESS, "local")
+    if address.startswith("ray://"):
+        raise InvalidInput(
+            f"--ray-address is {address!r}, a client of a cluster; allowed: auto, or HOST:PORT, on "
+            "a machine that is part of the cluster (ray start --address=HOST:PORT joins it)."
+        )
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    # Ray tells of lost workers on the output stream, where a command's JSON goes.
+    ray._private.worker._worker_logs_enabled = False
+    if address == "local":
+        ray.init(address, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        return ray
+    try:
+        if address != "auto":  # Ray itself would try for minutes
+            name, _, port = address.rpartition(":")
+            socket.create_connection((name, int(port)), timeout=10.0).close()
+        ray.init(address, **quiet)
+    except Exception as error:  # Ray raises its own, the socket's and plain ones
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InvalidInput(
+            f"--ray-address is {address!r}, where no Ray cluster answers ({why}); start one with "
+            "ray start --head, or leave the address out."
+        ) from error
+    return ray
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The hosts of a cluster."""
+
+    ray: Any
+    cluster: tuple[str, str]
+    hosts: list[Any]
+
+    @property
+    def machines(self) -> int:
+        """How many machines are there now."""
+        return sum(bool(node["Alive"]) for node in self.ray.nodes())
+
+    def keeper(self, enter: Callable[..., Draw]) -> Any:
+        """An actor on this machine that enters draws of noise."""
+        ray = self.ray
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            node_id=ray.get_runtime_context().get_node_id(), soft=False
+        )
+        made = ray.remote(Keeper).options(
+            num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
+        )
+        return made.remote(enter)
+
+
+_crew: Crew | None = None
+
+
+def crew_for(plan: Plan) -> tuple[Crew, int]:
+    """The hosts for a plan, and how many of them take part; hosts that are there are kept."""
+    global _crew
+    ray = connected()
+    context = ray.get_runtime_context()
+    cluster = (context.gcs_address, context.get_job_id())
+    threads = plan.performance.threads
+    places = sum(
+        int(node["Resources"].get("CPU", 0)) // threads for node in ray.nodes() if node["Alive"]
+    )
+    among = min(plan.task.peers, plan.performance.hosts or max(places, 1))
+    crew = _crew
+    if crew is not None and crew.cluster == cluster:
+        if len(crew.hosts) >= among:
+            return crew, among
+        for host in crew.hosts:
+            ray.kill(host)
+    _crew = Crew(ray, cluster, _started(ray, among))
+    return _crew, among
+
+
+def _started(ray: Any, number: int) -> list[Any]:
+    """New hosts.  Ray starts one again that is lost, on another machine if need be.
+
+    A host takes a CPU to be placed and none to stay, so that there is always room for it.
+    """
+    host = ray.remote(Host).options(
+        max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
+    )
+    hosts = [host.remote() for _ in range(number)]
+    try:
+        found = ray.get([one.versions.remote() for one in hosts], timeout=PATIENCE)
+    except ray.exceptions.GetTimeoutError as error:
+        for one in hosts:
+            ray.kill(one)
+        raise InvalidInput(
+            f"the Ray cluster did not start {number} hosts within {PATIENCE:g} seconds; wait until "
+            "it has free CPUs, or set performance.hosts lower."
+        ) from error
+    here = versions()
+    for there in found:
+        for name, version in here.items():
+            if there[name] != version:
+                raise InvalidInput(
+                    f"a machine of the Ray cluster has {name} {there[name]}, this one has "
+                    f"{version}; install the same version on every machine."
+                )
+    return hosts

@@ -1,0 +1,261 @@
+"""What a worker of a Ray cluster does: it hosts several peers and makes the visits to them.
+
+A host holds no state that a visit could change.  It keeps copies of what it was given once (the
+plan, the shards of its peers, the start of the phase); one that was started anew says what it lacks
+(:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token and of
+what the peer kept: it can be made again, with the same bits.  The visit itself is the in-process
+engine's (:class:`Walk`).
+
+Only :meth:`Host._given` and :class:`FarRegister` call Ray, so that this module can be imported
+without it.
+"""
+
+# Imports in functions: the package ray is an extra, and slow to load.
+
+from __future__ import annotations
+
+import io
+import pickle
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from unwalk.core import __version__
+from unwalk.core.data import Shard
+from unwalk.core.events import Draw
+from unwalk.core.plan import Kept, Local, Loss, Move, Plan, Progress
+from unwalk.core.program import Records
+from unwalk.core.token import Token, Workspace
+from unwalk.core.transcript import Hop, Transcript
+from unwalk.engines.execute import execute
+from unwalk.engines.inprocess import Walk
+
+Bytes = npt.NDArray[np.uint8]
+
+APART = 128 << 10
+"""Bytes of a token's parcel, at least.  Ray answers a call with results below 100 KiB in the answer
+itself, to the driver; larger ones stay with the worker's machine, and the next host fetches them
+there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """An object whose tensors are apart, so that Ray writes and reads them without a copy more."""
+
+    pickled: bytes
+    tensors: list[Bytes]
+    filler: Bytes | None = None
+
+    def opened(self) -> Any:
+        """The object, with tensors of its own."""
+        return pickle.loads(self.pickled, buffers=self.tensors)
+
+
+class _Packer(pickle.Pickler):
+    def reducer_override(self, thing: Any) -> Any:
+        if not isinstance(thing, torch.Tensor):
+            return NotImplemented
+        flat: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(flat), thing.dtype, tuple(thing.shape))
+
+
+def _tensor(held: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    made = torch.empty(shape, dtype=dtype)
+    made.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(held, np.uint8)
+    return made
+
+
+def packed(thing: Any, least: int = 0) -> Parcel:
+    """A parcel of at least ``least`` bytes; its tensors are borrowed until it is sent.
+
+    >>> packed({"a": torch.arange(3)}).opened()
+    {'a': tensor([0, 1, 2])}
+    """
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Packer(file, protocol=5, buffer_callback=buffers.append).dump(thing)
+    tensors: list[Bytes] = [np.frombuffer(b.raw(), np.uint8) for b in buffers]
+    missing = least - sum(t.nbytes for t in tensors)
+    return Parcel(file.getvalue(), tensors, np.zeros(missing, np.uint8) if missing > 0 else None)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One visit: which hop of which walk of which task, and how the token came.
+
+    ``phase`` names the phase whose start is held.  ``kept_from`` is the hop whose kept token the
+    phase starts from.  ``keeps``: whether the token is to be kept as it arrives.  ``loose``:
+    whether the token is one that a walk went on with, which is not the workspace's own yet.
+    """
+
+    task: str
+    walk: str
+    hop: int
+    move: Move
+    phase: str
+    kept_from: int | None = None
+    keeps: bool = False
+    loose: bool = False
+
+
+@dataclass(frozen=True)
+class Visited:
+    """The driver's view of a visit: the hop as the transcript has it, and when it computed."""
+
+    hop: Hop
+    optimizer_steps: int
+    began: float
+    ended: float
+
+
+@dataclass(eq=False)
+class FarTask:
+    """A task at a host: the model as it was built, and the shards of the host's own peers."""
+
+    name: str
+    peers: int
+    loss: Loss | None
+    built: nn.Module
+    shards: dict[int, Shard] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        return self.built
+
+    def records(self, peer: int) -> Records:
+        return self.shards[peer].records
+
+    def shard(self, peer: int) -> Shard:
+        return self.shards[peer]
+
+
+@dataclass(frozen=True, eq=False)
+class FarRegister:
+    """The register of noise on the driver's machine, asked from another one."""
+
+    keeper: Any
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        import ray
+
+        asked = self.keeper.enter.remote(run=run, peer=peer, hop=hop, step=step, inputs=inputs)
+        draw: Draw = ray.get(asked)
+        return draw
+
+
+class Lacks(Exception):
+    """A host does not hold what a visit needs: it was started anew."""
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on every machine."""
+    return {"unwalk": __version__, "torch": torch.__version__, "Python": platform.python_version()}
+
+
+class Host:
+    """Makes the visits to its peers.  One task and one walk at a time."""
+
+    def __init__(self) -> None:
+        self.task = self.walk = self.phase = ""
+        self.shards: dict[int, Shard] = {}
+        self.at: Walk | None = None
+
+    def versions(self) -> dict[str, str]:
+        """What this worker runs."""
+        return versions()
+
+    def visit(
+        self, order: Order, token: Parcel, local: Parcel | None, held: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """What happened, the token and what the peer keeps.
+
+        Then the start of a phase at its first hop, and the token as it arrived if it is kept.
+        """
+        walk = self._walk_of(order, held)
+        peer, work = order.move.receiver, walk.state
+        assert isinstance(work, Workspace)
+        came: Token = token.opened()
+        work.load(came)
+        mine: Local | None = None if local is None else local.opened()
+        locals_ = {} if mine is None else {peer: mine}
+        arrivals: dict[int, Kept] = {}
+        if order.kept_from is not None:
+            arrivals[order.kept_from] = Kept(self._given(held, "kept").opened(), locals_)
+        elif not order.keeps:
+            arrivals[0] = Kept(came, {})  # one that was kept before, as far as Walk sees
+        same = came if order.loose else work.token(hop=came.hop, at=came.at, memory=came.memory)
+        walk.progress = Progress(same, locals_, work.anchors, Transcript({}), arrivals)
+        first = plan_hop(walk.plan, order.hop) == 1
+        arrival = walk.arrive(order.hop, None, order.move)
+        if first:
+            self.phase = order.phase
+        walk.seed(arrival)
+        work.model.train()
+        began = time.monotonic()
+        events, gradients = execute(arrival.program, arrival.bench)
+        ended = time.monotonic()
+        walk.depart(arrival, events, gradients)
+        (hop,) = walk.progress.transcript.hops
+        left = walk.progress.token
+        answer: list[Any] = [
+            Visited(hop, left.optimizer_steps, began, ended),
+            packed(left, APART),
+            packed(walk.progress.locals[peer]),
+        ]
+        if first:
+            answer.append(packed({"start": work.anchors["start"]}))
+        if order.keeps:
+            answer.append(packed(arrivals[order.hop].token))
+        return tuple(answer)
+
+    def _walk_of(self, order: Order, held: Mapping[str, Any]) -> Walk:
+        """The walk with the shard and the phase that a visit needs; what is new is fetched."""
+        if self.task != order.task:
+            self.task, self.shards = order.task, {}
+        if self.at is None or self.walk != order.walk:
+            plan: Plan = self._given(held, "plan")
+            assert isinstance(plan.task, FarTask)
+            plan.task.shards = self.shards
+            torch.set_num_threads(plan.performance.threads)
+            self.at = Walk(plan, Workspace(plan.task.built), None)
+            self.walk, self.phase = order.walk, ""
+        peer = order.move.receiver
+        if peer not in self.shards:
+            self.shards[peer] = self._given(held, "shard")
+        if self.phase != order.phase and plan_hop(self.at.plan, order.hop) > 1:
+            self.at.state.anchors.update(self._given(held, "anchors").opened())
+            self.phase = order.phase
+        return self.at
+
+    def _given(self, held: Mapping[str, Any], name: str) -> Any:
+        """An object that is fetched once."""
+        import ray
+
+        if name not in held:
+            raise Lacks(name)
+        return ray.get(held[name])
+
+
+def plan_hop(plan: Plan, hop: int) -> int:
+    """The number of a hop within its phase."""
+    return plan.phase_of(hop)[1]
+
+
+class Keeper:
+    """The register of noise of one run, on the machine of the driver.
+
+    An entry is written before its noise is drawn, and the same entry again is the same draw: a
+    visit that is made again gets the same noise.
+    """
+
+    def __init__(self, enter: Callable[..., Draw]) -> None:
+        self.register = enter
+
+    def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
+        """The entry of a draw."""
+        return self.register(run=run, peer=peer, hop=hop, step=step, inputs=inputs)
