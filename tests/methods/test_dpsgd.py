@@ -98,8 +98,8 @@ def test_noise_is_divided_by_the_nominal_batch_of_slots():
     """However many records a slot holds, and if there are none."""
     method = dpsgd("slots", slots=3, capacity=40)
     nobody = TinyTask(peers=3, forgotten={0: 8})
-    for given in (visit(1), visit(0, task=nobody)):
-        (op,) = method.visit(given)
+    for one in (visit(1), visit(0, task=nobody)):
+        (op,) = method.visit(one)
         assert op.noise == pytest.approx(Z * CLIP / 14)
         held = op.weights[op.batches >= 0]
         assert held == pytest.approx(np.full(held.shape, 1 / 14))
