@@ -524,7 +524,6 @@ def limits_table(model: Model) -> str:
         ),
         ("a certificate that is read has at most 64 MiB", f"n = {number(receipts)} peers"),
         ("a transcript that is read has at most 256 MiB", f"T = {number(hops)} hops"),
-        ("`limits.token_bytes` is 1 GiB", f"{number(limits.token_bytes / SIZE)} parameters"),
         (
             f"`limits.lease` is {limits.lease:.0f} s, and a transfer has to end within it",
             f"{number(in_lease / SIZE)} parameters on the assumed line",
