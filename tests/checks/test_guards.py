@@ -125,7 +125,7 @@ GUARDS = (
         "good = self.stands_for(spec)",
         "tests/peers/test_revocations.py"
         "::test_a_peer_votes_for_no_chapter_in_its_name_that_it_did_not_write",
-        "assert not victim.council._judge(text, False)",
+        "assert not victim.next_chapter._judge(text, False)",
     ),
     Guard(
         "receipts and pending are all peers",

@@ -253,7 +253,7 @@ async def _live(record: Record, here: Recorded) -> None:
                 scene = Scene("over", peer, len(record.calls) - 1)
                 shutil.copytree(record.folder / f"peer-{peer}", record.place(scene))
                 record.scenes.append(scene)
-            assert chapters.council.fork is None
+            assert chapters.next_chapter.fork is None
     finally:
         await here.close()
 
@@ -275,7 +275,7 @@ async def _lose_the_token(here: Recorded) -> None:
     memory.cut = {frozenset((lost, p)) for p in range(PEERS) if p != lost}
     service = here.peers[source].service
     await here.until(lambda: service.state.kept is not None and service.state.held is None)
-    await service.lookout.look_around()
+    await service.recovery.look_around()
     assert service.state.fence[0] == 1, "the walk was recovered"
     await here.until(lambda: service.state.kept is not None)
     memory.cut = set()
@@ -283,22 +283,22 @@ async def _lose_the_token(here: Recorded) -> None:
 
 async def _made_up(record: Record, here: Recorded) -> None:
     """Messages that this life had no need of: asked and answered for the record."""
-    end, council = here.memory.at(2), here.peers[2].council
+    end, next_chapter = here.memory.at(2), here.peers[2].next_chapter
     bundle = here.peers[2].bundle
     service = here.peers[2].service
     talk = service.talk
     recovery = next(c for c in record.calls if c.kind == "fence")
     opened = json.loads(recovery.parts[0])["entry"]["body"]["generation"]
-    text, decision = council.known[0]
+    text, decision = next_chapter.known[0]
     for message in (
-        council.words(ms.AgendaAsk, number=1),
-        council.words(ms.AgendaEnd, number=1),
-        council.words(ms.AgendaVisits, number=0, after=0),
-        council.words(ms.AgendaVisits, number=1, after=2),
-        council.words(ms.AgendaReceipt, number=1),
-        council.words(ms.AgendaReady, number=1),
-        council.words(ms.AgendaLeaver, number=0, peer=1),
-        council.words(ms.AgendaDecided, number=1, value=text, decision=decision),
+        next_chapter.words(ms.AgendaAsk, number=1),
+        next_chapter.words(ms.AgendaEnd, number=1),
+        next_chapter.words(ms.AgendaVisits, number=0, after=0),
+        next_chapter.words(ms.AgendaVisits, number=1, after=2),
+        next_chapter.words(ms.AgendaReceipt, number=1),
+        next_chapter.words(ms.AgendaReady, number=1),
+        next_chapter.words(ms.AgendaLeaver, number=0, peer=1),
+        next_chapter.words(ms.AgendaDecided, number=1, value=text, decision=decision),
         talk.words(ms.Where, chain=service.state.committed.chain),
         talk.words(ms.Opening, generation=opened),
         talk.words(ms.Beginning),
@@ -310,7 +310,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
     time = now().isoformat(timespec="seconds")
     left = left_of(bundle.network.run_id)
     receipt = Receipt("test", left, 1, bundle.name, (), 0, time).signed(bundle)
-    words = council.words(ms.AgendaLeft, number=1, receipt=receipt.to_json())
+    words = next_chapter.words(ms.AgendaLeft, number=1, receipt=receipt.to_json())
     record.calls.append(Call("tell", "agenda-left", 2, 0, (words,), codec.dump({"left": True})))
     greeting = bytes(range(NONCE))
     said = HELLO + greeting + b":peer-2:peer-0"
@@ -333,5 +333,5 @@ def _true(here: Recorded) -> dict[str, Any]:
     return {
         "generations": generations,
         "ends": ends,
-        "chapters": [text for text, _ in chapters.council.known],
+        "chapters": [text for text, _ in chapters.next_chapter.known],
     }

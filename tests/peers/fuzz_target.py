@@ -187,15 +187,15 @@ class Target:
     def _saved(self) -> list[tuple[Any, dict[str, Any]]]:
         """What of the peer's objects a message may change, to put it back without a new start."""
         chapters = self.chapters
-        service, council = chapters.service, chapters.council
+        service, next_chapter = chapters.service, chapters.next_chapter
         polls = ("state", "texts", "offers", "fork")
         kept = (
             (service, ("state", "open_move", "arrivals")),
             (service.ends, ("void",)),
             (service.poll, polls),
-            (service.lookout, ("overruns", "slow")),
-            (council, ("known", "specs", "poll", "fork", "wish")),
-            (council.poll, polls),
+            (service.recovery, ("overruns", "slow")),
+            (next_chapter, ("known", "specs", "poll", "fork", "wish")),
+            (next_chapter.poll, polls),
             (chapters, ("specs", "runs")),
             (chapters.store, ("changes", "archived")),
         )
@@ -216,7 +216,7 @@ class Target:
         for event in (service.over, service.whole):
             event.set() if service.state.committed is not None else event.clear()
         service.poll.forked.clear()
-        service.intake.opened = None
+        service.receiver.opened = None
         self.image.backup(chapters.store.db)
         for file in (self.record.place(self.scene) / "store" / "tokens").glob("*.safetensors"):
             if not chapters.store.file(file.stem).exists():
@@ -226,11 +226,11 @@ class Target:
     def _stands(self) -> tuple[Any, ...]:
         """Where the peer stands: once it has gone on, it is started again as it was."""
         chapters, state = self.chapters, self.chapters.service.state
-        known = len(chapters.council.known)
+        known = len(chapters.next_chapter.known)
         return state.held, state.fence, state.committed, state.ends, known, set(chapters.left)
 
     def _matter(self) -> Any:
-        poll = self.rng.choice([self.chapters.service.poll, self.chapters.council.poll])
+        poll = self.rng.choice([self.chapters.service.poll, self.chapters.next_chapter.poll])
         return poll.matter
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -267,18 +267,18 @@ class Target:
     def _looks(self) -> tuple[Any, ...]:
         """Everything that a message could change, so that two looks are compared quickly."""
         chapters = self.chapters
-        service, council = chapters.service, chapters.council
+        service, next_chapter = chapters.service, chapters.next_chapter
         return (
             service.state,
             service.poll.state,
-            council.poll.state,
+            next_chapter.poll.state,
             chapters.store.db.total_changes,
-            len(council.known),
+            len(next_chapter.known),
             frozenset(chapters.left),
             tuple(service.poll.offers.items()),
-            tuple(council.poll.offers.items()),
+            tuple(next_chapter.poll.offers.items()),
             len(chapters.specs),
-            council.fork,
+            next_chapter.fork,
             service.poll.fork,
             self._named(),
         )
@@ -306,7 +306,7 @@ class Target:
     def allowed(self, sent: Sent) -> str | None:
         """What is wrong with how a member's message has left this peer; None if nothing is."""
         chapters, true = self.chapters, self.record.true
-        service, council = chapters.service, chapters.council
+        service, next_chapter = chapters.service, chapters.next_chapter
         state = service.state
         if state.fence not in true["generations"]:
             return f"generation {state.fence} is believed"
@@ -321,14 +321,14 @@ class Target:
                 return f"{end} is an end that nobody walked to"
         if len(state.ends) > MOST_ENDS:
             return f"{len(state.ends)} ends are kept"
-        if any(text not in true["chapters"] for text, _ in council.known):
+        if any(text not in true["chapters"] for text, _ in next_chapter.known):
             return "a chapter is known that was not decided"
         new_left = chapters.left - self.before[5]
         if new_left - {sent.sender}:
             return f"{new_left} have left"
-        if council.fork is not None or service.poll.fork is not None:
-            return f"a fork is believed: {council.fork or service.poll.fork}"
-        return self._votes(service.poll) or self._votes(council.poll)
+        if next_chapter.fork is not None or service.poll.fork is not None:
+            return f"a fork is believed: {next_chapter.fork or service.poll.fork}"
+        return self._votes(service.poll) or self._votes(next_chapter.poll)
 
     def _votes(self, poll: Any) -> str | None:
         """Votes that are kept: few, and each signed by whom it names."""
@@ -528,7 +528,7 @@ class Target:
     async def _ask(self) -> None:
         """Let the peer ask something; the liar answers whatever it likes."""
         chapters, rng = self.chapters, self.rng
-        service, council = chapters.service, chapters.council
+        service, next_chapter = chapters.service, chapters.next_chapter
         talk, true = service.talk, self.record.true
         self.transport.answer = self.mutator.answer
         end = rng.choice(sorted(true["ends"], key=lambda v: v.chain))
@@ -546,11 +546,11 @@ class Target:
             "final": lambda: (
                 service.last_token._bring_final(self.liar, end) if _there(service, end) else _none()
             ),
-            "agenda": council.catch_up,
-            "vote": lambda: council.poll.show(self.liar),
-            "visits": lambda: council.fetch_visits(0, 8, 0),
+            "agenda": next_chapter.catch_up,
+            "vote": lambda: next_chapter.poll.show(self.liar),
+            "visits": lambda: next_chapter.fetch_visits(0, 8, 0),
             "receipts": lambda: self._receipts(),
-            "ready": lambda: chapters.aftermath.leaving._all(ms.AgendaReady, "ready", number=1),
+            "ready": lambda: chapters.request_steps.leaving._all(ms.AgendaReady, "ready", number=1),
             "offer": self._offer,
             "hello": self._greet,
         }

@@ -78,25 +78,25 @@ def never_visits_and_says_that_it_is_ahead() -> None:
 
 def says_to_every_offer_that_it_is_over() -> None:
     """Takes no token: the walk has ended, it says, and shows nothing."""
-    from unwalk.peers.handover.receiving import Intake
+    from unwalk.peers.handover.receiving import Receiving
     from unwalk.peers.protocol import codec
     from unwalk.peers.protocol.handover import Reply
 
-    async def over(self: Intake, *_: Any) -> dict[str, Any]:
+    async def over(self: Receiving, *_: Any) -> dict[str, Any]:
         return codec.reply_to(Reply("over"))
 
-    Intake.take = over  # type: ignore[method-assign,assignment]
+    Receiving.take = over  # type: ignore[method-assign,assignment]
 
 
 def never_answers_an_offer() -> None:
     """Lets every token wait until the sender gives up, and answers everything else."""
-    from unwalk.peers.handover.receiving import Intake
+    from unwalk.peers.handover.receiving import Receiving
 
-    async def never(self: Intake, *_: Any) -> dict[str, Any]:
+    async def never(self: Receiving, *_: Any) -> dict[str, Any]:
         await asyncio.sleep(3600.0)
         return {}
 
-    Intake.take = never  # type: ignore[method-assign,assignment]
+    Receiving.take = never  # type: ignore[method-assign,assignment]
 
 
 LIES: Mapping[str, Callable[[], None]] = {
@@ -145,6 +145,6 @@ def takes_every_weight() -> None:
 
 def waits_for_every_visit() -> None:
     """Whoever has the token may keep it."""
-    from unwalk.peers.handover.recovery import Lookout
+    from unwalk.peers.handover.recovery import Recovery
 
-    Lookout._overrun = lambda self: False  # type: ignore[method-assign]
+    Recovery._overrun = lambda self: False  # type: ignore[method-assign]

@@ -289,15 +289,15 @@ def test_visits_that_are_asked_for_have_to_be_those_that_were_decided_on(tmp_pat
             asked.append(sender)
             return {"visits": wrong[said.after :]}
 
-        liar.council.answers[ms.AgendaVisits] = visits
-        liar.council.answers[ms.AgendaEnd] = lambda *_: {"end": shown[0]}
+        liar.next_chapter.answers[ms.AgendaVisits] = visits
+        liar.next_chapter.answers[ms.AgendaEnd] = lambda *_: {"end": shown[0]}
         with chapters.store.transaction() as db:
             db.execute("DELETE FROM visits")
             db.execute("DELETE FROM ends")
         here.memory.cut = {frozenset((0, p)) for p in (2, 3)}
         while shown:
             before = len(here.events)
-            assert await chapters.council.have_end(0) is None
+            assert await chapters.next_chapter.have_end(0) is None
             assert "refused" in {e["event"] for e in here.events[before:]}, shown.pop(0)
             shown.pop(0)
         shown.append(None)

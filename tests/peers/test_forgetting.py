@@ -161,7 +161,7 @@ def test_two_peers_at_once_and_a_third_that_is_down(tmp_path):
         assert document["peers"]["pending"] == []
         assert document["peers"]["version"] == 2, "issued again when peer-3 was back"
         assert [c["grade"] for c in document["claims"]] == ["exact"]
-    assert len({p.council.known[0][0] for p in here.peers.values()}) == 1
+    assert len({p.next_chapter.known[0][0] for p in here.peers.values()}) == 1
 
 
 def test_nothing_is_erased_before_the_model_that_forgot_is_here(tmp_path):
@@ -175,7 +175,7 @@ def test_nothing_is_erased_before_the_model_that_forgot_is_here(tmp_path):
         await here.until(lambda: here.stage(0, "a") == "erasing")
         here.start(2)
         away = here.peers[2]
-        take, step, steps = away.take, away.aftermath.step, []
+        take, step, steps = away.take, away.request_steps.step, []
 
         async def no_end(sender, envelope, chunks):
             if b'"kind":"final"' in envelope:
@@ -188,7 +188,7 @@ def test_nothing_is_erased_before_the_model_that_forgot_is_here(tmp_path):
                 steps.append(away.store.file(before).exists())
                 away.wake.set()
 
-        away.take, away.aftermath.step = no_end, counted
+        away.take, away.request_steps.step = no_end, counted
         await here.until(lambda: len(steps) >= 3)
         assert away.final(1) is None
         assert steps == [True] * len(steps), "it would be left without any model"

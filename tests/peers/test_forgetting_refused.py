@@ -65,19 +65,19 @@ def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):
 def test_a_chapter_that_its_peer_did_not_sign_is_refused(tmp_path):
     async def script(here):
         await here.until(here.trained)
-        chapters, other = here.peers[0], here.peers[2].council
+        chapters, other = here.peers[0], here.peers[2].next_chapter
         forged = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
-        text = chapters.council.write(forged)  # signed by peer 0 in the name of peer 1
+        text = chapters.next_chapter.write(forged)  # signed by peer 0 in the name of peer 1
         with pytest.raises(Refused, match="not signed by peer 1"):
             other.read(1, text)
-        right = chapters.council.write(replace(forged, peer=0, holder=0))
+        right = chapters.next_chapter.write(replace(forged, peer=0, holder=0))
         with pytest.raises(Refused, match="signature"):
             other.read(1, right.replace('"records":1', '"records":2'))
         assert not other._judge(text, False)
         assert other._judge(right, False)
         decision: dict[str, Any] = {"decided": None, "certificates": []}
         fields = {"number": 1, "value": right, "decision": decision}
-        message = chapters.council.words(ms.AgendaDecided, **fields)
+        message = chapters.next_chapter.words(ms.AgendaDecided, **fields)
         answer = codec.parse(await here.peers[2].answer(0, message), 9999)
         assert "does not have the votes" in answer["reason"]
         assert other.known == []
@@ -102,16 +102,16 @@ def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_pa
         for wrong in wrongs:
             with chapters.store.transaction() as db:
                 db.execute("DELETE FROM receipts WHERE peer = 'peer-1'")
-            chapters.council.ask = answering(wrong)
+            chapters.next_chapter.ask = answering(wrong)
             chapters.certifying.again.clear()
             before = len(here.events)
             assert "peer-1" not in await chapters.certifying.receipts(1)
             assert "refused" in {e["event"] for e in here.events[before:]}
             assert "peer-1" not in history.receipts_of(chapters.store, 1)
-        chapters.council.ask = answering(good)
+        chapters.next_chapter.ask = answering(good)
         chapters.certifying.again.clear()
         assert "peer-1" in await chapters.certifying.receipts(1)
-        message = chapters.council.words(ms.AgendaAsk, number=1)
+        message = chapters.next_chapter.words(ms.AgendaAsk, number=1)
         for old, new in ((b'"test"', b'"other"'), (b'"protocol":3', b'"protocol":2')):
             answer = codec.parse(await here.peers[0].answer(2, message.replace(old, new)), 9999)
             assert answer["kind"] == "refused"
@@ -131,8 +131,8 @@ JUNK: list[Any] = [None, -1, 1 << 40, True, 1.5, "x", [], {}, [[]], [0, 0, 0], "
 def test_malformed_messages_about_chapters_change_nothing(tmp_path):
     async def script(here):
         await here.until(here.trained)
-        council, store = here.peers[0].council, here.peers[0].store
-        mine = here.peers[1].council
+        next_chapter, store = here.peers[0].next_chapter, here.peers[0].store
+        mine = here.peers[1].next_chapter
         spec = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
         value = mine.write(spec)
         good = {"number": 1, "value": value, "after": 0, "peer": 0, "receipt": {}}
@@ -140,7 +140,7 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
         tried = 0
         here.peers[0].door.rate.rate = 1e6
-        assert set(council.answers) == set(get_args(ms.NETWORK)), "each is answered"
+        assert set(next_chapter.answers) == set(get_args(ms.NETWORK)), "each is answered"
         head = ms.head(here.network.name, here.network.run_id)
         for message_type in get_args(ms.NETWORK):
             kind = message_type.__struct_config__.tag
@@ -159,8 +159,8 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
                 answer = codec.parse(await here.peers[0].answer(1, message), 9999)
                 assert answer["kind"] == "refused"
         assert tried > 100
-        assert council.known == []
-        assert council.poll.state == State(0)
+        assert next_chapter.known == []
+        assert next_chapter.poll.state == State(0)
         assert store.db.execute("SELECT COUNT(*) FROM agenda").fetchone() == before
 
     hamlet(tmp_path, script, peers=3)

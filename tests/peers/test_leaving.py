@@ -102,7 +102,7 @@ def test_one_of_two_peers_leaves(tmp_path):
         await here.until(here.trained)
         leave(here, 1)
         await gone(here, 1)
-        assert here.peers[0].council.poll.rules.members == (0,)
+        assert here.peers[0].next_chapter.poll.rules.members == (0,)
 
     here = hamlet(tmp_path, script, peers=2, train__hops=6)
     assert check(here, 1, "chapter-1")["peers"]["pending"] == []
@@ -118,14 +118,14 @@ def test_a_peer_that_leaves_waits_for_those_who_need_it_or_read_its_database(tmp
         await asyncio.sleep(0.5)
         assert not here.tasks[1].done()
         assert chapters.model(2) is not None
-        erase, failed = chapters.aftermath.leaving.erase_all, []
+        erase, failed = chapters.request_steps.leaving.erase_all, []
 
         def busy():
-            chapters.aftermath.leaving.erase_all = erase
+            chapters.request_steps.leaving.erase_all = erase
             failed.append(1)
             raise InvalidInput("a program reads the database.")
 
-        chapters.aftermath.leaving.erase_all = busy
+        chapters.request_steps.leaving.erase_all = busy
         here.peers[2].ready = ready
         await gone(here, 1)
         assert failed
@@ -159,12 +159,14 @@ def test_nobody_can_say_that_another_has_left(tmp_path):
         time = "2026-01-01T00:00:00+00:00"
         left = left_of(here.network.run_id)
         receipt = Receipt("test", left, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
-        message = here.peers[1].council.words(ms.AgendaLeft, number=0, receipt=receipt.to_json())
+        message = here.peers[1].next_chapter.words(
+            ms.AgendaLeft, number=0, receipt=receipt.to_json()
+        )
         answer = codec.parse(await here.peers[0].answer(2, message), 1 << 20)
         assert "says that peer-1 has left" in answer["reason"]
         other = Receipt("test", "0" * 32, 0, "peer-1", (), 0, time).signed(here.peers[1].bundle)
         with pytest.raises(Refused, match="for run 0000"):
-            here.peers[0].council.hear_left(1, other.to_json())
+            here.peers[0].next_chapter.hear_left(1, other.to_json())
         assert history.left(here.peers[0].store) == set()
         assert here.peers[0].left == set()
 
@@ -177,17 +179,17 @@ def test_nobody_has_left_after_a_chapter_that_is_far_away(tmp_path):
     async def script(here):
         await here.until(here.trained)
         time, left = "2026-01-01T00:00:00+00:00", left_of(here.network.run_id)
-        council = here.peers[0].council
+        next_chapter = here.peers[0].next_chapter
         for chapter in (2, 10**15):
             receipt = Receipt("test", left, chapter, "peer-1", (), 0, time)
             far = receipt.signed(here.peers[1].bundle).to_json()
             with pytest.raises(
                 Refused, match=f"after chapter {chapter}, but chapter 1 is the next"
             ):
-                council.hear_left(1, far)
+                next_chapter.hear_left(1, far)
         assert history.left(here.peers[0].store) == here.peers[0].left == set()
         near = Receipt("test", left, 1, "peer-1", (), 0, time).signed(here.peers[1].bundle)
-        council.hear_left(1, near.to_json())  # it may know of a chapter more
+        next_chapter.hear_left(1, near.to_json())  # it may know of a chapter more
         assert history.left(here.peers[0].store) == {1}
 
     hamlet(tmp_path, script, peers=3, train__hops=6)
@@ -205,7 +207,7 @@ def test_who_says_to_one_peer_alone_that_it_has_left_is_counted_out_by_all(tmp_p
             .signed(bundle)
             .to_json()
         )
-        here.peers[victim].council.hear_left(liar, receipt)
+        here.peers[victim].next_chapter.hear_left(liar, receipt)
         await here.crash(liar)
         ask(here, victim, "r", *trained_on(here, victim)[:1])
         await here.until(lambda: here.stage(victim, "r") == "done")
@@ -232,7 +234,7 @@ def test_nobody_is_counted_out_without_its_own_word(tmp_path):
             .to_json()
         )
         ask(here, 1, "r", *trained_on(here, 1)[:1])
-        spec = other.aftermath.plan(other.requests.batch(1))
+        spec = other.request_steps.plan(other.requests.batch(1))
         assert spec is not None
         assert one.stands_for(spec)
         changed = replace(spec, left=(2,))

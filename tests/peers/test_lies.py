@@ -68,8 +68,8 @@ def test_a_member_cannot_have_others_records_or_models_erased(tmp_path):
         for peer in (0, VICTIM):
             chapters = here.peers[peer]
             assert chapters.specs == []
-            assert chapters.council.known == []
-            assert not chapters.council._judge(text, False), "nor does it vote for it"
+            assert chapters.next_chapter.known == []
+            assert not chapters.next_chapter._judge(text, False), "nor does it vote for it"
             assert chapters.records.counts() == before[peer]
             assert chapters.model(1) == models[peer]
         assert (here.folder / f"records-{VICTIM}.csv").read_bytes() == source
@@ -85,7 +85,7 @@ def test_rounds_numbers_and_votes_out_of_range_leave_nothing_behind(tmp_path):
 
     async def script(here):
         await here.until(here.trained)
-        liar, honest = liar_of(here), here.peers[0].council
+        liar, honest = liar_of(here), here.peers[0].next_chapter
         matter = liar.matter(1)
         rows = here.peers[0].store.db.execute("SELECT COUNT(*) FROM polls").fetchone()
         values = [digest_of(str(n)) for n in range(400)]
@@ -211,14 +211,14 @@ def test_leases_that_a_silent_neighbour_costs_are_not_held_against_a_peer(tmp_pa
 
     async def script(here: Village) -> None:
         peer = 1 if here.start(1).state.held is None else 2
-        lookout = here.start(peer).lookout if peer == 2 else here.services[1].lookout
+        recovery = here.start(peer).recovery if peer == 2 else here.services[1].recovery
         monkeypatch.setattr("unwalk.peers.handover.recovery.monotonic", lambda: now[0])
-        lookout.handed = None
-        assert not lookout._overrun()
+        recovery.handed = None
+        assert not recovery._overrun()
         now[0] += 600.0 + (1.0 + TRIES) * 60.0
-        assert not lookout._overrun()
+        assert not recovery._overrun()
         now[0] += 60.0 * (1 + peer) + 1.0  # with a walk's first token it waits for its turn
-        assert lookout._overrun()
+        assert recovery._overrun()
 
     lived(tmp_path, script, peers=4, lease=60.0, visit=600.0)
 
@@ -543,7 +543,7 @@ def test_who_votes_otherwise_to_each_peer_is_named_though_nobody_has_a_wish(tmp_
         await here.until(
             lambda: {e["who"] for e in here.events if e["event"] == "liar"} == {LIAR}, 20.0
         )
-        assert {here.peers[p].council.poll.state.round for p in (0, 1, 3)} == {0}
+        assert {here.peers[p].next_chapter.poll.state.round for p in (0, 1, 3)} == {0}
 
     hamlet(tmp_path, script, train__hops=4)
 
@@ -555,14 +555,14 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
         await here.until(here.trained)
         victim, asked = here.peers[VICTIM], []
         liar = Liar(here.folder, LIAR, here.memory.at(LIAR))
-        ask_all = victim.council.ask_all
+        ask_all = victim.next_chapter.ask_all
 
         async def counted(message: bytes, field: str) -> dict[int, Any]:
             asked.append(field)
             found: dict[int, Any] = await ask_all(message, field)
             return found
 
-        victim.council.ask_all = counted
+        victim.next_chapter.ask_all = counted
         message = victim.service.talk.words(ms.Where, chain="").replace(
             victim.service.run_id.encode(), b"f" * 32
         )

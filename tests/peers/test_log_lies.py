@@ -335,8 +335,8 @@ def test_numbers_of_generations_end_where_a_peer_can_still_start_again(tmp_path)
         async def answers(chain: str = "") -> dict[int, Seen]:
             return {p: Seen(said, {}) for p in (0, 2, 3) if p != service.state.kept_for}
 
-        service.lookout._ask = answers  # type: ignore[method-assign]
-        await service.lookout.look_around()
+        service.recovery._ask = answers  # type: ignore[method-assign]
+        await service.recovery.look_around()
         assert any("no generation is left" in str(e.get("reason")) for e in here.events)
         await here.crash(1)
         assert here.start(1).state.fence == (last, 1)
@@ -402,7 +402,7 @@ def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path)
         service = next(s for s in services if pr.basis(s.state) is not None)
         basis = pr.basis(service.state)
         assert basis is not None
-        service.lookout._recover(0, [])
+        service.recovery._recover(0, [])
         guess = service.talk.words(ms.Opening, generation=[1, service.me])
 
         async def shown() -> Any:

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 
 from unwalk.core.errors import Corrupt
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.last_token import LastToken
-from unwalk.peers.handover.receiving import Intake
-from unwalk.peers.handover.sending import Delivery
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.handover.receiving import Receiving
+from unwalk.peers.handover.sending import TokenSender
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Value
 
@@ -91,10 +91,10 @@ def speaker() -> Any:
 def said(kind: str, **fields: Any) -> bytes:
     walk = speaker()
     if not kind.startswith("agenda-"):
-        return Talk(walk).words(TYPES[kind], **fields)
-    council = Council.__new__(Council)
-    council.progress, council.run_id = walk, RUN
-    return council.words(TYPES[kind], **fields)
+        return ControlMessages(walk).words(TYPES[kind], **fields)
+    next_chapter = NextChapter.__new__(NextChapter)
+    next_chapter.progress, next_chapter.run_id = walk, RUN
+    return next_chapter.words(TYPES[kind], **fields)
 
 
 @pytest.mark.parametrize(("kind", "fields", "rest"), GOLDEN, ids=[g[0] for g in GOLDEN])
@@ -110,7 +110,7 @@ def test_an_offer_has_these_bytes():
         move = {"mover": 2, "attempt": 1, "receiver": 1, "path": [0, 3, 1], "memory": {"step": 4}}
         move |= {"passed_over": [4], "sender": 0}
         pieces = SimpleNamespace(size=11, close=lambda: None)
-        await Delivery(walk, Talk(walk)).send(state, move, pieces)
+        await TokenSender(walk, ControlMessages(walk)).send(state, move, pieces)
         return walk.transport.sent[0]
 
     assert asyncio.run(main()) == (HEAD + OFFER).encode()
@@ -124,7 +124,7 @@ def test_the_last_token_is_offered_with_these_bytes(tmp_path):
         walk = speaker()
         walk.store = SimpleNamespace(file=lambda token: file)
         walk.state = SimpleNamespace(committed=None)
-        last_token = LastToken(walk, Talk(walk), None)
+        last_token = LastToken(walk, ControlMessages(walk), None)
         await last_token._bring_final(1, Value((1, 2), DIGEST, OTHER, "5a"))
         return walk.transport.sent[0]
 
@@ -132,8 +132,8 @@ def test_the_last_token_is_offered_with_these_bytes(tmp_path):
 
 
 def test_every_message_about_a_walk_has_one_who_answers_it():
-    talk = Talk(speaker())
-    known = [*talk.answers, *Intake(talk.walk, talk, None, None).takes]
+    talk = ControlMessages(speaker())
+    known = [*talk.answers, *Receiving(talk.walk, talk, None, None).takes]
     assert sorted(known, key=str) == sorted(get_args(ms.WALK), key=str)
 
 

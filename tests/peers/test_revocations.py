@@ -55,7 +55,7 @@ def test_a_stolen_key_that_was_rotated_signs_no_chapter_any_more(tmp_path, with_
         poll = liar.shown(liar.matter(1), [], offer=text)
         for peer in (0, 1, 3):
             await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
-        assert not any(here.peers[p].council._judge(text, False) for p in (0, 1, 3))
+        assert not any(here.peers[p].next_chapter._judge(text, False) for p in (0, 1, 3))
         ask(here, VICTIM, "r", *trained_on(here, VICTIM)[:1])
         await here.until(ended(here, r=VICTIM))
         assert here.stage(VICTIM, "r") == "done"
@@ -72,15 +72,15 @@ def test_a_peer_votes_for_no_chapter_in_its_name_that_it_did_not_write(tmp_path)
         await here.until(here.trained)
         victim = here.peers[VICTIM]
         text = chapter_by(victim.bundle, leaves(victim.book.hops))
-        assert here.peers[0].council._judge(text, False), "others cannot tell"
-        assert not victim.council._judge(text, False)
+        assert here.peers[0].next_chapter._judge(text, False), "others cannot tell"
+        assert not victim.next_chapter._judge(text, False)
         plain = replace(leaves(victim.book.hops), left=())
-        victim.council.propose(plain)
-        assert victim.council._judge(victim.council.write(plain), False)
+        victim.next_chapter.propose(plain)
+        assert victim.next_chapter._judge(victim.next_chapter.write(plain), False)
 
         def decided() -> bool:  # the peer itself has no wish, and may take this one back
             if not victim.specs:
-                victim.council.propose(plain)
+                victim.next_chapter.propose(plain)
             return bool(victim.specs)
 
         await here.until(decided)

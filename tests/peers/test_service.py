@@ -243,7 +243,7 @@ def test_recovery_needs_a_quorum(tmp_path):
         for service in services:
             if service is not keeper:
                 await village.crash(service.me)
-        await keeper.lookout.look_around()
+        await keeper.recovery.look_around()
         assert keeper.state.fence[0] == 0
 
     walk(tmp_path, script)
@@ -296,7 +296,7 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
         host = here.services[0] if kind is Village else here.peers[0]
         service = host if kind is Village else host.service
         begun, go_on = asyncio.Event(), asyncio.Event()
-        answer = service.intake.answer
+        answer = service.receiver.answer
 
         async def slow(sender, message):
             begun.set()
@@ -308,7 +308,7 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
                 await asyncio.sleep(0.1)
             return await answer(sender, message)
 
-        service.intake.answer = slow
+        service.receiver.answer = slow
         asked = service.talk.words(ms.EntryOf, chain="0" * 64)
         call = asyncio.create_task(host.answer(1, asked))
         await begun.wait()

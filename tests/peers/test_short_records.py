@@ -36,7 +36,7 @@ from unwalk.peers.decisions.votes import (
 )
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.trust import Bundle
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.consensus import NEVER, NIL, PRECOMMIT, PREVOTE, PROPOSE, Rules, Vote
@@ -183,7 +183,7 @@ def test_two_proposals_with_long_texts_stop_nobody(tmp_path):
             for peer in (0, 2, 3):
                 await liar.tell(peer, liar.words("agenda-decide", number=1, poll=poll))
         await here.crash(LIAR)  # it need not be there any more
-        polls = [here.peers[p].council.poll for p in (0, 2, 3)]
+        polls = [here.peers[p].next_chapter.poll for p in (0, 2, 3)]
         assert all(len(codec.dump(poll.record())) < MESSAGE // 2 for poll in polls)
         ask(here, 0, "r", *trained_on(here, 0)[:1])
         await here.until(lambda: here.stage(0, "r") in ("erasing", "done"))
@@ -469,7 +469,7 @@ def test_the_largest_decided_chapter_can_be_read(peers, lies):
     assert de.check_decision(rules, decision)
     deeper = replace(decision, chain=hostile.chain(round, value, de.DEEPEST + 1))
     assert not de.check_decision(rules, deeper), "nobody shows more"
-    council: Any = SimpleNamespace(known=[(longest_text(), decision_to(decision))] * 3)
-    shown = Council._from(council, 1)
+    next_chapter: Any = SimpleNamespace(known=[(longest_text(), decision_to(decision))] * 3)
+    shown = NextChapter._from(next_chapter, 1)
     assert 1 <= len(shown) <= 3
     assert len(codec.dump({"decided": shown})) <= MESSAGE

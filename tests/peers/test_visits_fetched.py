@@ -63,7 +63,7 @@ def test_the_first_visit_that_is_wrong_is_the_last_that_is_asked_for(tmp_path):
         honest = history.visits_of(victim.store, victim.runs[0])
         for kind in (long_visits, padded_visits, repeated_visits):
             liar = here.memory.handlers[LIAR] = Other(here.peers[LIAR], kind(honest))
-            victim.council.sources.sort()
+            victim.next_chapter.sources.sort()
             away(victim)
             assert await victim.certifying.have_visits(0)
             before = liar.asked
@@ -103,7 +103,7 @@ def test_judging_a_chapter_asks_for_missing_visits_once_at_a_time(tmp_path):
         victim = here.peers[VICTIM]
         here.memory.handlers[LIAR] = Other(here.peers[LIAR], lambda after: [], pause=0.5)
         away(victim)
-        spec = here.peers[2].aftermath.without(LIAR, "r")
+        spec = here.peers[2].request_steps.without(LIAR, "r")
         asked = 0
         for _ in range(20):
             before = len(victim.tasks)
@@ -128,7 +128,7 @@ def test_a_page_of_visits_can_be_read(tmp_path):
         history.put_visits(chapters.store, chapters.runs[0], long)
         found: list[Any] = []
         while len(found) < len(long):
-            words = chapters.council.words(ms.AgendaVisits, number=0, after=len(found))
+            words = chapters.next_chapter.words(ms.AgendaVisits, number=0, after=len(found))
             page = codec.parse(await chapters.answer(1, words), MESSAGE)["visits"]
             assert page
             found += page

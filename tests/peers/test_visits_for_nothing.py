@@ -90,7 +90,7 @@ def test_what_a_dropped_visit_used_is_erased_by_a_later_chapter_and_not_by_its_o
             comes(here, f"late-{chapter}", chapter)
             one.requests.submit(form(f"r{chapter}", f"late-{chapter}"))
             asked = one.requests.get(f"r{chapter}")
-            planned.append(one.aftermath.plan(one.requests.batch_of([asked])))
+            planned.append(one.request_steps.plan(one.requests.batch_of([asked])))
         assert planned[0] is None, "all that knew it was erased when chapter 1 ended"
         assert planned[1] is not None
         assert (planned[1].method, planned[1].position) == ("restart", 0)

@@ -16,7 +16,7 @@ from tests.peers.deletions import SEALED, ask, certificate, check, ended, hamlet
 from tests.peers.test_agenda import spec
 from unwalk.peers.decisions.walk_end import end_text, void_closing
 from unwalk.peers.handover.control_messages import Seen
-from unwalk.peers.handover.recovery import Lookout
+from unwalk.peers.handover.recovery import Recovery
 from unwalk.peers.handover.service import Service
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.lifecycle.chapter_runner import Chapters
@@ -217,16 +217,16 @@ def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, s
         learn=lambda peer, sighting: answer(None),
     )
     ends: Any = SimpleNamespace(void=None)
-    lookout = Lookout(service, talk, ends)
-    lookout.since -= leases
-    lookout.begun = monotonic() - since if since else None
-    assert not lookout.consents, "not before it has looked"
-    asyncio.run(lookout._perhaps_give_up())
-    assert lookout.consents == given_up
+    recovery = Recovery(service, talk, ends)
+    recovery.since -= leases
+    recovery.begun = monotonic() - since if since else None
+    assert not recovery.consents, "not before it has looked"
+    asyncio.run(recovery._perhaps_give_up())
+    assert recovery.consents == given_up
     if given_up:
-        assert lookout.deserted is not None
-        lookout.deserted -= 3.0 + service.limits.connect
-        assert not lookout.consents, "nor by what it saw long ago"
+        assert recovery.deserted is not None
+        recovery.deserted -= 3.0 + service.limits.connect
+        assert not recovery.consents, "nor by what it saw long ago"
 
 
 def test_a_peer_that_vanished_in_its_own_chapter_is_forgotten_by_another(tmp_path):
@@ -276,8 +276,8 @@ def test_a_chapter_is_decided_once_a_quorum_has_the_model(tmp_path):
         ask(here, U, "a", *trained_on(here, U)[:1])
         await asyncio.sleep(0.5)
         assert here.stage(U, "a") == "waiting"
-        assert here.peers[U].council.wish is not None
-        assert not here.peers[U].council.known
+        assert here.peers[U].next_chapter.wish is not None
+        assert not here.peers[U].next_chapter.known
         del here.peers[0].model
         await here.until(ended(here, a=U))
 
@@ -296,7 +296,7 @@ def test_a_chapter_must_follow_from_the_model_that_is_here(tmp_path):
         ask(here, U, "b", *trained_on(here, U)[:1], method="restart")
         batch = rows.batch()
         assert batch is not None
-        planned = mine.aftermath.plan(batch)
+        planned = mine.request_steps.plan(batch)
         assert planned is not None
         other = here.peers[0]
         assert other.stands_for(planned)

@@ -53,7 +53,7 @@ def refuses(chapters: Chapters, service: Service) -> None:
     async def no(sender: int, chunks: AsyncIterator[bytes], message: ms.Message) -> Answer:
         return refusal("not today.")
 
-    service.intake.take = no  # type: ignore[method-assign]
+    service.receiver.take = no  # type: ignore[method-assign]
 
 
 class _Withheld:
@@ -125,7 +125,7 @@ def wrong_receipts(chapters: Chapters, service: Service) -> None:
             ]
         )
 
-    chapters.council._receipt = lie  # type: ignore[method-assign]
+    chapters.next_chapter._receipt = lie  # type: ignore[method-assign]
 
 
 class Echo:

@@ -24,7 +24,7 @@ from unwalk.peers.transport.wire import MESSAGE
 class Offer:
     """A token that somebody wants to hand over.
 
-    Its digest and ``entry``, the signed head of its log, come last: see :meth:`Gate.stamped`.
+    Its digest and ``entry``, the signed head of its log, come last: :meth:`OfferChecks.stamped`.
     """
 
     sender: int
@@ -39,7 +39,7 @@ class Offer:
 
 
 @dataclass(frozen=True, eq=False)
-class Gate:
+class OfferChecks:
     """The checks of one peer."""
 
     network: Network

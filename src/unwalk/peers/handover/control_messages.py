@@ -29,7 +29,7 @@ class Seen:
     record: dict[str, Any]
 
 
-class Talk:
+class ControlMessages:
     """Messages of one walk."""
 
     def __init__(self, walk: Walk) -> None:

@@ -34,7 +34,7 @@ class Begun:
     result: asyncio.Future[Visited]
 
 
-class Ahead:
+class EarlyVisits:
     """Visits of one service, begun ahead or when it is time.
 
     ``reading`` is true while the workspace shows a token that is still being written, ``leaving``

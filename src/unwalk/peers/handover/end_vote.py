@@ -20,7 +20,7 @@ from unwalk.peers.decisions.walk_end import (
     visits_digest,
     void_closing,
 )
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import handover as pr
@@ -42,7 +42,7 @@ class Ends:
     says whether this peer has just seen that nobody can begin the walk.
     """
 
-    def __init__(self, walk: Walk, talk: Talk, consents: Callable[[], bool]) -> None:
+    def __init__(self, walk: Walk, talk: ControlMessages, consents: Callable[[], bool]) -> None:
         self.walk, self.talk, self.consents = walk, talk, consents
         self.void: Value | None = None
         self.closings: dict[Value, Closing] = {}

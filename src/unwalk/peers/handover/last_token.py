@@ -10,7 +10,7 @@ from functools import partial
 
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.handover.byte_stream import receive_bytes
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_fetch import LogFetch
 from unwalk.peers.handover.walk import Walk
@@ -40,7 +40,7 @@ class LastToken:
     neighbours whose call waits for one.
     """
 
-    def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
+    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
         self.walk, self.talk, self.ends = walk, talk, ends
         self.brought: dict[str, int] = {}
         self.fetches: dict[pr.Value, LogFetch] = {}

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Refused, UnwalkError
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.log_rules import MOST_RECOVERIES, Place
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
@@ -45,7 +45,9 @@ class LogFetch:
     ``head`` is the last of them.
     """
 
-    def __init__(self, walk: Walk, talk: Talk, value: pr.Value, first: int = NOBODY) -> None:
+    def __init__(
+        self, walk: Walk, talk: ControlMessages, value: pr.Value, first: int = NOBODY
+    ) -> None:
         self.walk, self.talk, self.value, self.first = walk, talk, value, first
         self.marks = [Mark(value.chain, walk.work.hops, MOST_RECOVERIES)]
         if value.chain == walk.start_chain:  # given up: there is no log

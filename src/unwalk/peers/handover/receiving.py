@@ -11,10 +11,10 @@ from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.peers.handover.byte_stream import pieces, receive_bytes
-from unwalk.peers.handover.checks import Gate, Offer
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.checks import Offer, OfferChecks
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.doorway import STOPPING, Answer
-from unwalk.peers.handover.early_visit import Ahead
+from unwalk.peers.handover.early_visit import EarlyVisits
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
 from unwalk.peers.handover.moves import move_to, words_of
@@ -31,10 +31,12 @@ from unwalk.peers.storage.token_files import TokenFile
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 
-class Intake:
+class Receiving:
     """The receiving side of one walk."""
 
-    def __init__(self, walk: Walk, talk: Talk, ahead: Ahead, last_token: LastToken) -> None:
+    def __init__(
+        self, walk: Walk, talk: ControlMessages, ahead: EarlyVisits, last_token: LastToken
+    ) -> None:
         self.walk, self.talk, self.ahead, self.last_token = walk, talk, ahead, last_token
         self.opened: tuple[str, TokenFile] | None = None
         self.takes: dict[type, Callable[[int, Any, AsyncIterator[bytes]], Awaitable[Answer]]] = {
@@ -164,7 +166,7 @@ class Intake:
         return await self.talk.answers[type(message)](sender, message)
 
 
-def _look(gate: Gate, offer: Offer, path: Path) -> TokenFile:
+def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     give_back()  # what the pieces lay in; the token itself is about to be read
     return gate.content(offer, path)
 

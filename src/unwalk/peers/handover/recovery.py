@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.plan import Move
-from unwalk.peers.handover.control_messages import Seen, Talk
+from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
@@ -44,10 +44,10 @@ def longest_visit(limits: Limits, lies: int) -> float:
     return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
 
-class Lookout:
+class Recovery:
     """What one service does when it hears nothing."""
 
-    def __init__(self, walk: Walk, talk: Talk, ends: Ends) -> None:
+    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
         self.walk, self.talk, self.ends = walk, talk, ends
         self.since = monotonic()
         self.again = 0.0

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Corrupt, UnwalkError
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.log_rules import MOST_ENTRIES
 from unwalk.peers.handover.moves import words_of
 from unwalk.peers.handover.walk import Walk
@@ -23,10 +23,10 @@ PAUSE = 0.2
 """Seconds before the same peer is tried again."""
 
 
-class Delivery:
+class TokenSender:
     """The sending side of one walk."""
 
-    def __init__(self, walk: Walk, talk: Talk) -> None:
+    def __init__(self, walk: Walk, talk: ControlMessages) -> None:
         self.walk, self.talk = walk, talk
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.offered = 0.0

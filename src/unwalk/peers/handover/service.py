@@ -18,16 +18,16 @@ from typing import Any
 
 from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Local, Move
-from unwalk.peers.handover.control_messages import Talk
+from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.doorway import Doorway
-from unwalk.peers.handover.early_visit import Ahead
+from unwalk.peers.handover.early_visit import EarlyVisits
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.log_rules import Succession
 from unwalk.peers.handover.moves import move_from, move_to
-from unwalk.peers.handover.receiving import Intake
-from unwalk.peers.handover.recovery import SALT, Lookout
-from unwalk.peers.handover.sending import PAUSE, Delivery
+from unwalk.peers.handover.receiving import Receiving
+from unwalk.peers.handover.recovery import SALT, Recovery
+from unwalk.peers.handover.sending import PAUSE, TokenSender
 from unwalk.peers.handover.visit import Visited, Work
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.identity.trust import Bundle, Trust
@@ -62,14 +62,14 @@ class Service(Walk):
         self._drawn: tuple[Any, tuple[int, Move] | None] = (None, None)
         self.late = asyncio.Event()
         self.ended: str | None = None
-        self.talk, self.ahead = Talk(self), Ahead(self)
-        self.delivery = Delivery(self, self.talk)
-        self.ends = Ends(self, self.talk, lambda: self.lookout.consents)
+        self.talk, self.ahead = ControlMessages(self), EarlyVisits(self)
+        self.delivery = TokenSender(self, self.talk)
+        self.ends = Ends(self, self.talk, lambda: self.recovery.consents)
         self.poll, self.ends_changed = self.ends.poll, self.ends.look
-        self.lookout = Lookout(self, self.talk, self.ends)
+        self.recovery = Recovery(self, self.talk, self.ends)
         self.last_token = LastToken(self, self.talk, self.ends)
         self.door = Doorway(self.network, journal, self.metrics)
-        self.intake = Intake(self, self.talk, self.ahead, self.last_token)
+        self.receiver = Receiving(self, self.talk, self.ahead, self.last_token)
         self.busy = lambda: self.ahead.reading
         spec = self.chapter.spec
         only = spec.holder if spec is not None and spec.method == "seal" else None
@@ -92,7 +92,7 @@ class Service(Walk):
         self._count(self.state, self.state)
         works = (
             self._drive,
-            self.lookout.watch,
+            self.recovery.watch,
             self.ends.take_part,
             self.last_token.spread,
             self.talk.catch_up,
@@ -126,12 +126,12 @@ class Service(Walk):
 
     async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
         """A token is offered, where this walk is served alone."""
-        use = partial(self.intake.take, sender, chunks)
+        use = partial(self.receiver.take, sender, chunks)
         return await self.door.let_in(sender, envelope, use)
 
     async def answer(self, sender: int, message: bytes) -> bytes:
         """A small message came, where this walk is served alone."""
-        return await self.door.let_in(sender, message, partial(self.intake.answer, sender))
+        return await self.door.let_in(sender, message, partial(self.receiver.answer, sender))
 
     # What this peer does by itself
 
@@ -184,7 +184,7 @@ class Service(Walk):
         parcel = self.state.held
         assert parcel is not None
         kept = self.store.local(self.run_id, parcel.lineage)
-        opened, self.intake.opened = self.intake.opened, None
+        opened, self.receiver.opened = self.receiver.opened, None
         move = move_from(self.open_move)
         self.ahead.reading = True
         preparing = asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
@@ -288,7 +288,7 @@ class Service(Walk):
         """The state with the next peer chosen by the route's rule, or None if nobody is left."""
         parcel = state.held
         assert parcel is not None
-        over = {*state.passed_over, *self.avoid, *self.lookout.slow}
+        over = {*state.passed_over, *self.avoid, *self.recovery.slow}
         drawn = parcel.hop + 1, dict(memory), over
         if self._drawn[0] != drawn:
             self._drawn = drawn, self.work.choose(parcel.hop + 1, self.me, memory, over)

@@ -16,7 +16,7 @@ from typing import Any
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.ballot import Poll
 from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
-from unwalk.peers.handover.checks import Gate
+from unwalk.peers.handover.checks import OfferChecks
 from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.receiving_places import ReceivingPlaces
@@ -71,7 +71,7 @@ class Walk:
         self.run_id = self.chapter.run
         self.limits = self.network.limits
         self.me = bundle.index
-        self.gate = Gate(self.network, trust, work, self.me, self.run_id)
+        self.gate = OfferChecks(self.network, trust, work, self.me, self.run_id)
         self.metrics = Metrics(self.run_id, bundle.name)
         self.stopping = self.closed = False
         self.notify: Callable[[], None] = lambda: None

@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     records: int
 
 
-class Gauge:
+class AccuracyMeter:
     """Measures tokens that came by, in a thread of its own, after they were handed on."""
 
     def __init__(self, progress: Progress) -> None:

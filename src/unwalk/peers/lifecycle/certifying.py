@@ -16,7 +16,7 @@ from unwalk.peers.decisions.walk_end import visits_digest
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Receipt, receipt_of
 from unwalk.peers.forgetting.requests import Batch
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
@@ -31,8 +31,8 @@ SELDOM = 60.0
 class Certifying:
     """The parts that every certificate of one peer is made of."""
 
-    def __init__(self, progress: Progress, council: Council) -> None:
-        self.progress, self.council = progress, council
+    def __init__(self, progress: Progress, next_chapter: NextChapter) -> None:
+        self.progress, self.next_chapter = progress, next_chapter
         self.again: dict[int, float] = {}
         self.doubted: dict[str, float] = {}
 
@@ -49,19 +49,19 @@ class Certifying:
 
         They are asked for by one at a time; who comes meanwhile waits for what is found.
         """
-        async with self.council.fetching:
+        async with self.next_chapter.fetching:
             return await self._have_visits(number)
 
     async def _have_visits(self, number: int) -> bool:
         progress = self.progress
-        if await self.council.have_end(number) is None:
+        if await self.next_chapter.have_end(number) is None:
             return False
         spec = None if number == 0 else progress.specs[number - 1]
         count = progress.book.hops if spec is None else spec.hops
         if history.count_visits(progress.store, progress.runs[number]) == count:
             return True
         base = 0 if spec is None else spec.before
-        return await self.council.fetch_visits(number, count, base)
+        return await self.next_chapter.fetch_visits(number, count, base)
 
     async def have_all(self, number: int) -> bool:
         """See to it that all is here that the certificate of a chapter rests on."""
@@ -90,13 +90,15 @@ class Certifying:
         known = {**self._leavers(number), **known}
         if monotonic() < self.again.get(number, 0.0):
             return known
-        closing = await self.council.have_end(number)
+        closing = await self.next_chapter.have_end(number)
         if closing is None:
             return known
         missing = [n for n, p in enumerate(progress.network.peers) if p.name not in known]
-        message = self.council.words(ms.AgendaReceipt, number=number)
+        message = self.next_chapter.words(ms.AgendaReceipt, number=number)
         asked = [p for p in missing if p != progress.me]
-        answers = await asyncio.gather(*(self.council.ask(p, message, "receipt") for p in asked))
+        answers = await asyncio.gather(
+            *(self.next_chapter.ask(p, message, "receipt") for p in asked)
+        )
         for peer, record in zip(asked, answers, strict=True):
             if record is None:
                 continue

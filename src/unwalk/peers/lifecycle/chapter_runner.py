@@ -24,11 +24,11 @@ from unwalk.peers.handover.doorway import Answer, Doorway, refusal
 from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Data, Mark, Work
 from unwalk.peers.identity.trust import Bundle, Trust
-from unwalk.peers.lifecycle.accuracy import Gauge
+from unwalk.peers.lifecycle.accuracy import AccuracyMeter
 from unwalk.peers.lifecycle.certifying import Certifying
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
-from unwalk.peers.lifecycle.request_steps import Aftermath
+from unwalk.peers.lifecycle.request_steps import RequestSteps
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.schedule import Chapter, Spec, line, marked, run_of, started
 from unwalk.peers.records.noise_register import noting
@@ -59,15 +59,17 @@ class Chapters(Progress):
         self.heard: dict[int, float] = {}
         self.metrics = Metrics(self.network.run_id, bundle.name)
         self.door = Doorway(self.network, journal, self.metrics)
-        self.council = Council(self, self.stands_for)
-        self.specs = marked(self.council.decided())
+        self.next_chapter = NextChapter(self, self.stands_for)
+        self.specs = marked(self.next_chapter.decided())
         self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
         self._count_out()
         self.service = self._open(len(self.specs))
         self.walking: asyncio.Task[None] | None = None
-        self.certifying = Certifying(self, self.council)
-        self.aftermath = Aftermath(self, self.council, self.certifying, self.stands_for, self.stop)
-        self.gauge = Gauge(self)
+        self.certifying = Certifying(self, self.next_chapter)
+        self.request_steps = RequestSteps(
+            self, self.next_chapter, self.certifying, self.stands_for, self.stop
+        )
+        self.accuracy_meter = AccuracyMeter(self)
         self._settle()
 
     # Chapters
@@ -121,7 +123,7 @@ class Chapters(Progress):
         places = line(self.book.hops, self.specs)
         visits = self.visits(places)
         if any(len(known) != self.hops_of(n) for n, known in visits.items()):
-            if not self.council.fetching.locked():
+            if not self.next_chapter.fetching.locked():
                 self.later(self.certifying.have_line())
             return False
         if spec.method != "restart" and self.model(spec.number) is None:
@@ -145,7 +147,7 @@ class Chapters(Progress):
 
     def _may_leave(self, spec: Spec) -> bool:
         """Whether nobody is counted out who has not left, or vanished as far as is known here."""
-        if spec.holder not in self.council.poll.rules.members:
+        if spec.holder not in self.next_chapter.poll.rules.members:
             return False
         out = self.counted_out
         decided = {p for s in self.specs if not s.void for p in s.left}
@@ -158,7 +160,7 @@ class Chapters(Progress):
         else:
             out.add(spec.peer)  # it signed that itself
         if unheard := set(spec.left) - out:
-            self.later(self.council.ask_who_left(spec.holder, unheard))
+            self.later(self.next_chapter.ask_who_left(spec.holder, unheard))
             return False
         return decided - {spec.holder} <= set(spec.left)
 
@@ -170,7 +172,7 @@ class Chapters(Progress):
         for spec in self.specs:
             if spec.void:
                 history.forget_arrivals(self.store, self.runs[spec.number])
-                self.aftermath.given_up(spec)
+                self.request_steps.given_up(spec)
                 if spec.number not in before:
                     self.journal.write("chapter given up", chapter=spec.number)
         self._count_out()
@@ -231,8 +233,8 @@ class Chapters(Progress):
         """Serve until :meth:`stop`."""
         await self.transport.start(self)
         self.walking = asyncio.create_task(self._walk(self.service))
-        self.later(self.council.run())
-        self.later(self.council.catch_up())
+        self.later(self.next_chapter.run())
+        self.later(self.next_chapter.catch_up())
         self.later(self._take_in())
         try:
             while not self.walking.done():
@@ -278,20 +280,20 @@ class Chapters(Progress):
     async def _step(self) -> None:
         """Whatever is to be done next."""
         self.wake.clear()
-        if self.council.fork is not None:
-            raise InvalidInput(self.council.fork)
+        if self.next_chapter.fork is not None:
+            raise InvalidInput(self.next_chapter.fork)
         if self.stopping:
             return
-        while len(decided := self.council.decided()) > len(self.specs):
+        while len(decided := self.next_chapter.decided()) > len(self.specs):
             await self._go_on(decided)
         if self.service.over.is_set() and not self.over:
             self._settle()
         lease = self.network.limits.lease
         if monotonic() - self.asked > lease:
             self.asked = monotonic()
-            self.later(self.council.catch_up())
-        await self.aftermath.step()
-        await self.gauge.step()
+            self.later(self.next_chapter.catch_up())
+        await self.request_steps.step()
+        await self.accuracy_meter.step()
 
     async def _go_on(self, decided: list[Spec]) -> None:
         """Open the last chapter that was decided; the ones before it are over."""
@@ -310,7 +312,7 @@ class Chapters(Progress):
         """Open the last of these chapters; whether nothing was wanting for it."""
         try:
             self._settle()
-            self.aftermath.begun(decided[-1])
+            self.request_steps.begun(decided[-1])
             self.service = self._open(len(decided))
         except (UnwalkError, OSError, sqlite3.Error) as error:
             if not self.store.space.passes(error):
@@ -325,9 +327,9 @@ class Chapters(Progress):
         """
         spec, held = service.chapter.spec, service.state.held
         if spec is not None and spec.method == "seal" and held is not None and not held.hop:
-            await self.council.catch_up()
+            await self.next_chapter.catch_up()
             await service.talk.catch_up()
-            while len(self.council.decided()) > len(self.specs) and not self.stopping:
+            while len(self.next_chapter.decided()) > len(self.specs) and not self.stopping:
                 self.wake.set()
                 await asyncio.sleep(SOON)  # until the next chapter is opened instead
         await service.walk()
@@ -339,10 +341,10 @@ class Chapters(Progress):
         if message.run == self.service.run_id:
             return None
         if message.run not in self.runs:
-            self.council.hear_of_more()
+            self.next_chapter.hear_of_more()
             return None
         number = self.runs.index(message.run)
-        self.later(self.council.inform(sender, number + 1))
+        self.later(self.next_chapter.inform(sender, number + 1))
         return refusal(f"chapter {number} is over.")
 
     async def take(self, sender: int, envelope: bytes, chunks: AsyncIterator[bytes]) -> bytes:
@@ -351,7 +353,7 @@ class Chapters(Progress):
 
         async def use(message: ms.WALK | ms.NETWORK) -> Answer:
             over = self._over(sender, message)
-            return over or await self.service.intake.take(sender, chunks, message)
+            return over or await self.service.receiver.take(sender, chunks, message)
 
         return await self.door.let_in(sender, envelope, use)
 
@@ -361,8 +363,8 @@ class Chapters(Progress):
 
         async def use(message: ms.WALK | ms.NETWORK) -> Answer:
             if isinstance(message, ms.NETWORK):
-                return self.council.answer(sender, message)
+                return self.next_chapter.answer(sender, message)
             over = self._over(sender, message)
-            return over or await self.service.intake.answer(sender, message)
+            return over or await self.service.receiver.answer(sender, message)
 
         return await self.door.let_in(sender, message, use)

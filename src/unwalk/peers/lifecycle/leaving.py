@@ -19,7 +19,7 @@ from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Kept, Receipt, erase_since, left_of
 from unwalk.peers.forgetting.requests import Request
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Value
@@ -36,8 +36,10 @@ PAUSE = 1.0
 class Leaving:
     """The last steps of a peer."""
 
-    def __init__(self, progress: Progress, council: Council, stop: Callable[[], None]) -> None:
-        self.progress, self.council, self.stop = progress, council, stop
+    def __init__(
+        self, progress: Progress, next_chapter: NextChapter, stop: Callable[[], None]
+    ) -> None:
+        self.progress, self.next_chapter, self.stop = progress, next_chapter, stop
         self.again = 0.0
 
     @property
@@ -87,8 +89,8 @@ class Leaving:
     async def _all(self, kind: type[ms.Message], field: str, **fields: Any) -> bool:
         """Whether every other peer that has not left says yes."""
         progress = self.progress
-        council = self.council
-        answers = await council.ask_all(council.words(kind, **fields), field)
+        next_chapter = self.next_chapter
+        answers = await next_chapter.ask_all(next_chapter.words(kind, **fields), field)
         gone = history.left(progress.store) | progress.vanished
         needed = set(range(len(progress.network.peers))) - gone - {progress.me}
         return {p for p, answer in answers.items() if answer is True} >= needed

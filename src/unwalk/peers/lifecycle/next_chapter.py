@@ -46,7 +46,7 @@ FRESH = 0.25
 """Seconds for which what this peer thinks of a chapter is not looked at again."""
 
 
-class Council:
+class NextChapter:
     """One peer's part in deciding chapters."""
 
     def __init__(self, progress: Progress, stands_for: Callable[[Spec], bool]) -> None:

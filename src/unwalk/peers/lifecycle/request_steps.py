@@ -24,9 +24,9 @@ from unwalk.peers.forgetting.requests import Batch, Request
 from unwalk.peers.identity.credentials import now
 from unwalk.peers.lifecycle.certifying import Certifying
 from unwalk.peers.lifecycle.leaving import Leaving
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import VANISHED, Progress
-from unwalk.peers.lifecycle.unused_records import Quiet
+from unwalk.peers.lifecycle.unused_records import UnusedRecords
 from unwalk.peers.protocol.schedule import MOST_REQUESTS, Spec, line, run_of
 from unwalk.peers.records.noise_register import was_released
 
@@ -42,24 +42,24 @@ def exactly(request: Request, method: str | None = None) -> Request:
     return replace(request, grade="exact", epsilon=None, delta=None, method=method)
 
 
-class Aftermath:
+class RequestSteps:
     """Requests and erasure of one peer."""
 
     def __init__(
         self,
         progress: Progress,
-        council: Council,
+        next_chapter: NextChapter,
         certifying: Certifying,
         stands_for: Callable[[Spec], bool],
         stop: Callable[[], None],
     ) -> None:
-        self.progress, self.council, self.certifying = progress, council, certifying
+        self.progress, self.next_chapter, self.certifying = progress, next_chapter, certifying
         self.stands_for = stands_for
         self.receipted: set[int] = set()
         self.complete: set[int] = set()
         self.asked: dict[int, float] = {}
-        self.quiet = Quiet(progress, council, certifying)
-        self.leaving = Leaving(progress, council, stop)
+        self.quiet = UnusedRecords(progress, next_chapter, certifying)
+        self.leaving = Leaving(progress, next_chapter, stop)
         for spec in progress.specs:
             self.begun(spec)
 
@@ -125,7 +125,7 @@ class Aftermath:
         progress, store = self.progress, self.progress.store
         if receipt_of(store, progress.runs[number], number) is not None:
             return True
-        closing = await self.council.have_end(number)
+        closing = await self.next_chapter.have_end(number)
         if closing is None:
             return False
         for earlier in {n for n, _ in progress.line(number)}:
@@ -200,7 +200,7 @@ class Aftermath:
                 spec.requests,
                 0 if spec.method == "restart" else spec.position,
                 known,
-                tuple(self.council.known[:number]),
+                tuple(self.next_chapter.known[:number]),
                 self.certifying.ends(places),
             )
             issued = now().isoformat(timespec="seconds")
@@ -245,19 +245,19 @@ class Aftermath:
         received = [r.id for r in requests.at("received")]
         if received:
             requests.advance(received, "waiting")
-        if not progress.over or len(self.council.decided()) > len(progress.specs):
+        if not progress.over or len(self.next_chapter.decided()) > len(progress.specs):
             return
         batch = requests.batch(MOST_REQUESTS)
         gone = None if batch is not None else self._vanished()
         if batch is None and gone is None:
-            self.council.propose(None)
+            self.next_chapter.propose(None)
             return
         if not await self.certifying.have_line():
             return
         if batch is None:
             assert gone is not None
             told = self.without(*gone)
-            self.council.propose(None if self._leaves_to_others(told) else told)
+            self.next_chapter.propose(None if self._leaves_to_others(told) else told)
             return
         try:
             spec = self.plan(batch)
@@ -275,7 +275,7 @@ class Aftermath:
             progress.wake.set()
             return
         if self.stands_for(spec):
-            self.council.propose(spec)
+            self.next_chapter.propose(spec)
 
     def _leaves_to_others(self, spec: Spec) -> bool:
         """Whether somebody else may go back less far for a vanished peer than this one can."""
@@ -285,7 +285,7 @@ class Aftermath:
             return False
         return monotonic() - first < progress.network.limits.lease or any(
             other.vanished and other.peer == spec.peer and other.method == "rewind"
-            for other in self.council.offered()
+            for other in self.next_chapter.offered()
         )
 
     def _vanished(self) -> tuple[int, str] | None:

@@ -15,7 +15,7 @@ from unwalk.peers.forgetting.plans import silent_spec, walked
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.identity.credentials import now
 from unwalk.peers.lifecycle.certifying import Certifying
-from unwalk.peers.lifecycle.next_chapter import Council
+from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol.schedule import MOST_REQUESTS, line
 
@@ -23,11 +23,13 @@ CHAPTER = 0
 """The chapter that such requests are put down under: training is all that ever happened."""
 
 
-class Quiet:
+class UnusedRecords:
     """What is left to do for such requests at one peer."""
 
-    def __init__(self, progress: Progress, council: Council, certifying: Certifying) -> None:
-        self.progress, self.council, self.certifying = progress, council, certifying
+    def __init__(
+        self, progress: Progress, next_chapter: NextChapter, certifying: Certifying
+    ) -> None:
+        self.progress, self.next_chapter, self.certifying = progress, next_chapter, certifying
 
     async def step(self) -> None:
         """Erase, certify, and issue again as receipts come in."""
@@ -69,7 +71,7 @@ class Quiet:
             batch.ids,
             len(places),
             known,
-            tuple(self.council.known[:last]),
+            tuple(self.next_chapter.known[:last]),
             self.certifying.ends(places),
             decided=False,
             silent=not last,

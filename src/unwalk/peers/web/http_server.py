@@ -63,7 +63,7 @@ class HttpDesk:
         self.token_file, self.journal = token_file, journal or Journal(None, "")
         names = (*NAMES, self.host, f"[{self.host}]") if tls is None else ()
         app = application(desk, self.journal)
-        self.gate = Gate(app, read_token(token_file), limits, names, self.journal)
+        self.gate = AccessControl(app, read_token(token_file), limits, names, self.journal)
         self.connections = Connections(self.gate, limits, tls, self.gate.refuse)
 
     @property
@@ -89,7 +89,7 @@ class HttpDesk:
         return self.token_file.with_name(ADDRESS_FILE)
 
 
-class Gate:
+class AccessControl:
     """Before the application: who may ask, and how often.
 
     Everything under ``/v1/`` needs the token, and ``where`` says where it stands.  ``names`` are

@@ -85,7 +85,7 @@ class Reception:
             peers=tuple(self._peer(n) for n in range(len(chapters.network.peers))),
             edges=self.edges,
             privacy=self._privacy(),
-            accuracy=tuple(AccuracyPoint(*point) for point in chapters.gauge.points),
+            accuracy=tuple(AccuracyPoint(*point) for point in chapters.accuracy_meter.points),
             queue={} if requests is None else requests.queue(),
             records=None if counts is None else counts.train,
             hold_out=None if counts is None else counts.hold_out,

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.web.answers import Problem
 from unwalk.peers.web.connections import Connections, HttpLimits
-from unwalk.peers.web.http_server import NAMES, Gate, read_token
+from unwalk.peers.web.http_server import NAMES, AccessControl, read_token
 from unwalk.peers.web.operations import Operation
 from unwalk.peers.web.routes import AGAIN, HTML, PAGE, SCRIPT, page_file
 
@@ -90,7 +90,7 @@ class NetworkPage:
         app.router.redirect_slashes = False
         journal = app.state.journal = Journal(None, "")
         limits = HttpLimits()
-        gate = Gate(app, self._token, limits, NAMES, journal, where=WHERE)
+        gate = AccessControl(app, self._token, limits, NAMES, journal, where=WHERE)
         self.connections = Connections(gate, limits)
 
     @property
