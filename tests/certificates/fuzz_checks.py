@@ -27,7 +27,7 @@ MODULES: tuple[ModuleType, ...] = (
     conditions,
     exact,
 )
-_REFUSING = ("refuse", "refuse_unknown", "_refuse_visit")
+_REFUSING = ("refuse", "refuse_fact", "need_fact", "refuse_unknown", "_refuse_visit")
 
 
 @dataclass(frozen=True)

@@ -78,16 +78,17 @@ def network(
     count: int = 40,
     hold_out: float = 0.1,
     lies: int | None = None,
-    visit: float = Limits().visit,
+    visit: float | None = None,
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
+    own = {} if visit is None else {"visit": visit}
     made = make_network(
         folder,
         name="test",
         addresses=free_addresses(peers),
         settings={**SETTINGS, **changed},
-        limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0, visit=visit),
+        limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0, **own),
         noise=noise,
         lies=lies,
     )

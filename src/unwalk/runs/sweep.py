@@ -18,9 +18,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +171,20 @@ def _bound_to(parent: int) -> None:
 
 
 def _alone(cell: Cell, jobs: int, cluster: str | None) -> tuple[str, Any]:
-    """A cell once more, in a process of its own while no other one runs."""
+    """A cell once more, in a process of its own while no other one runs.
+
+    Not by joblib: its workers may still be ending after one of them was lost.
+    """
     try:
-        (result,) = _together([cell], jobs, cluster, [])
-    except _Lost:
+        if cluster is not None:
+            (result,) = _together([cell], jobs, cluster, [])
+            return result
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            return process.submit(_in_worker, cell, os.getpid()).result()
+    except (_Lost, BrokenExecutor):
         return cell.name, Failed(KILLED)
     except Exception as error:
         return cell.name, Failed.by(error)
-    return result
 
 
 def _together(
@@ -187,8 +195,6 @@ def _together(
     Never fewer than two workers: joblib would take this process for one.  ``pre_dispatch`` is what
     bounds the cells under way.
     """
-    from concurrent.futures import BrokenExecutor
-
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import get_reusable_executor
 

@@ -76,7 +76,9 @@ class HttpDesk:
         """Listen, and say where in the file ``http.address`` beside the token."""
         await self.connections.start(self.host, self.port)
         self.port = self.connections.port
-        write_private(self._address_file, f"{self.url}\n".encode())
+        partial = self._address_file.with_name(f"{ADDRESS_FILE}.partial")
+        write_private(partial, f"{self.url}\n".encode())
+        os.replace(partial, self._address_file)  # whoever reads it reads all of it
         self.journal.write("http started", url=self.url)
 
     async def stop(self) -> None:
