@@ -422,10 +422,6 @@ def _other_step(visit: dict[str, Any]) -> None:
             event["step_size"] = 0.5
 
 
-def _another_sender(visit: dict[str, Any]) -> None:
-    visit["sender"] = LIAR
-
-
 def _no_events(visit: dict[str, Any]) -> None:
     visit["events"] = []
 
@@ -481,6 +477,22 @@ def test_a_peer_without_records_tells_of_a_visit_without_steps(tmp_path):
         service.succession.after(place, body)
         body["visit"]["events"] = entry["body"]["visit"]["events"] * 2
         with pytest.raises(Refused, match="other work"):
+            service.succession.after(place, body)
+
+    lived(tmp_path, script, peers=4)
+
+
+def test_a_visit_that_names_another_peer_as_the_one_before_it_is_refused(tmp_path):
+    """Also after a recovery, whose peer is not the one that was visited last."""
+
+    async def script(here: Village) -> None:
+        service, *_ = (here.start(peer) for peer in range(4))
+        await here.until(here.finished)
+        body = copy.deepcopy(service.store.entries(service.run_id)[3]["body"])
+        place = await service.place(body["previous"])
+        service.succession.after(place, body)
+        body["visit"]["sender"] = (body["visit"]["sender"] + 1) % 4
+        with pytest.raises(Refused, match="as the one before it"):
             service.succession.after(place, body)
 
     lived(tmp_path, script, peers=4)
