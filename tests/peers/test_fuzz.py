@@ -204,14 +204,14 @@ def test_a_token_gets_nowhere_without_a_way(record):
         service, entries = target.chapters.service, target.mutator.entries
         last = json.loads(welcome.parts[2])
         before = entries[last["body"]["previous"]]["body"]
-        service.succession.entry(last, before, service.state.lineage)
+        service.succession.entry(last, before)
         body = {k: v for k, v in last["body"].items() if k != "previous"}
         body["visit"] = {**body["visit"], "path": []}
         bundle = target.members[body["peer"]]
         pem = bundle.certificate_pem.decode()
         forged = sign_entry(last["body"]["previous"], body, bundle.sign, pem)
         with pytest.raises(Refused, match="did not come from where"):
-            service.succession.entry(forged, before, service.state.lineage)
+            service.succession.entry(forged, before)
 
     at(record, "walk", script)
 

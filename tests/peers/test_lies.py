@@ -259,10 +259,10 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
         assert value is not None
         log = first.store.chain(first.run_id, value.chain, first.start_chain)
         assert log is not None
-        known, check = first.state.lineage, first.succession.entry
+        check = first.succession.entry
         before = None
         for entry in log:
-            check(entry, before, known)
+            check(entry, before)
             before = entry["body"]
 
         def forged(entry: Any, **changes: Any) -> Any:
@@ -283,11 +283,11 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
             {"visit": {**visit, "path": [third["body"]["peer"]] * 2}},
         ):
             with pytest.raises((Refused, Corrupt)):
-                check(forged(third, **changes), second, known)
+                check(forged(third, **changes), second)
         with pytest.raises(Refused, match="begin where"):
-            check(third, None, known)
+            check(third, None)
         named(here, first, third["body"])
-        self_made(here, first, known)
+        self_made(here, first, first.state.lineage)
         await made_up(here, first, log)
         forget_logs(first.store, first.run_id)  # what holds digests goes, the name stays
         assert set(first.store.db.execute("SELECT one, other FROM lies")) == {("", "")}
@@ -375,7 +375,7 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
             ],
         )
         entry = liar_of(here).entry({"body": {"previous": chain}}, **body)
-        return service.succession.opening(entry, known)[1]
+        return service.succession.opening(entry)[1]
 
     right = known[-1][0][0] + 1
     assert opening(right) == (right, LIAR)

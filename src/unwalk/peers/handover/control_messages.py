@@ -60,6 +60,8 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
+        if not walk.succession.may_ask(sender):
+            raise Refused("you have opened as many generations after one visit as there are peers.")
         sighting = pr.sighting(walk.state)
         return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
 
@@ -144,7 +146,7 @@ class ControlMessages:
             try:
                 with codec.reading("a log entry"):
                     entry = parse_entry(record)
-                    walk.succession.entry(entry, None, walk.state.lineage)
+                    walk.succession.entry(entry, None)
             except UnwalkError:
                 continue
             if peer not in walk.chapter.left:
@@ -154,10 +156,11 @@ class ControlMessages:
     async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
 
-        Where what it goes on from is not known here, that is asked for.
+        Where what it goes on from is not known here, that is asked for, and kept: others who are
+        shown the generation will ask this peer.
         """
         walk = self.walk
-        entry, fence, lineage = walk.succession.opening(record, pr.shown(walk.state)[1])
+        entry, fence, lineage = walk.succession.opening(record)
         if fence <= walk.state.fence:
             return
         if peer in self.hearing:
@@ -165,13 +168,14 @@ class ControlMessages:
         self.hearing.add(peer)
         try:
             async with asyncio.timeout(walk.limits.lease):
-                await self.led_to(entry, peer)
+                fresh, _ = await self.led_to(entry, peer)
         except TimeoutError as error:
             raise Refused("the log of a generation did not come within the lease.") from error
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.succession.admit(entry)
+            walk.succession.count(entry)
+            walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))
 
@@ -183,21 +187,21 @@ class ControlMessages:
         Also where the walk is after the entry.  What was not ``sent`` is asked for, of the peer
         ``first`` before the others.
         """
-        walk, fresh, known = self.walk, list[Entry](), pr.shown(self.walk.state)[1]
+        walk, fresh = self.walk, list[Entry]()
         new = [later]
         while (chain := later["body"]["previous"]) != walk.start_chain:
             here = walk.store.entry(walk.run_id, chain)
             entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
             if entry is None or len(fresh) > walk.work.hops + MOST_RECOVERIES:
                 raise Refused("the log of the token is not whole.")
-            walk.succession.entry(later, entry["body"], known)
+            walk.succession.entry(later, entry["body"])
             if here is not None:
                 break
             fresh.append(entry)
             new.append(entry)
             later = entry
         else:
-            walk.succession.entry(later, None, known)
+            walk.succession.entry(later, None)
         place = await walk.place(chain)
         for entry in reversed(new):
             place = walk.succession.after(place, entry["body"])

@@ -182,7 +182,7 @@ class LogFetch:
         succession = self.walk.succession
         before, place = self._before, self._place
         for entry in entries:
-            succession.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
+            succession.entry(entry, before)
             place, before = succession.after(place, entry["body"]), entry["body"]
         self._before, self._place = before, place
         self.found += entries

@@ -53,25 +53,6 @@ def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -
     return {"sighting": record, "signature": signature, "certificate": pem}
 
 
-def prefix(one: Lineage, other: Lineage) -> bool:
-    """Whether ``other`` goes on from ``one``.
-
-    >>> prefix((((0, 1), 0),), (((0, 1), 0), ((1, 2), 5)))
-    True
-    """
-    return other[: len(one)] == one
-
-
-def agrees(before: Lineage, seen: Sighting) -> bool:
-    """Whether what a peer has seen goes on from ``before``, as far as it says.
-
-    >>> agrees((((0, 1), 0),), Sighting((1, 2), (((0, 1), 0), ((1, 2), 5)), ((1, 2), (5, 0))))
-    True
-    """
-    same_root = codec.root_of(before[: seen.older]) == seen.root
-    return len(before) >= seen.older and same_root and prefix(before[seen.older :], seen.lineage)
-
-
 def share_of(peers: int) -> int:
     """Generations that one peer may open in a lineage, so that there is room for all others'.
 
@@ -141,8 +122,8 @@ class Succession:
     """The peer that alone may begin the walk; None: whoever has what it begins with."""
     saw: Callable[[Entry], None] = lambda entry: None
     """Hears of every entry that its peer has signed, whether or not it fits."""
-    opened: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """The generations that a peer was seen to open after a visit."""
+    opened: dict[int, dict[int, set[int]]] = field(default_factory=dict)
+    """The numbers of the generations that a peer was seen to open, by the visit before them."""
 
     @cached_property
     def first(self) -> int:
@@ -220,11 +201,10 @@ class Succession:
         name = self.trust.check(pem, signature, data, past=True)
         return self.trust.network.index(name), sighting
 
-    def recovery(self, body: Mapping[str, Any], known: Lineage) -> tuple[Generation, Lineage]:
+    def recovery(self, body: Mapping[str, Any]) -> tuple[Generation, Lineage]:
         """The generation that a recovery opened, and its lineage; refused unless it was allowed.
 
-        ``known`` is the lineage that is known here: what came before the recovery must fit it, or
-        be what more peers signed than may lie.
+        That the generations before it were opened is seen in the log.
         """
         peer, hop = body["peer"], body["hop"]
         lineage = codec.lineage_from(body["lineage"])
@@ -251,13 +231,9 @@ class Succession:
         highest = max(before[-1][0][0], known_of)
         if generation != (highest + 1, peer):
             raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
-        agreeing = [s for s in seen.values() if agrees(before, s)]
-        fits = prefix(before, known) or prefix(known, before)
-        if not fits and len(agreeing) <= self.rules.lies:
-            raise Refused("a recovery goes on from a lineage that nobody knows.")
         return generation, lineage
 
-    def opening(self, record: Any, known: Lineage) -> tuple[Entry, Generation, Lineage]:
+    def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:
         """The signed entry with which a generation was opened, checked."""
         entry = parse_entry(record)
         body = entry["body"]
@@ -265,10 +241,10 @@ class Succession:
             raise Refused("that entry opens no generation of this walk.")
         if self.trust.signer(entry) != body["peer"]:
             raise Refused("a recovery was not signed by the peer that it names.")
-        generation, lineage = self.recovery(body, known)
+        generation, lineage = self.recovery(body)
         return entry, generation, lineage
 
-    def entry(self, entry: Entry, before: Mapping[str, Any] | None, known: Lineage) -> None:
+    def entry(self, entry: Entry, before: Mapping[str, Any] | None) -> None:
         """Refuse an entry that cannot follow the one with the body ``before``, or be the first."""
         body = entry["body"]
         if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
@@ -291,7 +267,7 @@ class Succession:
             if body["hop"] != done or lineage[:-1] != earlier:
                 raise Refused("a recovery does not follow the entry before it.")
             self._opener(body, before)
-            self.recovery(body, known)
+            self.recovery(body)
             return
         visit = body["visit"]
         if body["hop"] != done + 1 or lineage != earlier:
@@ -339,22 +315,23 @@ class Succession:
         """Whether the token may be sent through peers that do not visit."""
         return not self.work.graph.complete and not isinstance(self.work.phase.route, Uniform)
 
-    def admit(self, entry: Entry) -> None:
-        """Count the generations that a peer opens after one visit: as many as there are peers.
+    def count(self, entry: Entry) -> None:
+        """Count the generations that a peer opens after one visit."""
+        body = entry["body"]
+        if body["kind"] == "recovery":
+            self.opened.setdefault(body["peer"], {}).setdefault(body["hop"], set()).add(
+                body["generation"][0]
+            )
+
+    def may_ask(self, peer: int) -> bool:
+        """Whether a peer may still open generations: as many after a visit as there are peers.
 
         More are not needed: each passes over one peer that was lost.  So nobody can have a token
-        dropped again and again.
+        dropped again and again.  A generation that was opened counts for everybody; what is
+        refused is to sign for another.
         """
-        body = entry["body"]
-        if body["kind"] != "recovery":
-            return
-        numbers = self.opened.setdefault((body["peer"], body["hop"]), set())
-        if body["generation"][0] not in numbers and len(numbers) >= len(self.trust.network.peers):
-            raise Refused(
-                f"peer {body['peer']} has opened {len(numbers)} generations after visit "
-                f"{body['hop']}; no more are taken."
-            )
-        numbers.add(body["generation"][0])
+        after = self.opened.get(peer, {})
+        return not after or len(after[max(after)]) < len(self.trust.network.peers)
 
     def _way(self, visit: Mapping[str, Any]) -> None:
         """A visit's way has to lead along the graph to its peer."""

@@ -7,6 +7,7 @@ import secrets
 from time import monotonic
 from typing import Any
 
+from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
@@ -232,6 +233,11 @@ class Recovery:
             lost=lost,
             sightings=sightings,
         )
+        try:
+            walk.succession.recovery({**body, "previous": parcel.chain})
+        except Refused as error:  # somebody else has a better copy
+            walk.journal.write("not recovered", reason=str(error))
+            return
         entry = walk.sign(parcel.chain, body)
         move: dict[str, Any] = {}
         if parcel.hop == 0:  # nobody had it yet: this peer does the first visit

@@ -180,6 +180,8 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
         if state.public is not None:
             return state, Reply("busy")
         return state, Reply("stale", state.fence, state.lineage)
+    if parcel.generation == state.fence and parcel.lineage != state.lineage:
+        return state, Reply("busy")  # its opener lied: it opened one generation from two places
     generation, place = state.reached
     if parcel.generation == generation and parcel.place <= place:
         return state, Reply("accepted")
@@ -298,10 +300,11 @@ def released(state: PeerState, generation: Generation, place: Place) -> PeerStat
 
 
 def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
-    """News of a generation: a lower token that is here is dropped.
+    """News of a generation: a lower token that is here is no longer handed on.
 
-    A copy of one that was handed over stays until another is handed over: whoever opened the
-    generation may have lied about what it goes on from.  So does what the walk begins with.
+    Whoever opened the generation may have lied about what it goes on from.  So a copy stays: of
+    the token if it was visited here, which nobody else may have, or of what the walk begins with;
+    else of the last one that was handed over.  The token is where the generation was opened.
     """
     if fence <= state.fence or state.committed is not None:
         return state
@@ -311,10 +314,10 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
         if state.stage == "offered" and belongs(held.generation, held.hop, lineage):
             state = _handed(state, watching=False)
         else:
-            if held.hop == 0 and len(held.lineage) == 1:
-                state = replace(state, kept=held, kept_for=fence[1])
+            if held.hop == 0 or state.stage in ("visited", "offered"):
+                state = replace(state, kept=held)
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
-    return replace(state, watching=False)
+    return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
 
 
 def commit(state: PeerState, value: Value) -> PeerState:
