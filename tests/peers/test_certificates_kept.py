@@ -18,7 +18,9 @@ from tests.peers.deletions import (
     hamlet,
     trained_on,
 )
+from tests.peers.floods import no_descriptors
 from tests.peers.liars import Liar
+from tests.peers.own_files import unreadable
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.certificates.signing import sign
 from unwalk.peers.forgetting import peer_certificate
@@ -92,6 +94,20 @@ def test_files_that_are_not_a_peers_own_certificates_are_issued_again(past: Past
     for number, id in ((1, "one"), (2, "two")):
         said = check(past.here, 0, f"chapter-{number}")["peers"]
         assert (said["chapter"], said["requests"], said["pending"]) == (number, [id], [])
+
+
+def test_a_certificate_that_cannot_be_read_for_a_while_is_neither_changed_nor_forgotten(
+    past: Past,
+) -> None:
+    bundle = Bundle.read(past.here.folder / "peer-0")  # nothing of it was looked at before
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        peer_certificate.read_all(bundle)
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        peer_certificate.own(bundle, certificate(past.here, 0, "chapter-1"))
+    found, changed = peer_certificate.read_all(bundle)
+    assert ([name for name, _ in found], changed) == (["chapter-1", "chapter-2"], [])
+    with unreadable(bundle.store / peer_certificate.FOLDER), pytest.raises(PermissionError):
+        peer_certificate.read_all(bundle)
 
 
 def test_where_nobody_lies_no_signature_is_refused(past: Past) -> None:

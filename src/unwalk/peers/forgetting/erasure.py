@@ -228,7 +228,7 @@ def _plan(
 ) -> list[str]:
     """What goes: written down, with the rows that name it gone, in one transaction."""
     stay = set(keep) | store.pinned
-    erased = sorted(p.stem for p in store.tokens.glob("*.safetensors") if p.stem not in stay)
+    erased = sorted(p.stem for p in store.token_files() if p.stem not in stay)
     with store.transaction() as db:
         for part in kept:
             db.execute("DELETE FROM locals WHERE run = ? AND hop >= ?", (part.run, part.hop))

@@ -127,15 +127,33 @@ def chapter_name(number: int) -> str:
     return f"chapter-{number}"
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of the certificates in a folder; unlike with ``glob`` what cannot be read is an
+    error: a certificate that is passed over would make the privacy spent look smaller.
+    """
+    try:
+        return sorted(p.name for p in folder.iterdir() if _is_there(p / FILE))
+    except FileNotFoundError:
+        return []
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def read_all(bundle: Bundle) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
     """The certificates of a peer, oldest first, and the names of those changed since."""
     found, changed, folder = [], [], bundle.store / FOLDER
-    for place in sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else ():
-        document = own(bundle, place)
+    for name in names_in(folder):
+        document = own(bundle, folder / name / FILE)
         if document is None:
-            changed.append(place.parent.name)
+            changed.append(name)
         else:
-            found.append((document["peers"]["issued"], place.parent.name, document))
+            found.append((document["peers"]["issued"], name, document))
     return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
 
 
@@ -143,20 +161,24 @@ def own(bundle: Bundle, place: Path) -> dict[str, Any] | None:
     """The certificate in a file of a peer's store, if it is what that peer wrote there.
 
     That is: intact, issued by this peer in a run of its network, for the chapter that its folder
-    names.
+    names.  A file that cannot be read is an :class:`OSError`: nobody knows what it says.
     """
     try:
         seen = place.stat()
-    except OSError:
+        return _known(bundle, place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return _known(bundle, place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
 
 
 @lru_cache(maxsize=256)
 def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
-    """A certificate that is looked at often, as the file was ``seen``."""
+    """A certificate that is looked at often, as the file was ``seen``.
+
+    What could not be read is raised, so that it is not remembered.
+    """
     try:
-        document = intact(place) or {}
+        document = read_certificate(place)
+        check_signature(document)
         said = document["peers"]
         trust = _trust(said, bundle.folder / "ca.pem", None)
         _check_issuer(document, said, trust, newest=False)
@@ -164,7 +186,9 @@ def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str,
         named = name == chapter_name(said["chapter"]) if decided else name.startswith(QUIET)
         mine = named and said["issuer"] == bundle.name
         whole = said.keys() >= STATED
-    except (UnwalkError, LookupError, TypeError, ValueError, AttributeError):
+    except (UnwalkError, LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
         return None
     return document if mine and whole else None
 

@@ -223,9 +223,8 @@ class Reception:
 
     def certificate(self, name: str) -> bytes | None:
         """The bytes of a certificate's file."""
-        place = self._folder / name / FILE
-        known = {p.parent.name for p in self._folder.glob(f"*/{FILE}")}
-        return place.read_bytes() if name in known else None
+        known = name in peer_certificate.names_in(self._folder)
+        return (self._folder / name / FILE).read_bytes() if known else None
 
     async def evidence(self, name: str) -> bytes | None:
         """The certificate's file with its transcript and the signed visits, as a zip archive."""
