@@ -59,6 +59,7 @@ def test_500_bad_messages(record):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("count", "tls"), [(100_000, False), (5_000, True)])
 def test_many_bad_messages(count, tls):
     found = fuzz.run(count, seed=2, jobs=1, tls=tls)

@@ -177,8 +177,7 @@ def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str,
     What could not be read is raised, so that it is not remembered.
     """
     try:
-        document = read_certificate(place)
-        check_signature(document)
+        document = intact(place) or {}
         said = document["peers"]
         trust = _trust(said, bundle.folder / "ca.pem", None)
         _check_issuer(document, said, trust, newest=False)
@@ -187,20 +186,29 @@ def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str,
         mine = named and said["issuer"] == bundle.name
         whole = said.keys() >= STATED
     except (UnwalkError, LookupError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from error
+        _raise_unread(error)
         return None
     return document if mine and whole else None
 
 
 def intact(place: Path) -> dict[str, Any] | None:
-    """The certificate in a file, if there is one and nobody changed it since it was signed."""
+    """The certificate in a file, if nobody changed it since it was signed.
+
+    A file that cannot be read is an :class:`OSError`.
+    """
     try:
         document = read_certificate(place)
         check_signature(document)
-    except UnwalkError:
+    except UnwalkError as error:
+        _raise_unread(error)
         return None
     return document
+
+
+def _raise_unread(error: Exception) -> None:
+    """Raise what kept a file from being read, if that is what an error came from."""
+    if isinstance(error.__cause__, OSError):
+        raise error.__cause__ from None
 
 
 def states(

@@ -49,9 +49,13 @@ class NoDescriptors(UnwalkError):
         )
 
 
-def means_no_files(error: BaseException) -> bool:
-    """Whether an error of the system says that no further file may be opened."""
-    return isinstance(error, OSError) and error.errno in NO_FILES
+def means_no_files(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, says that no further file may be opened."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_FILES:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _cannot_open(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from unwalk.peers.forgetting.request_form import RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
-from unwalk.peers.storage.disk_space import DiskFull
+from unwalk.peers.storage.disk_space import DiskFull, means_no_files
 from unwalk.peers.web.views import (
     AccuracyPoint,
     CertificateView,
@@ -241,4 +241,6 @@ class Reception:
         try:
             return await asyncio.to_thread(peer_certificate.verified, place, *files)
         except UnwalkError as error:
+            if means_no_files(error):
+                raise
             return {"verdict": "changed", "problems": [str(error)]}

@@ -90,7 +90,7 @@ async def list_requests(request: Request) -> RequestPage:
     answer=RequestView,
     status=202,
     form=RequestForm,
-    refusals=(409, 411, 413, 415, 422, 503),
+    refusals=(409, 411, 413, 415, 422),
     links={"getRequest": ("id", "id"), "listRequests": ("query.after", "id")},
 )
 async def submit_request(request: Request) -> Json:
