@@ -30,9 +30,9 @@ from tests.peers.fuzz_target import MORE, Tally, framed, outcome_of, scene_calls
 from unwalk.peers.daemon import LOG, run_peer
 from unwalk.peers.decisions.ballot import end_of
 from unwalk.peers.decisions.votes import Matter, state_from
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import MOST_ENDS
 from unwalk.peers.storage.database import read_only

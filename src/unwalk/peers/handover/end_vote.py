@@ -42,8 +42,10 @@ class Ends:
     says whether this peer has just seen that nobody can begin the walk.
     """
 
-    def __init__(self, walk: Walk, talk: ControlMessages, consents: Callable[[], bool]) -> None:
-        self.walk, self.talk, self.consents = walk, talk, consents
+    def __init__(
+        self, walk: Walk, control_messages: ControlMessages, consents: Callable[[], bool]
+    ) -> None:
+        self.walk, self.control_messages, self.consents = walk, control_messages, consents
         self.void: Value | None = None
         self.closings: dict[Value, Closing] = {}
         self.visits: dict[str, str] = {}
@@ -58,7 +60,7 @@ class Ends:
             judge=self.stands_for,
             offer=self._offers,
             told=self._decided,
-            tell=self.talk.show,
+            tell=self.control_messages.show,
             pace=pace_of(walk.limits),
             digest=end_digest,
         )
@@ -80,7 +82,7 @@ class Ends:
     def _compute(self, value: Value) -> None:
         if value not in self.closings and value not in self.computing:
             self.computing.add(value)
-            self.talk.later(self._close(value))
+            self.control_messages.later(self._close(value))
 
     async def _close(self, value: Value) -> None:
         pause = SOON
@@ -97,7 +99,7 @@ class Ends:
         walk, loop = self.walk, asyncio.get_running_loop()
         try:
             if value.chain not in self.visits:
-                entries = await LogFetch(walk, self.talk, value).whole()
+                entries = await LogFetch(walk, self.control_messages, value).whole()
                 self.checked(value.chain, entries)
             file = walk.store.file(value.token)
             try:

@@ -47,8 +47,8 @@ def longest_visit(limits: Limits, lies: int) -> float:
 class Recovery:
     """What one service does when it hears nothing."""
 
-    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
-        self.walk, self.talk, self.ends = walk, talk, ends
+    def __init__(self, walk: Walk, control_messages: ControlMessages, ends: Ends) -> None:
+        self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.since = monotonic()
         self.again = 0.0
         self.handed: tuple[pr.Parcel, float] | None = None
@@ -110,7 +110,7 @@ class Recovery:
         before, fence = pr.basis(walk.state), walk.state.fence
         seen = await self._ask("" if before is None else before.chain)
         for peer, answer in list(seen.items()):
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
             if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                 del seen[peer]  # it did not show what it says that it knows
                 overrun |= peer == pr.awaited(walk.state)
@@ -129,7 +129,9 @@ class Recovery:
                 return
             highest = known_by(answers.values(), walk.poll.rules.lies)
             if max(highest, before.generation[0]) < walk.state.fence[0]:
-                await self.talk.announce()  # so that others can sign that they know of it
+                await (
+                    self.control_messages.announce()
+                )  # so that others can sign that they know of it
                 return
             full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
             if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
@@ -150,7 +152,9 @@ class Recovery:
     async def _ask(self, chain: str = "") -> dict[int, Seen]:
         """What those say who count."""
         left = self.walk.chapter.left
-        return {p: s for p, s in (await self.talk.ask_all(chain)).items() if p not in left}
+        return {
+            p: s for p, s in (await self.control_messages.ask_all(chain)).items() if p not in left
+        }
 
     @property
     def idle(self) -> float:
@@ -197,9 +201,9 @@ class Recovery:
         other: then it is all the same whether it was ever begun.
         """
         walk, limits = self.walk, self.walk.limits
-        seen, shown = await asyncio.gather(self._ask(), self.talk.beginnings())
+        seen, shown = await asyncio.gather(self._ask(), self.control_messages.beginnings())
         for peer, answer in seen.items():
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
         if shown and self.begun is None:
             self.begun = monotonic()
             walk.journal.write("begun", heard=sorted(shown))
