@@ -338,7 +338,7 @@ def test_without_descriptors_questions_that_came_in_are_refused_for_a_while(tmp_
             raise InvalidInput(f"{file} cannot be read.") from error
 
     desk.certificate, desk.evidence = certificate, evidence  # type: ignore[method-assign]
-    paths = ("/style.css", "/v1/certificates/one", "/v1/certificates/one/files")
+    paths = ("/", "/style.css", "/v1/certificates/one", "/v1/certificates/one/files")
     page_file.cache_clear()
     with serving(desk, tmp_path) as served, ExitStack() as kept:
         questions = [
