@@ -37,9 +37,9 @@ SOON, AGAIN = 0.1, 5.0
 class Ends:
     """The vote on the end of one service's walk.
 
-    ``void`` is the end without a visit, once this peer would have the walk given up.  ``closings``
-    are those that this peer has computed from the whole log and the bytes of an end.  ``consents``
-    says whether this peer has just seen that nobody can begin the walk.
+    ``void`` is the end without a visit, set once this peer wants the walk given up.  ``closings``
+    are those that this peer computed itself, from the whole log and the bytes of an end.
+    ``consents`` says whether this peer has just seen that nobody can begin the walk.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Ends:
     # The vote
 
     def _offers(self) -> str | None:
-        """The end that this peer would have decided: the last token, if it is here, or none."""
+        """The end that this peer proposes: the last token, if it is here."""
         state = self.walk.state
         if state.committed is not None:
             return None

@@ -107,9 +107,9 @@ class LastToken:
         return self.fetches[key]
 
     def _room_for(self, sender: int, value: pr.Value) -> None:
-        """Refuse an end beyond those that are kept, unless it is voted on: then it takes a place.
+        """Refuse one more end than may be kept, unless it is voted on: then it replaces another.
 
-        One that is refused is brought again; so nobody can keep those out that somebody proposes.
+        A refused end is brought again, so nobody can keep a proposed end out for good.
         """
         state, wanted = self.walk.state, self.ends.wanted()
         brought = [

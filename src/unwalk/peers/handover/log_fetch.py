@@ -117,8 +117,9 @@ class LogFetch:
     async def _next_page(self) -> None:
         """The page with the next mark, of the peer that has cost the least time so far.
 
-        One that has it not, or shows something wrong, is asked last from then on.  An entry's
-        signature is not in its chain: a page that is wrong may be right at the next peer.
+        A peer that does not have it, or shows something wrong, is asked last from then on.  An
+        entry's signature is not part of its chain: a page that is wrong here may be right at the
+        next peer.
         """
         error: UnwalkError | None = None
         unheard = False

@@ -114,7 +114,7 @@ class Receiving:
     async def _examine(
         self, incoming: Incoming, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]
     ) -> tuple[Offer, TokenFile, list[Entry]]:
-        """All of it arrives and is flushed; whatever can be wrong with it is looked for.
+        """Receive all of the token, flush it to disk, and check everything that can be checked.
 
         The visit begins as soon as the token's content is known to be in order; the disk and all
         other checks come after that.

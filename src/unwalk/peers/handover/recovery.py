@@ -36,10 +36,10 @@ SALT = 16
 
 
 def longest_visit(limits: Limits, lies: int) -> float:
-    """Seconds for which a peer may have the token, where so many lie.
+    """Seconds for which a peer may keep the token, if ``lies`` peers may lie.
 
-    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
-    ones, and where nobody lies one may hang.
+    A neighbour that never answers costs a lease and then ``TRIES`` more.  Every liar may be such a
+    neighbour; if nobody lies, one may still hang.
     """
     return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
@@ -87,8 +87,8 @@ class Recovery:
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.
 
-        The first token of a walk nobody handed over, but others have it too: one after the other
-        of them sees to it.
+        Nobody handed over the first token of a walk, but others have it too: they begin the walk
+        instead, one after the other.
         """
         state, limits, now = self.walk.state, self.walk.limits, monotonic()
         parcel = pr.basis(state)

@@ -1,4 +1,4 @@
-"""Sends the token: offered until the next peer answers, or surely has nothing."""
+"""Sends the token: offers it until the next peer answers, or certainly did not get it."""
 
 from __future__ import annotations
 

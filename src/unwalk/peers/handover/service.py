@@ -151,7 +151,7 @@ class Service(Walk):
                 await self.changed.wait()
 
     async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work``, which begins with what is on disk; again once nothing is wanting."""
+        """Do ``work``, which starts from what is on disk; after a shortage, do it again."""
         while True:
             try:
                 return await work()
@@ -161,7 +161,7 @@ class Service(Walk):
             await self.store.space.wait()
 
     async def _look_for_room(self) -> None:
-        """Say what is wanting, and when it no longer is; whoever waits goes on by itself."""
+        """Log when room or descriptors run out, and when they are back."""
         space, full, short = self.store.space, False, False
         while True:
             if (full or short) and space.look():
