@@ -224,7 +224,7 @@ def states(
 
 
 def rule_without(changed: Sequence[str]) -> str:
-    """How certificates were composed, and which were not because nobody knows what they said."""
+    """How certificates were composed, and which were left out because they were changed."""
     return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
 
 
@@ -390,8 +390,8 @@ def _check_issuer(
 ) -> None:
     """The peer that the certificate names as its issuer has to have signed it, with its own key.
 
-    Nobody but the issuer says when requests without a walk were answered: it may not have been
-    revoked from any chapter on, as far as the newest network file tells.
+    For requests that needed no walk, only the issuer says when they were answered.  So the newest
+    network file, if it is given, must not revoke such an issuer at all.
     """
     signer = document["signer"]
     identity = trust.identity(str(signer["chain"]), past=True, chapter=said["chapter"])
