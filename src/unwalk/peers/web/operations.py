@@ -1,4 +1,4 @@
-"""How a question is answered, whichever it is: what may come with it, and what is refused how."""
+"""Answers every question alike: checks what came with it, calls its handler, words refusals."""
 
 from __future__ import annotations
 
