@@ -1,4 +1,4 @@
-"""Waits for what is wanting for a while: room on a full disk, or descriptors.
+"""Waits out a shortage: a full disk, or no free descriptors.
 
 A peer keeps a reserve, a file of a few megabytes.  When a write finds no room it lets go of the
 reserve, so that it can still say in its log what happened and write down small changes of state;
@@ -30,7 +30,7 @@ NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class DiskFull(UnwalkError):
-    """Something could not be written down, for want of room; nothing was changed."""
+    """Something could not be written because the disk is full; nothing was changed."""
 
     def __init__(self) -> None:
         super().__init__(
