@@ -325,7 +325,8 @@ def test_without_descriptors_connections_wait_and_nothing_is_busy(tmp_path):
 
 def test_without_descriptors_questions_that_came_in_are_refused_for_a_while(tmp_path):
     """Their connections are open already; what they ask for lies in files."""
-    desk, file = MemoryDesk(), tmp_path / "certificate.json"
+    desk: Any = MemoryDesk()
+    file: Path = tmp_path / "certificate.json"
     file.write_text("{}")
 
     def certificate(name: str) -> bytes:
@@ -337,7 +338,7 @@ def test_without_descriptors_questions_that_came_in_are_refused_for_a_while(tmp_
         except OSError as error:
             raise InvalidInput(f"{file} cannot be read.") from error
 
-    desk.certificate, desk.evidence = certificate, evidence  # type: ignore[method-assign]
+    desk.certificate, desk.evidence = certificate, evidence
     paths = ("/", "/style.css", "/v1/certificates/one", "/v1/certificates/one/files")
     page_file.cache_clear()
     with serving(desk, tmp_path) as served, ExitStack() as kept:
