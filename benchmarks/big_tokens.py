@@ -36,9 +36,9 @@ from torch.nn.utils import skip_init
 from unwalk.core.token import Token
 from unwalk.engines.inprocess import InProcess
 from unwalk.peers.daemon import run_peer, status
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.handover.visit import plan_of
 from unwalk.peers.identity.network_file import Network
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 from unwalk.peers.storage.token_files import open_token
 

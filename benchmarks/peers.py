@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from unwalk.peers.daemon import run_peer, status
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 
 if TYPE_CHECKING:

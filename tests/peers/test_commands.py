@@ -23,8 +23,8 @@ from tests.peers.harness import CONTEXT, SETTINGS, check_end
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.lifecycle.leaving import GONE
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.records.record_store import DATABASE
 from unwalk.peers.storage.error_file import LARGEST, LOOK, NAME
 from unwalk.peers.telemetry import HELP

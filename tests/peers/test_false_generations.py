@@ -163,7 +163,7 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
         for peer in PEERS:
             here.start(peer)
         service, stopped = here.services[liar_index], asyncio.Event()
-        send = service.delivery.send
+        send = service.token_sender.send
 
         def sends(state: Any, *given: Any) -> Any:
             if state.held.hop != second:
@@ -171,14 +171,14 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
             stopped.set()
             return asyncio.create_task(asyncio.sleep(3600))
 
-        service.delivery.send = sends  # type: ignore[method-assign]
+        service.token_sender.send = sends  # type: ignore[method-assign]
         one, _ = await liar.after(await copy_of(service, first))
         await stopped.wait()
         while (held := service.state.held) is None or held.hop != second:
             await asyncio.sleep(0.002)
         two, lineage = await liar.after(held)
         data = service.store.file(held.token).read_bytes()
-        log = service.delivery.log(held.chain, victim)
+        log = service.token_sender.log(held.chain, victim)
         await gone(here, liar_index)
 
         class Silent:

@@ -321,12 +321,14 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
         return [served[chain]] if peer == LIAR and chain in served else []
 
     service.store.entry = lambda run, chain: None  # type: ignore[method-assign]
-    service.talk.page = page  # type: ignore[method-assign]
+    service.control_messages.page = page  # type: ignore[method-assign]
     for changes, reason, pages in (
         ({"token": "1" * 64}, "not the end", 1),
         ({}, "about visit 3, not 5", 4),
     ):
-        fetch = LogFetch(service, service.talk, replace(value, chain=chain, **changes), LIAR)
+        fetch = LogFetch(
+            service, service.control_messages, replace(value, chain=chain, **changes), LIAR
+        )
         asked.clear()
         with pytest.raises(Refused, match=reason):
             await fetch.whole()
@@ -563,7 +565,7 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
             return found
 
         victim.next_chapter.ask_all = counted
-        message = victim.service.talk.words(ms.Where, chain="").replace(
+        message = victim.service.control_messages.words(ms.Where, chain="").replace(
             victim.service.run_id.encode(), b"f" * 32
         )
         for _ in range(50):

@@ -215,7 +215,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so
         others = [services[p] for p in HONEST if p != holder.me]
 
         async def told(number: int, by: Service, chain: str) -> list[dict[str, Any]]:
-            seen = await by.talk.ask_all(chain)
+            seen = await by.control_messages.ask_all(chain)
             body = recovery_body(
                 run=by.run_id,
                 generation=(number, by.me),
@@ -226,7 +226,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so
                 lost=holder.me,
                 sightings=[s.record for p, s in seen.items() if p != holder.me],
             )
-            words = by.talk.words(ms.Fence, entry=by.sign(chain, body))
+            words = by.control_messages.words(ms.Fence, entry=by.sign(chain, body))
             answers = [await services[p].answer(by.me, words) for p in HONEST if p != by.me]
             return [codec.parse(answer, 1 << 18) for answer in answers]
 
@@ -248,7 +248,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_only_so
             for answer in await told(number, liar, basis.chain):
                 assert answer.get("kind") != "refused"
             await here.until(partial(fenced, number))
-        assert await liar.talk.ask_all(basis.chain) == {}  # nobody signs for a fifth
+        assert await liar.control_messages.ask_all(basis.chain) == {}  # nobody signs for a fifth
         assert refused("as many generations after one visit", 3)
         for peer in HONEST:
             assert fenced(4)
@@ -398,7 +398,7 @@ def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path)
         assert basis is not None
         seen = await service.recovery._ask(basis.chain)
         service.recovery._recover(0, [answer.record for answer in seen.values()])
-        guess = service.talk.words(ms.Opening, generation=[1, service.me])
+        guess = service.control_messages.words(ms.Opening, generation=[1, service.me])
 
         async def shown() -> Any:
             return codec.parse(await service.answer(LIAR, guess), 1 << 18)["entry"]

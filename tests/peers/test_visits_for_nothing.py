@@ -128,8 +128,10 @@ def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow, m
             assert answer["reason"] == "the token was not sent where the route's rule leads."
             assert begun.is_set(), "its visit had begun"
             going_on.set()
-            ahead = here.peers[victim].service.ahead
-            await here.until(lambda: ahead.for_nothing is not None and ahead.for_nothing.done())
+            early_visits = here.peers[victim].service.early_visits
+            await here.until(
+                lambda: early_visits.for_nothing is not None and early_visits.for_nothing.done()
+            )
             assert marks_of(here, victim) == []
             here.start(0)
             await here.until(here.trained)

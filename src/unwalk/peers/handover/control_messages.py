@@ -125,7 +125,7 @@ class ControlMessages:
         return {p: a for p, a in zip(others, answers, strict=True) if a is not None}
 
     async def ask_all(self, chain: str = "") -> dict[int, Seen]:
-        """Where every reachable peer believes the token to be, signed for who goes on there."""
+        """Where each reachable peer last saw the token, signed for whoever recovers from there."""
         walk, message, seen = self.walk, self.words(ms.Where, chain=chain), dict[int, Seen]()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
@@ -140,7 +140,7 @@ class ControlMessages:
         return seen
 
     async def beginnings(self) -> dict[int, Entry]:
-        """The first entry of the walk's log, from each who counts and can show one."""
+        """The first entry of the walk's log, from every member that can show one."""
         walk, first_entries = self.walk, dict[int, Entry]()
         for peer, record in (await self._ask_all(self.words(ms.Beginning), "entry")).items():
             try:
@@ -156,8 +156,8 @@ class ControlMessages:
     async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
 
-        Where what it goes on from is not known here, that is asked for, and kept: others who are
-        shown the generation will ask this peer.
+        If the log before it is not known here, it is asked for, and kept: others who are shown the
+        generation will ask this peer for it.
         """
         walk = self.walk
         entry, fence, lineage = walk.succession.opening(record)
@@ -182,10 +182,10 @@ class ControlMessages:
     async def led_to(
         self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
     ) -> tuple[list[Entry], Place]:
-        """Check an entry, and the log before it back to the last one known here; what is new.
+        """Check an entry and the log before it, back to the last entry known here.
 
-        Also where the walk is after the entry.  What was not ``sent`` is asked for, of the peer
-        ``first`` before the others.
+        Returns the entries that are new, and where the walk is after this one.  Entries that were
+        not ``sent`` along are asked for: of the peer ``first``, then of the others.
         """
         walk, fresh = self.walk, list[Entry]()
         new = [later]
@@ -208,7 +208,7 @@ class ControlMessages:
         return fresh, place
 
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
-        """Have somebody who knows of a generation show how it was opened; whether it did."""
+        """Ask a peer that knows of a generation to show how it was opened; whether it did."""
         walk = self.walk
         record = await self._ask(peer, self.words(ms.Opening, generation=fence), "entry")
         try:
@@ -242,7 +242,8 @@ class ControlMessages:
     def after_handing(self, parcel: Parcel, before: int, *, opened: bool) -> None:
         """Release the peer before, and make a generation that was ``opened`` here known.
 
-        Where the walk is now is seen to while there is time: the next token is checked from there.
+        The place of the walk is computed now, while there is time: the next token is checked from
+        there.
         """
         self.later(self.walk.place(parcel.chain))
         if before >= 0 and before != self.walk.me:
@@ -257,7 +258,7 @@ class ControlMessages:
             await self.learn(before, codec.sighting_from(record))
 
     async def learn(self, peer: int, sighting: Sighting) -> None:
-        """Take over what a peer knows of the end, which it has to show, or of a generation."""
+        """Adopt what a peer knows of the end or of a later generation, once it has shown it."""
         walk = self.walk
         if sighting.over:
             await self.hear_end(peer)

@@ -63,14 +63,14 @@ def share_of(peers: int) -> int:
 
 
 def opened_by(peer: int, lineage: Lineage) -> int:
-    """How many generations of a lineage a peer has opened; the first nobody did."""
+    """How many generations of a lineage a peer has opened; nobody opened the first one."""
     return sum(opener == peer for (_, opener), _ in lineage[1:])
 
 
 def known_by(seen: Iterable[Sighting], lies: int) -> int:
     """The highest number of a generation that an honest peer among ``seen`` knows of.
 
-    Who recovers may be one of those who lie; so one fewer of the others may.
+    The peer that recovers may be one of the liars; then there is one liar fewer among the others.
 
     >>> far, near = Sighting((9, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
     >>> known_by([far, near], 2), known_by([far, near], 1)
@@ -135,7 +135,7 @@ class Succession:
 
         The route is drawn again: a visit has to be where it leads, past those that its entry names
         as passed over.  Whoever recovers a walk that has not begun does the first visit.  And the
-        plan is read again: what a visit tells must be what it was to do.
+        plan is read again: a visit must tell of the work that the plan gives it.
         """
         if body["kind"] != "hop":
             return replace(place, at=body["peer"])
@@ -288,10 +288,10 @@ class Succession:
         self.trust.check(entry["certificate"], body["bare"], data, past=True)
 
     def _opener(self, body: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-        """A recovery goes on from a copy, which few can have.
+        """Refuse a recovery by a peer that cannot have a copy of the token.
 
-        Whoever made the entry before it kept one, and so did relays on the way from there.  What
-        a walk begins with is kept by all who have it.
+        The peer that signed the entry before it kept a copy, and so did relays on the way from
+        there.  The token that a walk begins with is kept by every peer that has it.
         """
         if before is None or not before["hop"]:
             if self.only not in (None, body["peer"]):

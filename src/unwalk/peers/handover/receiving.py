@@ -35,9 +35,14 @@ class Receiving:
     """The receiving side of one walk."""
 
     def __init__(
-        self, walk: Walk, talk: ControlMessages, ahead: EarlyVisits, last_token: LastToken
+        self,
+        walk: Walk,
+        control_messages: ControlMessages,
+        early_visits: EarlyVisits,
+        last_token: LastToken,
     ) -> None:
-        self.walk, self.talk, self.ahead, self.last_token = walk, talk, ahead, last_token
+        self.walk, self.control_messages = walk, control_messages
+        self.early_visits, self.last_token = early_visits, last_token
         self.opened: tuple[str, TokenFile] | None = None
         self.takes: dict[type, Callable[[int, Any, AsyncIterator[bytes]], Awaitable[Answer]]] = {
             ms.Offer: self._offered,
@@ -102,14 +107,14 @@ class Receiving:
             return reply
         finally:
             if not incoming.named:
-                self.ahead.leave(incoming)
+                self.early_visits.leave(incoming)
             walk.store.pinned.discard(offer.parcel.token)
             incoming.discard()
 
     async def _examine(
         self, incoming: Incoming, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]
     ) -> tuple[Offer, TokenFile, list[Entry]]:
-        """All of it arrives and is flushed; whatever can be wrong with it is looked for.
+        """Receive all of the token, flush it to disk, and check everything that can be checked.
 
         The visit begins as soon as the token's content is known to be in order; the disk and all
         other checks come after that.
@@ -124,7 +129,7 @@ class Receiving:
             await receive_bytes(self.walk, incoming, chunks)
             look = partial(_look, gate, offer, incoming.path)
             file = await loop.run_in_executor(self.walk.hashing, look)
-        self.ahead.begin(incoming, offer, file, kept)
+        self.early_visits.begin(incoming, offer, file, kept)
         flushed = self.walk.on_disk(_flush_and_hash, incoming, data)
         try:
             gate.route(offer, file.header["memory"])
@@ -152,7 +157,7 @@ class Receiving:
         # Whoever carries a token for a revoked peer has to put a visit of its own behind it.
         pem, chapter = offer.entry["certificate"], walk.chapter.number
         walk.trust.identity(pem, past=True, chapter=chapter)
-        fresh, place = await self.talk.led_to(offer.entry, offer.sender, sent)
+        fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
         if (offer.mover, file.header["memory"]) != (place.at, place.memory):
             raise Refused("the token was sent on from another place of the route than its log's.")
         walk.succession.count(offer.entry)
@@ -161,9 +166,9 @@ class Receiving:
     async def answer(self, sender: int, message: ms.Message) -> Answer:
         """A small message."""
         self.walk.gate.of_this_run(message)
-        if type(message) not in self.talk.answers:
+        if type(message) not in self.control_messages.answers:
             raise Corrupt("a message of that kind comes with a token.")
-        return await self.talk.answers[type(message)](sender, message)
+        return await self.control_messages.answers[type(message)](sender, message)
 
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:

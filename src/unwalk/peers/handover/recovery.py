@@ -37,10 +37,10 @@ SALT = 16
 
 
 def longest_visit(limits: Limits, lies: int) -> float:
-    """Seconds for which a peer may have the token, where so many lie.
+    """Seconds for which a peer may keep the token, if ``lies`` peers may lie.
 
-    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
-    ones, and where nobody lies one may hang.
+    A neighbour that never answers costs a lease and then ``TRIES`` more.  Every liar may be such a
+    neighbour; if nobody lies, one may still hang.
     """
     return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
@@ -48,8 +48,8 @@ def longest_visit(limits: Limits, lies: int) -> float:
 class Recovery:
     """What one service does when it hears nothing."""
 
-    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
-        self.walk, self.talk, self.ends = walk, talk, ends
+    def __init__(self, walk: Walk, control_messages: ControlMessages, ends: Ends) -> None:
+        self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.since = monotonic()
         self.again = 0.0
         self.handed: tuple[pr.Parcel, float] | None = None
@@ -88,8 +88,8 @@ class Recovery:
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.
 
-        The first token of a walk nobody handed over, but others have it too: one after the other
-        of them sees to it.
+        Nobody handed over the first token of a walk, but others have it too: they begin the walk
+        instead, one after the other.
         """
         state, limits, now = self.walk.state, self.walk.limits, monotonic()
         parcel = pr.basis(state)
@@ -111,7 +111,7 @@ class Recovery:
         before, fence = pr.basis(walk.state), walk.state.fence
         seen = await self._ask("" if before is None else before.chain)
         for peer, answer in list(seen.items()):
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
             if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                 del seen[peer]  # it did not show what it says that it knows
                 overrun |= peer == pr.awaited(walk.state)
@@ -130,7 +130,9 @@ class Recovery:
                 return
             highest = known_by(answers.values(), walk.poll.rules.lies)
             if max(highest, before.generation[0]) < walk.state.fence[0]:
-                await self.talk.announce()  # so that others can sign that they know of it
+                await (
+                    self.control_messages.announce()
+                )  # so that others can sign that they know of it
                 return
             full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
             if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
@@ -151,7 +153,9 @@ class Recovery:
     async def _ask(self, chain: str = "") -> dict[int, Seen]:
         """What those say who count."""
         left = self.walk.chapter.left
-        return {p: s for p, s in (await self.talk.ask_all(chain)).items() if p not in left}
+        return {
+            p: s for p, s in (await self.control_messages.ask_all(chain)).items() if p not in left
+        }
 
     @property
     def idle(self) -> float:
@@ -198,9 +202,9 @@ class Recovery:
         other: then it is all the same whether it was ever begun.
         """
         walk, limits = self.walk, self.walk.limits
-        seen, shown = await asyncio.gather(self._ask(), self.talk.beginnings())
+        seen, shown = await asyncio.gather(self._ask(), self.control_messages.beginnings())
         for peer, answer in seen.items():
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
         if shown and self.begun is None:
             self.begun = monotonic()
             walk.journal.write("begun", heard=sorted(shown))

@@ -200,7 +200,7 @@ class Work:
         """The events of a visit as everybody can tell them, at a peer with so many records.
 
         ``first``: it is the peer's first visit of the phase.  What depends on the records, on the
-        draw of the noise or on u's calculation of it is made up.
+        draw of the noise or on u's calculation of it is a placeholder.
         """
         plan, phase = self.plan, self.phase
         visit = Visit(
@@ -216,7 +216,7 @@ class Work:
         return planned_events(program, plan.noise.origin, dtype)
 
     def shows_digest(self, hop: int) -> bool:
-        """Whether a visit tells a digest of its model, salted, in what outlives the log."""
+        """Whether a visit's record, which outlives the log, holds a salted digest of its model."""
         always = self.plan.performance.digests
         return bool(self.plan.salt) and (always or hop == self.hops)
 

@@ -1,4 +1,4 @@
-"""One walk at one peer: its state, on disk before it is true, and what the walk is done with.
+"""One walk at one peer: its state, written to disk before it counts, and the parts it needs.
 
 State changes happen in the event loop's thread only, each as one transaction, with nothing
 awaited between deciding and writing: so they are atomic.

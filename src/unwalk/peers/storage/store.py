@@ -216,12 +216,13 @@ class Store:
         try:
             self.space.start()
             self._open_database()
+            self.archive()
+            for path in self.tokens.iterdir():
+                if path.suffix in (".new", ".spare"):
+                    path.unlink()
         except BaseException:
             self._release()
             raise
-        self.archive()
-        for path in (*self.tokens.glob("*.new"), *self.tokens.glob("*.spare")):
-            path.unlink()
 
     def _open_database(self) -> None:
         """Open the database, unless it is less than this peer has written."""
@@ -282,6 +283,10 @@ class Store:
     def file(self, digest: str) -> Path:
         """Where the token with this digest lies."""
         return self.tokens / f"{digest}.safetensors"
+
+    def token_files(self) -> list[Path]:
+        """The files of all tokens here; unlike with ``glob`` an unreadable folder is an error."""
+        return [path for path in self.tokens.iterdir() if path.suffix == ".safetensors"]
 
     def check_file(self, digest: str) -> None:
         """Refuse a file that is no longer what its name says."""
@@ -551,7 +556,7 @@ class Store:
     def collect(self, run: str, state: PeerState) -> None:
         """Remove files that nothing names any more."""
         named = self.named(run, state) | self.archived
-        for path in self.tokens.glob("*.safetensors"):
+        for path in self.token_files():
             if path.stem not in named and path.stem not in self.pinned:
                 self.spare(path)
         self.fault("collected")
