@@ -91,6 +91,23 @@ def test_spares_are_written_over_and_can_be_erased(tmp_path):
     store.close()
 
 
+def test_spares_serve_tokens_whose_headers_have_grown(tmp_path):
+    """A header grows with its numbers: files as long as the tokens before are still of use."""
+    store = Store(tmp_path)
+    for number in range(1, SPARES + 1):
+        store.write(content(number, size=1008))
+    for number in range(1, SPARES + 1):
+        store.spare(store.file(digest(number, 1008)))
+    for number, size in enumerate((1016, 1000, 1016, 1008), 10):
+        store.write(content(number, size=size))
+        assert store.file(digest(number, size)).read_bytes() == bytes([number]) * size
+        assert len(list(store.tokens.iterdir())) == SPARES, "no new file was made"
+        store.spare(store.file(digest(number, size)))
+    small = store.claim(8)
+    assert small.suffix == ".new", "a spare token is not given away for something small"
+    store.close()
+
+
 def test_a_token_longer_or_shorter_than_announced_is_refused(tmp_path):
     store = Store(tmp_path)
     incoming = Incoming(store, 10)

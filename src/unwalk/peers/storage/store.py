@@ -7,8 +7,9 @@ those ``pinned`` by a change that is under way.  A database that is damaged, or 
 written (:mod:`unwalk.peers.storage.integrity_mark`), is not opened; nor is one that another
 protocol wrote.
 
-A file that is no longer needed is written over by the next token of the same size: on common file
-systems that costs a sixth of a new file.  :meth:`Store.erase_spares` unlinks such files.
+A file that is no longer needed is written over by the next token of about the same size: on common
+file systems that costs a sixth of a new file, and on a virtual machine whose memory is lent by its
+host a tenth or less, since the system still has the file's pages.  :meth:`Store.erase_spares` unlinks such files.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ CREATE TABLE IF NOT EXISTS arrivals (
     peer INTEGER NOT NULL, token TEXT NOT NULL, PRIMARY KEY (run, number, opener, done, peer));
 """
 SPARES = 2
+NEAR = 512
+"""Bytes by which a spare file may be longer or shorter than the token that is written over it: the
+header of a token grows with its numbers, and a spare of each length would soon be of no use."""
 SMALL = 8 << 20
 """Bytes up to which a file is not worth a thread that hashes it while it is written."""
 SETTLE = 200
@@ -115,6 +119,8 @@ class Incoming:
         except OSError:
             store.spare(self.path)  # a claimed file is still somebody's
             raise
+        if os.fstat(self.fd).st_size > size:
+            os.ftruncate(self.fd, size)
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
@@ -290,12 +296,12 @@ class Store:
                 raise Corrupt(f"token {digest[:16]} is damaged: its bytes have another digest.")
 
     def claim(self, size: int) -> Path:
-        """A temporary file for ``size`` bytes: a spare one of that size, or a new one."""
+        """A temporary file for ``size`` bytes: a spare one of about that size, or a new one."""
         with self._guard:
-            for spare, known in self._spares.items():
-                if known == size:
-                    del self._spares[spare]
-                    return spare
+            near = [spare for spare, known in self._spares.items() if abs(known - size) <= NEAR]
+            if near:
+                del self._spares[near[0]]
+                return near[0]
             self._names += 1
             return self.tokens / f"{self._names}.new"
 
