@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
@@ -228,6 +229,7 @@ class Service(Walk):
                 await pieces.left()
                 self.store.fault("token left")
             digest, local = await self._written(parts, visited.local)
+            written = monotonic()
             body = hop_body(
                 run=self.run_id,
                 generation=parcel.generation,
@@ -261,6 +263,7 @@ class Service(Walk):
             "visited",
             began=visited.began,
             ended=visited.ended,
+            written=written,
             generation=parcel.generation,
             hop=parcel.hop + 1,
         )
