@@ -9,7 +9,8 @@ protocol wrote.
 
 A file that is no longer needed is written over by the next token of about the same size: on common
 file systems that costs a sixth of a new file, and on a virtual machine whose memory is lent by its
-host a tenth or less, since the system still has the file's pages.  :meth:`Store.erase_spares` unlinks such files.
+host a tenth or less, since the system still has the file's pages.  For large tokens one is made
+ahead (:meth:`Store.prepare`).  :meth:`Store.erase_spares` unlinks such files.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ class Store:
     changes: int = 0
     _settled: int = 0
     _names: int = 0
+    _hurry: bool = False
     _spares: dict[Path, int] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -297,6 +299,7 @@ class Store:
 
     def claim(self, size: int) -> Path:
         """A temporary file for ``size`` bytes: a spare one of about that size, or a new one."""
+        self._hurry = True
         with self._guard:
             near = [spare for spare, known in self._spares.items() if abs(known - size) <= NEAR]
             if near:
@@ -316,6 +319,30 @@ class Store:
             with suppress(FileNotFoundError):
                 path.replace(spare)
                 self._spares[spare] = spare.stat().st_size
+
+    def lacks_spare(self, size: int) -> bool:
+        """Whether it is worth while to :meth:`prepare` a file, and there is room for it."""
+        if size <= SMALL or self.space.full or len(self._spares) >= SPARES:
+            return False
+        if any(abs(known - size) <= NEAR for known in list(self._spares.values())):
+            return False
+        found = os.fstatvfs(self._folder)
+        return found.f_bavail * found.f_frsize >= self.space.need + size
+
+    def prepare(self, size: int) -> None:
+        """Have a spare file for ``size`` bytes, filled while nobody waits for it.
+
+        What a new file costs is mostly the fresh memory that it is written into.  Whoever claims a
+        file meanwhile goes first; a failure is left to be found by whoever needs the room.
+        """
+        with suppress(OSError):
+            incoming, zeros = Incoming(self, size), memoryview(bytes(1 << 20))
+            self._hurry = False
+            try:
+                while not self._hurry and incoming.written < size:
+                    incoming.put_part(zeros[: size - incoming.written])
+            finally:
+                incoming.discard()
 
     def erase_spares(self) -> None:
         """Unlink every file that holds bytes of tokens which are no longer needed."""
