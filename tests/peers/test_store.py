@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_file_is_made_ahead_for_a_large_token_and_for_nothing_else(tmp_path):
 
 def test_a_token_that_comes_while_a_file_is_made_ahead_goes_first(tmp_path, monkeypatch):
     store, size, put = Store(tmp_path), SMALL + 5, Incoming.put_part
-    came = []
+    came: list[Path] = []
 
     def put_part(self: Incoming, chunk: memoryview) -> None:
         put(self, chunk)
