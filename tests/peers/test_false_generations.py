@@ -40,7 +40,8 @@ def slow(monkeypatch):
 
 def route_of(here: Village, hops: int) -> list[int]:
     """Who does which visit while nobody is passed over, the first at index 0."""
-    work, at, memory, route = Work(plan_of(here.network), 0), -1, {}, []
+    work, at, route = Work(plan_of(here.network), 0), -1, list[int]()
+    memory: dict[str, int] = {}
     for hop in range(1, hops + 1):
         move = work.move(hop, at, memory, 0)
         at, memory = move.receiver, dict(move.memory)
@@ -171,7 +172,7 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
             stopped.set()
             return asyncio.create_task(asyncio.sleep(3600))
 
-        service.token_sender.send = sends  # type: ignore[method-assign]
+        service.token_sender.send = sends  # type: ignore[method-assign, assignment]
         one, _ = await liar.after(await copy_of(service, first))
         await stopped.wait()
         while (held := service.state.held) is None or held.hop != second:

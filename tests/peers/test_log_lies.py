@@ -154,6 +154,12 @@ def _draws(service: Service, log: dict[int, Entry]) -> None:
     for over in ((), (draws[again].receiver,), tuple(range(4))):
         with pytest.raises(Refused, match="passed over"):
             service.gate.route(replace(plain, passed_over=over), {})
+    nobody = replace(plain, passed_over=tuple(range(4)), attempt=ATTEMPTS)
+    with pytest.MonkeyPatch.context() as patch:  # refused before anything is drawn
+        patch.setattr(Work, "move", None)
+        with pytest.raises(Refused, match="all neighbours"):
+            service.gate.route(nobody, {})
+        assert work.choose(hop, mover, {}, range(4)) is None
     first = replace(plain, attempt=0, move=draws[0], path=draws[0].path)
     service.gate.route(first, {})
     for move in (draws[again], replace(draws[0], memory={"steps": 1})):

@@ -171,6 +171,8 @@ class OfferChecks:
         It may draw again only if a draw led to, or through, a peer that was passed over.
         """
         over, hop = set(offer.passed_over), offer.parcel.hop + 1
+        if self.work.leads_nowhere(offer.mover, over):
+            raise Refused(f"all neighbours of peer {offer.mover} are said to be passed over.")
         try:
             for attempt in range(offer.attempt):
                 if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):

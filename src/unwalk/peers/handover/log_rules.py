@@ -24,7 +24,7 @@ from unwalk.peers.protocol.consensus import Rules
 from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
 from unwalk.peers.protocol.schedule import NO_TOKEN
-from unwalk.walks import NOBODY, FirstTo
+from unwalk.walks import NOBODY
 from unwalk.walks.routes import Uniform
 
 PREFIX = b"unwalk-sighting-2:"
@@ -279,7 +279,7 @@ class Succession:
             raise Refused("a log entry is about another visit.")
         if before is not None and before["kind"] == "hop":
             stayed = not visit["path"]
-            moved = visit["receiver"] != before["peer"] or self._moves_on
+            moved = visit["receiver"] != before["peer"] or self.work.moves_on
             if visit["sender"] != before["peer"] or (stayed and moved):
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
@@ -303,12 +303,6 @@ class Succession:
             raise Refused(
                 f"peer {body['peer']} has no copy from visit {body['hop']} to go on from."
             )
-
-    @property
-    def _moves_on(self) -> bool:
-        """Whether the route never leaves the token where it is."""
-        route = self.work.phase.route
-        return isinstance(route.then if isinstance(route, FirstTo) else route, Uniform)
 
     @property
     def _relays(self) -> bool:

@@ -88,9 +88,9 @@ class Receiving:
 
     async def _receive(self, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]) -> Reply:
         walk = self.walk
-        incoming = Incoming(walk.store, offer.size)
+        incoming, times = Incoming(walk.store, offer.size), dict[str, float]()
         try:
-            offer, file, log = await self._examine(incoming, offer, kept, chunks)
+            offer, file, log = await self._examine(incoming, offer, kept, chunks, times)
             state, reply = pr.receive(walk.state, offer.parcel, offer.path)
             if state != walk.state:
                 incoming.keep(offer.parcel.token)
@@ -103,7 +103,8 @@ class Receiving:
                 walk.put(state, move=moved, entry=offer.entry, arrival=arrival)
                 walk.metrics.add("tokens_received_total")
                 walk.metrics.add("bytes_received_total", offer.size)
-                walk.journal.write("received", at=monotonic(), **words_of(offer.parcel))
+                times["at"] = monotonic()
+                walk.journal.write("received", **times, **words_of(offer.parcel))
             return reply
         finally:
             if not incoming.named:
@@ -112,31 +113,45 @@ class Receiving:
             incoming.discard()
 
     async def _examine(
-        self, incoming: Incoming, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]
+        self,
+        incoming: Incoming,
+        offer: Offer,
+        kept: KeptLocal,
+        chunks: AsyncIterator[bytes],
+        times: dict[str, float],
     ) -> tuple[Offer, TokenFile, list[Entry]]:
         """Receive all of the token, flush it to disk, and check everything that can be checked.
 
         The visit begins as soon as the token's content is known to be in order; the disk and all
-        other checks come after that.
+        other checks come after that.  A large token is flushed while its content is looked through.
+        When what was done is noted in ``times``.
         """
         gate, loop = self.walk.gate, asyncio.get_running_loop()
-        data = b""
-        if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
-            data = b"".join([piece async for piece in pieces(chunks, offer.size)])
-            incoming.put_part(data)
-            file = gate.content(offer, incoming.path)
-        else:
-            await receive_bytes(self.walk, incoming, chunks)
-            look = partial(_look, gate, offer, incoming.path)
-            file = await loop.run_in_executor(self.walk.hashing, look)
-        self.early_visits.begin(incoming, offer, file, kept)
-        flushed = self.walk.on_disk(_flush_and_hash, incoming, data)
+        flushed: asyncio.Future[None] | None = None
         try:
-            gate.route(offer, file.header["memory"])
+            if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
+                data = b"".join([piece async for piece in pieces(chunks, offer.size)])
+                incoming.put_part(data)
+                times["arrived"] = monotonic()
+                file = gate.content(offer, incoming.path)
+                gate.route(offer, file.header["memory"])
+                self.early_visits.begin(incoming, offer, file, kept)
+                flushed = self.walk.on_disk(_flush, incoming, data, times)
+            else:
+                await receive_bytes(self.walk, incoming, chunks)
+                times["arrived"] = monotonic()
+                flushed = self.walk.on_disk(_flush, incoming, b"", times)
+                look = partial(_look, gate, offer, incoming.path)
+                file = await loop.run_in_executor(self.walk.hashing, look)
+                gate.route(offer, file.header["memory"])
+                self.early_visits.begin(incoming, offer, file, kept)
+            times["checked"] = monotonic()
             offer = gate.stamped(offer, await anext(chunks, b""))
+            times["stamped"] = monotonic()
             log = await self._check_log(offer, file, await anext(chunks, b""))
         finally:
-            await flushed
+            if flushed is not None:
+                await flushed
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
         return offer, file, log
@@ -176,6 +191,8 @@ def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     return gate.content(offer, path)
 
 
-def _flush_and_hash(incoming: Incoming, data: bytes) -> None:
+def _flush(incoming: Incoming, data: bytes, times: dict[str, float]) -> None:
+    """``data`` is what was not hashed while it arrived."""
     incoming.finish()
     incoming.hash_part(data)
+    times["flushed"] = monotonic()

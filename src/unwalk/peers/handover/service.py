@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
@@ -90,6 +91,7 @@ class Service(Walk):
         """Do this peer's part until :meth:`stop`; what arrives is brought by somebody else."""
         self.journal.write("started", run=self.run_id, network=self.network.version)
         self._count(self.state, self.state)
+        self.tidy()
         works = (
             self._drive,
             self.recovery.watch,
@@ -198,9 +200,13 @@ class Service(Walk):
             self.early_visits.reading = False
 
     def _prepare(self, parcel: Parcel, move: Move) -> None:
-        """While the visit goes on, see where the token goes then, and which log it takes along."""
+        """While the visit goes on, see where the token goes then, and which log it takes along.
+
+        The file into which it is written then is made as well.
+        """
         if self.closed or self.state.held != parcel or self.state.stage != "arrived":
             return
+        self.prepare_file(parcel.token)
         after = pr.visited(self.state, "", "")
         next_move = self._next_move(after, move.memory) if after.stage == "visited" else None
         if next_move is not None:
@@ -228,6 +234,7 @@ class Service(Walk):
                 await pieces.left()
                 self.store.fault("token left")
             digest, local = await self._written(parts, visited.local)
+            written = monotonic()
             body = hop_body(
                 run=self.run_id,
                 generation=parcel.generation,
@@ -261,6 +268,7 @@ class Service(Walk):
             "visited",
             began=visited.began,
             ended=visited.ended,
+            written=written,
             generation=parcel.generation,
             hop=parcel.hop + 1,
         )

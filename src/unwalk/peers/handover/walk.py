@@ -207,9 +207,7 @@ class Walk:
         self.state, self.open_move = state, open_move
         if arrival is not None:
             self.arrivals = self.store.arrivals(self.run_id)
-        if not self.collecting:
-            self.collecting = True
-            self._collect_later(monotonic() + IN_THE_WAY)
+        self.tidy()
         self.news = monotonic()
         self.changed.set()
         if state.ends != before.ends:
@@ -220,6 +218,12 @@ class Walk:
         """A token is no longer on its way: who waits for that to stop can go on."""
         if self.stopping:
             self.changed.set()
+
+    def tidy(self) -> None:
+        """Soon remove files that are no longer needed, and make one for the next token."""
+        if not self.collecting:
+            self.collecting = True
+            self._collect_later(monotonic() + IN_THE_WAY)
 
     def _collect_later(self, latest: float) -> None:
         asyncio.get_running_loop().call_later(TIDY, self._collect, latest)
@@ -238,6 +242,15 @@ class Walk:
         except OSError as error:
             if not self.store.space.passes(error):  # else after the next change
                 raise
+        if self.state.held is None and self.state.kept is not None:
+            self.prepare_file(self.state.kept.token)
+
+    def prepare_file(self, token: str) -> None:
+        """Have a file for the next token, which will be about as long as ``token``."""
+        with suppress(FileNotFoundError):
+            size = self.store.file(token).stat().st_size
+            if self.store.lacks_spare(size):
+                self.on_disk(self.store.prepare, size)
 
     def _count(self, before: PeerState, after: PeerState) -> None:
         metrics = self.metrics
