@@ -25,7 +25,7 @@ from unwalk.core.plan import Performance
 from unwalk.engines import ray_cluster, ray_engine
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.ray_engine import FarToken, Ray
-from unwalk.engines.ray_host import APART, packed
+from unwalk.engines.ray_parcel import APART, packed
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: unwalk[ray]"

@@ -1,12 +1,13 @@
 """The Ray engine: peers on the machines of a cluster, the token handed from host to host.
 
 The route of a walk is public and depends on no record, so the driver orders several visits ahead.
-Each names the token that the visit before will leave: Ray brings it from the machine where it is to
-the next host.  The driver learns what the transcript says of a hop, and fetches a token only where
-the sink looks at one: to measure, to write a checkpoint, at the end.
+Each takes the token that the visit before leaves: at the door of that host where it is on the same
+machine (:mod:`unwalk.engines.ray_door`), or else from Ray, which keeps every token and brings it
+from machine to machine.  The driver learns what the transcript says of a hop, and fetches a token
+only where the sink looks at one: to measure, to write a checkpoint, at the end.
 
-A worker that dies is started again by Ray.  Its visit is ordered again, with the same token, local
-state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a
+A worker that dies is started again by Ray.  Its visit is ordered again, with the token that Ray
+kept, the same local state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a
 whole machine is lost with what it held, the walk goes back to the last state that the driver has
 copied (:data:`COPIED` hops at most) and compares what happens again with the transcript.
 
@@ -20,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -31,15 +32,8 @@ from unwalk.core.plan import Kept, Local, Move, Outcome, Plan, Progress, Resume,
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.engines.ray_cluster import crew_for
-from unwalk.engines.ray_host import (
-    APART,
-    FarRegister,
-    FarTask,
-    Lacks,
-    Order,
-    Visited,
-    packed,
-)
+from unwalk.engines.ray_host import FarRegister, FarTask, Lacks, Order, Visited
+from unwalk.engines.ray_parcel import APART, packed
 
 AHEAD = 8
 """Visits that are ordered before the first of them is known to have ended."""
@@ -51,6 +45,14 @@ COPIED = 25
 """Hops between two states that the driver copies where a cluster has several machines."""
 ATTEMPTS = 5
 """How often a walk goes back without getting any further."""
+LOST = 2
+"""After so many losses without getting any further, hosts get their tokens from Ray alone."""
+DIRECT = 8 << 20
+"""Bytes of parameters up to which hosts hand tokens on themselves.  What costs time with a larger
+one is to copy it, and Ray's memory is shared by all hosts of a machine."""
+
+_chains = count(1)
+"""Numbers of visits that were ordered one after the other; hosts know them, over all walks."""
 
 Ref = Any
 """A reference to an object in the cluster; Ray's own type."""
@@ -138,6 +140,8 @@ class Journey:
         self.place = self.safe = self._begun(resume)
         self.given: set[tuple[int, str]] = set()
         self.times: list[tuple[float, float]] = []
+        self.chain = next(_chains)
+        self.hands = self.initial.nbytes <= DIRECT
 
     def _task(self) -> tuple[str, dict[int, Ref]]:
         global _shards
@@ -181,12 +185,20 @@ class Journey:
 
     def walk(self, index: int, sink: Sink | None) -> Outcome:
         """Order visits ahead, and tell the sink of each when it has ended."""
+        try:
+            self._walk(index, sink)
+        except BaseException:
+            self._end_chain()
+            raise
+        return self._outcome()
+
+    def _walk(self, index: int, sink: Sink | None) -> None:
         flights: deque[_Flight] = deque()
         ahead, failed = self.place, 0
         while self.place.hop < self.plan.hops:
             if len(flights) <= AHEAD - TOLD:
                 while ahead.hop < self.plan.hops and len(flights) < AHEAD:
-                    flights.append(self._order(ahead))
+                    flights.append(self._order(ahead, handed=bool(flights) and failed < LOST))
                     ahead = flights[-1].after
                 first = [flight.visited for flight in islice(flights, TOLD)]
                 self.ray.wait(first, num_returns=len(first), timeout=PAUSE)
@@ -197,8 +209,10 @@ class Journey:
                 failed += 1
                 self._check(failed, flight, gone)
                 flights.clear()
+                self._end_chain()
                 if not isinstance(gone, _Anew):
                     self.place = self._brought_back(self.place)
+                self.crew.find_doors()
                 ahead = self.place
                 continue
             failed = 0
@@ -209,7 +223,11 @@ class Journey:
             if sink is not None:
                 progress = self._progress(visited)
                 sink.after(index, progress, partial(self._look, progress.token))
-        return self._outcome()
+
+    def _end_chain(self) -> None:
+        """Nobody is to wait for what was ordered; what is ordered next is another chain."""
+        self.crew.end(self.chain)
+        self.chain = next(_chains)
 
     def _check(self, failed: int, flight: _Flight, gone: _Gone) -> None:
         """Give up where nothing gets any further."""
@@ -219,8 +237,11 @@ class Journey:
                 "cluster and go on with --resume."
             ) from gone
 
-    def _order(self, place: _Place) -> _Flight:
-        """Order the visit of the next hop."""
+    def _order(self, place: _Place, *, handed: bool = False) -> _Flight:
+        """Order the visit of the next hop.
+
+        ``handed``: the visit before is ordered and not ended, and hands its token on.
+        """
         plan, hop = self.plan, place.hop + 1
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
@@ -247,12 +268,23 @@ class Journey:
         keeps = peer == plan.unlearner and (
             plan.keeps == "all" or (plan.keeps == "first" and not place.arrivals)
         )
+        door = self.crew.door(place.at % self.among, host) if handed and self.hands else None
         order = Order(
-            self.task, self.id, hop, move, str(number), kept_from, keeps=keeps, loose=place.loose
+            self.task,
+            self.id,
+            self.chain,
+            hop,
+            move,
+            str(number),
+            kept_from,
+            keeps=keeps,
+            loose=place.loose,
+            door=door,
+            hands=self.hands,
         )
         visit = self.crew.hosts[host].visit
         visited, token, local, *more = visit.options(num_returns=3 + first + keeps).remote(
-            order, place.token, locals_.get(peer), fresh
+            order, None if door else place.token, locals_.get(peer), fresh
         )
         arrivals = place.arrivals
         if keeps:
@@ -276,7 +308,7 @@ class Journey:
             cause = error.cause
             if isinstance(cause, UnwalkError):
                 raise cause from None
-            if isinstance(cause, Lacks):  # Ray has repeated the visit in a new process
+            if isinstance(cause, Lacks):  # a new process, or the one before has gone
                 self.given.clear()
                 raise _Anew("a host was started anew") from None
             if isinstance(cause, errors.RayError):
