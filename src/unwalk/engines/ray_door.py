@@ -12,8 +12,10 @@ orders the visit again, with the token that Ray keeps.
 from __future__ import annotations
 
 import struct
+import tempfile
 import threading
 from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 
 import numpy as np
 
@@ -29,8 +31,9 @@ _COUNT = struct.Struct("<Q")
 class Door:
     """Where the token of the last visit is handed out."""
 
-    def __init__(self) -> None:
-        self.listener = Listener(family="AF_UNIX", backlog=64)
+    def __init__(self, folder: str | None = None) -> None:
+        place = Path(tempfile.mkdtemp(prefix="door-", dir=folder))  # its user's alone
+        self.listener = Listener(str(place / "door"), "AF_UNIX", backlog=64)
         self.address = str(self.listener.address)
         self.left: Key = (0, 0)
         self._ended = 0

@@ -1,12 +1,12 @@
 """What a worker of a Ray cluster does: it hosts several peers and makes the visits to them.
 
 A host holds no state that a visit could change.  It keeps copies of what it was given once (the
-plan, the shards of its peers, the start of the phase); one that was started anew says what it lacks
-(:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token and of
-what the peer kept: it can be made again, with the same bits.  The visit itself is the in-process
-engine's (:class:`Walk`).
+plan, the shards of its peers, anchors that a visit looks at); one that was started anew says what
+it lacks (:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token
+and of what the peer kept: it can be made again, with the same bits.  The visit itself is the
+in-process engine's (:class:`Walk`).
 
-Only :meth:`Host._given` and :class:`FarRegister` call Ray, so that this module can be imported
+Only :class:`Host` and :class:`FarRegister` call Ray, so that this module can be imported
 without it.
 """
 
@@ -40,7 +40,7 @@ from unwalk.engines.ray_parcel import APART, Parcel, packed
 class Order:
     """One visit: which hop of which walk of which task, and how the token came.
 
-    ``phase`` names the phase whose start is held.  ``kept_from`` is the hop whose kept token the
+    ``phase`` names the phase.  ``kept_from`` is the hop whose kept token the
     phase starts from.  ``keeps``: whether the token is to be kept as it arrives.  ``loose``:
     whether the token is one that a walk went on with, which is not the workspace's own yet.
 
@@ -84,7 +84,7 @@ class Visited:
 
 @dataclass(eq=False)
 class FarTask:
-    """A task at a host: the model as it was built, and the shards of the host's own peers."""
+    """A task at a host: its model without what is trained, and the shards of the host's peers."""
 
     name: str
     peers: int
@@ -117,7 +117,17 @@ class FarRegister:
 
 
 class Lacks(Exception):
-    """A host does not hold what a visit needs: it was started anew."""
+    """A host does not hold what a visit needs; the argument is its name."""
+
+
+class FarAnchors(dict[str, torch.Tensor]):
+    """Anchors that a host is given when a visit has asked for one.
+
+    Most walks never look at them, and each is as large as the model.
+    """
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise Lacks(name)
 
 
 def versions() -> dict[str, str]:
@@ -129,10 +139,12 @@ class Host:
     """Makes the visits to its peers.  One task and one walk at a time."""
 
     def __init__(self) -> None:
+        import ray
+
         self.task = self.walk = self.phase = ""
         self.shards: dict[int, Shard] = {}
         self.at: Walk | None = None
-        self.door = Door()
+        self.door = Door(ray._private.worker._global_node.get_session_dir_path())
         self.here: Key | None = None
 
     def versions(self) -> dict[str, str]:
@@ -152,10 +164,7 @@ class Host:
     def visit(
         self, order: Order, token: Parcel | None, local: Parcel | None, held: Mapping[str, Any]
     ) -> tuple[Any, ...]:
-        """What happened, the token and what the peer keeps.
-
-        Then the start of a phase at its first hop, and the token as it arrived if it is kept.
-        """
+        """What happened, the token, what the peer keeps, and the token as it arrived if kept."""
         try:
             return self._visit(order, token, local, held)
         except BaseException:
@@ -174,21 +183,20 @@ class Host:
         came = self._came(order, token)
         arrivals: dict[int, Kept] = {}
         if order.kept_from is not None:
-            arrivals[order.kept_from] = Kept(self._given(held, "kept").opened(), locals_)
+            arrivals[order.kept_from] = Kept(self._given(held, "kept").viewed(), locals_)
         elif not order.keeps:
             arrivals[0] = Kept(came, {})  # one that was kept before, as far as Walk sees
         same = came if order.loose else work.token(hop=came.hop, at=came.at, memory=came.memory)
         walk.progress = Progress(same, locals_, work.anchors, Transcript({}), arrivals)
-        first = plan_hop(walk.plan, order.hop) == 1
         arrival = walk.arrive(order.hop, None, order.move)
-        if first:
-            self.phase = order.phase
         walk.seed(arrival)
         work.model.train()
+        self._gradient(work, there=True)
         began = time.monotonic()
         events, gradients = execute(arrival.program, arrival.bench)
         ended = time.monotonic()
         walk.depart(arrival, events, gradients)
+        self._gradient(work, there=order.hands)
         left = walk.progress.token
         parcel = packed(left, APART)
         self.here = order.key
@@ -199,8 +207,6 @@ class Host:
             parcel,
             packed(walk.progress.locals[peer]),
         ]
-        if first:
-            answer.append(packed({"start": work.anchors["start"]}))
         if order.keeps:
             answer.append(packed(arrivals[order.hop].token))
         return tuple(answer)
@@ -214,7 +220,7 @@ class Host:
             token = self.door.fetch(order.door, order.before)
         if token is None:
             raise Lacks("the token of the host before")
-        came: Token = token.opened()
+        came: Token = token.viewed()
         self.at.state.load(came)
         return came
 
@@ -227,15 +233,31 @@ class Host:
             assert isinstance(plan.task, FarTask)
             plan.task.shards = self.shards
             torch.set_num_threads(plan.performance.threads)
-            self.at = Walk(plan, Workspace(plan.task.built), None)
-            self.walk, self.phase = order.walk, ""
+            self.at = Walk(plan, Workspace(plan.task.built, "cpu", FarAnchors()), None)
+            self.walk, self.phase = order.walk, order.phase
         peer = order.move.receiver
         if peer not in self.shards:
             self.shards[peer] = self._given(held, "shard")
-        if self.phase != order.phase and plan_hop(self.at.plan, order.hop) > 1:
-            self.at.state.anchors.update(self._given(held, "anchors").opened())
+        anchors = self.at.state.anchors
+        if self.phase != order.phase:
+            anchors.pop("start", None)
             self.phase = order.phase
+        for name in ("initial", "start"):
+            if name in held:
+                anchors[name] = self._given(held, name).viewed().parameters
         return self.at
+
+    def _gradient(self, work: Workspace, *, there: bool) -> None:
+        """Let the gradient's memory go between visits, and have it again.
+
+        A host that waits for a large token holds one model and no gradient.
+        """
+        memory = work.gradient.untyped_storage()
+        if there and not memory.nbytes():
+            memory.resize_(work.parameters.nbytes)
+            work.gradient.zero_()
+        elif not there:
+            memory.resize_(0)
 
     def _given(self, held: Mapping[str, Any], name: str) -> Any:
         """An object that is fetched once."""
@@ -244,11 +266,6 @@ class Host:
         if name not in held:
             raise Lacks(name)
         return ray.get(held[name])
-
-
-def plan_hop(plan: Plan, hop: int) -> int:
-    """The number of a hop within its phase."""
-    return plan.phase_of(hop)[1]
 
 
 class Keeper:
