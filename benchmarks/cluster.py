@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rivals", nargs="?", const="runs/rivals", metavar="FOLDER")
     parser.add_argument("--rival-hops", type=int, default=60, metavar="N")
-    parser.add_argument("--token", action="append", choices=("20MB", "100MB", "1GB"))
+    parser.add_argument("--token", action="append", choices=("100MB", "1GB"))
     asked = parser.parse_args(arguments)
     if asked.token:
         from benchmarks import cluster_tokens

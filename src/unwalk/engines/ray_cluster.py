@@ -71,7 +71,15 @@ def connected() -> Any:
     # Ray tells of lost workers on the output stream, where a command's JSON goes.
     ray._private.worker._worker_logs_enabled = False
     if address == "local":
-        ray.init(address, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        # Ray would let tokens that nobody needs any more go once in a second.
+        at_once = {"free_objects_batch_size": 1}
+        ray.init(
+            address,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _system_config=at_once,
+            **quiet,
+        )
         return ray
     try:
         if address != "auto":  # Ray itself would try for minutes

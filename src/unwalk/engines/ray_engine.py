@@ -50,8 +50,8 @@ LOST = 2
 """After so many losses without getting any further, hosts get their tokens from Ray alone."""
 DIRECT = 8 << 20
 """Bytes of parameters up to which hosts hand tokens on themselves.  With larger ones it is copies
-that cost: they go through Ray's memory, which all hosts of a machine see, and are told one by one,
-because those that the driver has not been told of are kept."""
+that cost: they go through Ray's memory, which all hosts of a machine see, and are ordered one by
+one, because Ray keeps those that the driver has not been told of."""
 
 _chains = count(1)
 """Numbers of visits that were ordered one after the other; hosts know them, over all walks."""
@@ -146,7 +146,7 @@ class Journey:
         self.times: list[tuple[float, float]] = []
         self.chain = next(_chains)
         self.hands = self.initial.nbytes <= DIRECT
-        self.ahead, self.together = (AHEAD, TOLD) if self.hands else (2, 1)
+        self.ahead, self.together = (AHEAD, TOLD) if self.hands else (1, 1)
         self.wanted: set[str] = set()
         self.anchor: Ref | None = None
 

@@ -209,6 +209,7 @@ class Host:
         ]
         if order.keeps:
             answer.append(packed(arrivals[order.hop].token))
+        arrivals.clear()  # what is seen of Ray's memory cannot be given free there
         return tuple(answer)
 
     def _came(self, order: Order, token: Parcel | None) -> Token:
