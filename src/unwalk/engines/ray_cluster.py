@@ -71,13 +71,14 @@ def connected() -> Any:
     # Ray tells of lost workers on the output stream, where a command's JSON goes.
     ray._private.worker._worker_logs_enabled = False
     if address == "local":
-        # Ray would let tokens that nobody needs any more go once in a second.
-        at_once = {"free_objects_batch_size": 1}
+        # Ray would let tokens that nobody needs any more go once in a second, and the first one
+        # never, to make the later ones again from it: on one machine they are lost together.
+        frugal = {"free_objects_batch_size": 1, "lineage_pinning_enabled": False}
         ray.init(
             address,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            _system_config=at_once,
+            _system_config=frugal,
             **quiet,
         )
         return ray
