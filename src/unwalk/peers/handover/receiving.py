@@ -175,7 +175,6 @@ class Receiving:
         fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
         if (offer.mover, file.header["memory"]) != (place.at, place.memory):
             raise Refused("the token was sent on from another place of the route than its log's.")
-        walk.succession.count(offer.entry)
         return fresh
 
     async def answer(self, sender: int, message: ms.Message) -> Answer:
