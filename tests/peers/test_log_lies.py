@@ -244,7 +244,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
 
         for by, chain, reason in (
             (liar, "ab" * 32, "not whole"),
-            (others[0], basis.chain, "has no copy"),
+            (others[0], basis.chain, "shows 2 peers of 3"),
         ):
             await told(1, by, chain)
             await here.until(partial(refused, reason))
