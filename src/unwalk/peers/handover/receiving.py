@@ -123,8 +123,8 @@ class Receiving:
         """Receive all of the token, flush it to disk, and check everything that can be checked.
 
         The visit begins as soon as the token's content and route are known to be in order; the disk
-        and all other checks come after that.  A large token is flushed while its content is looked through.
-        When what was done is noted in ``times``.
+        and all other checks come after that.  A large token is flushed while its content is looked
+        through.  When what was done is noted in ``times``.
         """
         gate, loop = self.walk.gate, asyncio.get_running_loop()
         flushed: asyncio.Future[None] | None = None
