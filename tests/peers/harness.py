@@ -27,7 +27,9 @@ from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import Memory
 
-JOURNAL_TIMES = frozenset("at began ended written offered arrived checked stamped flushed".split())
+JOURNAL_TIMES = frozenset(
+    ["at", "began", "ended", "written", "offered", "arrived", "checked", "stamped", "flushed"]
+)
 """Fields of a peer's journal that hold times; all others hold words and whole numbers."""
 
 SETTINGS: dict[str, Any] = {
