@@ -11,6 +11,8 @@ import pytest
 
 from tests.runs.small import BLOBS, options, small, untimed
 from unwalk.core.errors import InvalidInput
+from unwalk.reports import render
+from unwalk.reports.tables import summary_table
 from unwalk.runs import compare as comparing
 from unwalk.runs.compare import compare
 from unwalk.runs.run import forget
@@ -68,6 +70,16 @@ def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monke
     assert compared.mean("finetune", "clean") is not None
 
 
+def test_one_seed_has_no_deviation():
+    found = compare(small(compare=[]), 1)
+    assert found.mean("rrdu", "clean") is not None
+    assert found.std("rrdu", "clean") is None
+    assert "±" not in render(found.result)
+    table = summary_table(found.result)
+    assert str(table.title) == "blobs, 1 seed"
+    assert not any("±" in str(cell) for column in table.columns for cell in column.cells)
+
+
 def test_two_processes_give_the_same_bits(tmp_path):
     one, two = (compare(small(), 3, jobs=jobs, out=tmp_path / str(jobs)) for jobs in (1, 2))
     assert untimed(one.runs) == untimed(two.runs)
@@ -118,8 +130,9 @@ def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.decode().startswith("unwalk: stopped; go on with: unwalk compare")
-    assert said.count(b"\n") == 1
+    *done, stopped = said.decode().splitlines()
+    assert done == [f"{n} of 8 done" for n in range(1, len(done) + 1)]
+    assert stopped.startswith("unwalk: stopped; go on with: unwalk compare")
 
 
 def children(pid):

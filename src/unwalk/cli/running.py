@@ -32,6 +32,7 @@ from unwalk.cli.terminal import (
     loading,
     print_whole,
     progress,
+    say,
     show,
     use_cluster,
 )
@@ -184,6 +185,7 @@ def compare(
             cluster=None if by_engine else ray_address,
             tell=bars.tell,
             count=bars.count,
+            say=say,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))

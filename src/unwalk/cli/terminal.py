@@ -161,7 +161,9 @@ class Bars:
         self.progress.update(self.lines[walk], completed=done, count=f"{done}/{hops} hops")
 
     def count(self, done: int, cells: int) -> None:
-        """Show how many cells of a sweep have ended, and when all will have."""
+        """Show how many cells of a sweep have ended, and when all will have; or say it in lines."""
+        if not err_console.is_terminal and done and (done, cells) != self.counted:
+            say(f"{done} of {cells} done")
         now = self.progress.get_time()
         if self.counted is None or cells != self.counted[1] or done < self.counted[0]:
             self.progress.update(self.sweep, visible=False)

@@ -72,6 +72,7 @@ class Supervisor:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._stop)
         await self.page.start()
+        self.local.say_where(self.page.url)
         self.tell(f"page: {self.page.url}")
         work = [self._watch(), *(self._keep(peer) for peer in range(len(self.kept)))]
         tasks = [asyncio.create_task(one) for one in work]

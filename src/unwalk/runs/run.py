@@ -299,22 +299,34 @@ def run(
 
 @contextmanager
 def growing_folder(
-    out: Path | None, config: Config, assembled: Assembled, *, resume: bool, overwrite: bool
+    out: Path | None,
+    config: Config,
+    assembled: Assembled,
+    *,
+    resume: bool,
+    overwrite: bool,
+    seeds: int | None = None,
 ) -> Iterator[Folder | None]:
-    """The folder of results, or None where none is asked for: complete at the end, or gone."""
+    """The folder of results, or None where none is asked for: complete at the end, or gone.
+
+    What was resumed stays when something that was asked for cannot be, such as a wrong address.
+    """
     if out is None:
         if resume:
             raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
         yield None
         return
     data = data_digest(assembled.task, assembled.graph)
-    folder = Folder(out, config, data, resume=resume, overwrite=overwrite)
+    folder = Folder(out, config, data, resume=resume, overwrite=overwrite, seeds=seeds)
     try:
         yield folder
         folder.finish()
-    except (InvalidInput, Diverged, Refused):
-        folder.discard()
+    except (InvalidInput, Diverged, Refused) as error:
+        if not (resume and isinstance(error, InvalidInput)):
+            folder.discard()
         raise
+    finally:
+        folder.release()
 
 
 def methods_of(config: Config) -> list[str]:

@@ -35,8 +35,16 @@ Count = Callable[[int, int], None]
 """Progress of a sweep: (cells done, cells in all)."""
 
 
+Say = Callable[[str], None]
+"""What gets a sentence about something that went wrong and is mended."""
+
+
 def uncounted(done: int, cells: int) -> None:
     """Show nothing."""
+
+
+def unsaid(sentence: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ def sweep(
     jobs: int = 1,
     cluster: str | None = None,
     count: Count = uncounted,
+    say: Say = unsaid,
 ) -> Generator[tuple[str, Any]]:
     """The name of every cell with its result or :class:`Failed`, in the order in which they come.
 
@@ -92,7 +101,7 @@ def sweep(
             done += 1
             yield cell.name, ended
     count(done, len(cells))
-    with closing(_results(left, jobs, cluster)) as results:
+    with closing(_results(left, jobs, cluster, say)) as results:
         for name, result in results:
             if not isinstance(result, Failed):
                 keep(folder, name, result)
@@ -118,7 +127,9 @@ def kept(folder: Path | None, name: str) -> Any:
     return json.loads(place.read_text(encoding="utf-8"))
 
 
-def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Generator[tuple[str, Any]]:
+def _results(
+    left: dict[str, Cell], jobs: int, cluster: str | None, say: Say
+) -> Generator[tuple[str, Any]]:
     """What comes of the cells in ``left``; whatever has come is taken out of it."""
     if jobs == 1 and cluster is None:
         for cell in left.values():
@@ -134,7 +145,11 @@ def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Generator
         except Exception as error:  # no cell raises: a worker was lost, or could not be given one
             if not begun or isinstance(error, UnwalkError):
                 raise
-        for cell in [cell for cell in begun if cell.name in left]:
+        again = [cell for cell in begun if cell.name in left]
+        if again:
+            names = ", ".join(cell.name for cell in again)
+            say(f"a worker was killed; what was under way is run again, one by one: {names}")
+        for cell in again:
             del left[cell.name]
             yield _alone(cell, jobs, cluster)
 
