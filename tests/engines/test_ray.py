@@ -85,7 +85,9 @@ def listening():
     lines = [line for name in ("tcp", "tcp6") for line in _lines(f"/proc/net/{name}")]
     rows = [line.split() for line in lines]
     return {
-        row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+        row[1].partition(":")[0]
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
     }
 
 

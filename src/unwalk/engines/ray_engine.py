@@ -437,7 +437,7 @@ class Journey:
         """What a progress has besides its token and its transcript."""
         anchors = {"initial": self.initial}
         if place.hop > 0:
-            anchors["start"] = self.initial
+            anchors["start"] = self.initial.clone()  # a checkpoint shares no memory
         if place.start is not None:
             anchors["start"] = self._fetched(place, lambda p: p.start).parameters
         locals_: dict[int, Local] = self._fetched(place, lambda p: p.locals)

@@ -16,9 +16,9 @@ import time
 
 IN_ORDER = b"in order"
 LOST = (
-    "unwalk: the command was ended in the middle of its work: it was killed, or Ray ended it because "
-    "its raylet, the process that leads Ray's workers on this machine, was gone (out of memory, "
-    "perhaps). With --out, the same command goes on with --resume."
+    "unwalk: the command was ended in the middle of its work: it was killed, or Ray ended it "
+    "because its raylet, the process that leads Ray's workers on this machine, was gone (out of "
+    "memory, perhaps). With --out, the same command goes on with --resume."
 )
 LATER = 20.0
 """Seconds in which the processes of a cluster end with the one that started it."""

@@ -19,8 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,7 +170,8 @@ class LocalNetwork:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.network, _ = network_of(folder)
-        self._lock = _locked(folder)
+        with _held(folder):
+            pass  # somebody else would be running it
         self.bundles = [Bundle.read(folder / member.name) for member in self.network.peers]
         self.names = [bundle.name for bundle in self.bundles]
         for bundle in self.bundles:
@@ -245,15 +246,13 @@ class LocalNetwork:
             time.sleep(0.05)
         for peer in left:
             self.kill(peer)
-        self._lock.close()
         return [self.names[peer] for peer in left]
 
-    def say_where(self, page: str) -> None:
-        """Tell whoever wants to run the same network where its page is."""
-        self._lock.seek(0)
-        self._lock.truncate()
-        self._lock.write(f"{os.getpid()} {page}")
-        self._lock.flush()
+    @contextmanager
+    def held(self) -> Iterator[Callable[[str], None]]:
+        """Keep others from running this network too; what is handed out tells them of a page."""
+        with _held(self.folder) as file:
+            yield lambda page: _write(file, f"{os.getpid()} {page}")
 
     def memory(self) -> dict[int, int]:
         """Bytes of memory by process: the peers, the one they are forked from, and this one.
@@ -267,24 +266,29 @@ class LocalNetwork:
         return {pid: size for pid, size in found.items() if size is not None}
 
 
-def _locked(folder: Path) -> IO[str]:
-    """The lock of a network on this machine, which holds who runs it and where its page is."""
+@contextmanager
+def _held(folder: Path) -> Iterator[IO[str]]:
+    """The lock of a network on this machine, which says who runs it and where its page is."""
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    file = os.fdopen(handle, "r+", encoding="ascii")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        pid, _, page = file.read().partition(" ")
-        file.close()
-        raise InvalidInput(
-            f"the network in {folder} runs already: process {pid or '(starting)'} runs it, page "
-            f"{page or 'not there yet'}. Stop it with Ctrl-C there, or with kill {pid or 'PID'}; "
-            "or choose another --folder."
-        ) from error
-    file.truncate(0)
-    file.write(str(os.getpid()))
+    with os.fdopen(handle, "r+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid, _, page = file.read().partition(" ")
+            raise InvalidInput(
+                f"the network in {folder} runs already, by process {pid or '(starting)'}, page "
+                f"{page or '(not there yet)'}; stop it with Ctrl-C there or with kill "
+                f"{pid or 'PID'}, or choose another --folder."
+            ) from error
+        _write(file, str(os.getpid()))
+        yield file
+
+
+def _write(file: IO[str], text: str) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(text)
     file.flush()
-    return file
 
 
 def _share(pid: int) -> int | None:
