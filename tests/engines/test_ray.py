@@ -354,35 +354,41 @@ def test_a_lost_raylet_is_told_and_nothing_stays(tmp_path):
     settings = ("train.hops=400", "performance.checkpoint=0", "compare=")
     words = [sys.executable, "-m", "unwalk", "run", "--engine", "ray", "--method", "retrain"]
     words += ["--task", "blobs", "--out", str(tmp_path / "out"), *(f"--set={s}" for s in settings)]
-    there = {**os.environ, "TMPDIR": "/tmp"}
-    ended = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=there)
-    raylet = folder = None
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "out.partial").glob("walks/*.safetensors")):
-        assert time.monotonic() < deadline
-        assert ended.poll() is None
-        time.sleep(0.05)
-    for place in Path("/proc").glob("[0-9]*"):
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as ended:
         try:
-            line, parent = (place / "cmdline").read_text(), (place / "stat").read_text()
-        except OSError:
-            continue
-        if f") S {ended.pid} " in parent and "/raylet\0" in line:
-            raylet = int(place.name)
-            folder = Path(re.search(r"--temp_dir=([^\0]*)|--temp-dir=([^\0]*)", line)[1])
-    assert raylet is not None
-    assert folder is not None
-    assert folder.is_dir()
-    os.kill(raylet, signal.SIGKILL)
-    _, said = ended.communicate(timeout=120)
+            until(lambda: list((tmp_path / "out.partial").glob("walks/*.safetensors")), 120)
+            raylet, folder = raylet_of(ended.pid)
+            assert folder.is_dir()
+            os.kill(raylet, signal.SIGKILL)
+            _, said = ended.communicate(timeout=120)
+        finally:
+            ended.kill()
     assert ended.returncode != 0
     assert said.decode().count("\n") == 1
     assert "its raylet" in said.decode()
     assert "--resume" in said.decode()
-    deadline = time.monotonic() + 40
-    while folder.exists():
+    until(lambda: not folder.exists(), 40)
+
+
+def until(done, patience):
+    deadline = time.monotonic() + patience
+    while not done():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.05)
+
+
+def raylet_of(pid):
+    """The raylet of a cluster that a process started, and the folder of that cluster."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line, parent = (place / "cmdline").read_text(), (place / "status").read_text()
+        except OSError:
+            continue
+        if f"PPid:\t{pid}\n" in parent and "/raylet\0" in line:
+            found = re.search(r"--temp-dir=([^\0]*)/r\0", line)
+            assert found is not None
+            return int(place.name), Path(found[1])
+    raise AssertionError("no raylet")
 
 
 def test_parcels_bring_tensors_of_every_kind():

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.runs.small import BLOBS, options, small, untimed
+from unwalk.cli.terminal import Bars
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
 from unwalk.reports.tables import summary_table
@@ -85,6 +86,13 @@ def test_two_processes_give_the_same_bits(tmp_path):
     assert untimed(one.runs) == untimed(two.runs)
     assert untimed(one.result) == untimed(two.result)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_without_a_terminal_a_line_tells_of_each_seed(capsys):
+    bars = Bars()
+    for done in (0, 1, 1, 2):
+        bars.count(done, 2)
+    assert capsys.readouterr().err == "1 of 2 done\n2 of 2 done\n"
 
 
 def asked(*words):
