@@ -385,7 +385,7 @@ def raylet_of(pid):
         except OSError:
             continue
         if f"PPid:\t{pid}\n" in parent and "/raylet\0" in line:
-            found = re.search(r"--temp-dir=([^\0]*)/r\0", line)
+            found = re.search(r"--temp_dir=([^\0]*)/r\0", line)
             assert found is not None
             return int(place.name), Path(found[1])
     raise AssertionError("no raylet")

@@ -26,6 +26,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.peers import local_network
 from unwalk.peers.daemon import status
 from unwalk.peers.local_network import LocalNetwork, make_local
+from unwalk.peers.provision import make_network
 from unwalk.peers.storage.store import running
 from unwalk.peers.supervisor import Supervisor
 
@@ -215,7 +216,7 @@ def test_what_is_there_stays(tmp_path):
 
 
 def test_two_at_once_make_one_network(tmp_path, monkeypatch):
-    folder, made = tmp_path / "net", local_network.make_network
+    folder, made = tmp_path / "net", make_network
 
     def late(*given: Any, **how: Any) -> Any:
         found = made(*given, **how)

@@ -384,7 +384,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
 
 @pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
 def test_a_folder_that_somebody_writes_to_is_left_to_them(tmp_path, how):
-    out, refused = tmp_path / "out", []
+    out, refused = tmp_path / "out", list[str]()
 
     def meanwhile(walk: str, done: int, hops: int) -> None:
         if not refused:

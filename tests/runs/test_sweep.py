@@ -85,7 +85,7 @@ def test_a_killed_worker_costs_its_own_cell_at_most(tmp_path, notes):
     for place, name, times in ((1, "once", 1), (6, "always", 9)):
         (tmp_path / name).mkdir()
         cells.insert(place, Cell(name, die, (tmp_path / name, times)))
-    said = []
+    said: list[str] = []
     found = dict(sweep(cells, jobs=2, folder=tmp_path / "cells", say=said.append))
     assert 1 <= len(said) <= 2  # both may be killed at the same time
     assert "once" in said[0]
