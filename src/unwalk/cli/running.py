@@ -32,7 +32,6 @@ from unwalk.cli.terminal import (
     loading,
     print_whole,
     progress,
-    say,
     show,
     use_cluster,
 )
@@ -185,7 +184,7 @@ def compare(
             cluster=None if by_engine else ray_address,
             tell=bars.tell,
             count=bars.count,
-            say=say,
+            say=bars.say,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))

@@ -161,9 +161,7 @@ class Bars:
         self.progress.update(self.lines[walk], completed=done, count=f"{done}/{hops} hops")
 
     def count(self, done: int, cells: int) -> None:
-        """Show how many cells of a sweep have ended, and when all will have; or say it in lines."""
-        if not err_console.is_terminal and done and (done, cells) != self.counted:
-            say(f"{done} of {cells} done")
+        """Show how many cells of a sweep have ended, and when all will have."""
         now = self.progress.get_time()
         if self.counted is None or cells != self.counted[1] or done < self.counted[0]:
             self.progress.update(self.sweep, visible=False)
@@ -173,6 +171,11 @@ class Bars:
         self.counted = done, cells
         shown = f"{done} of {cells} done"
         self.progress.update(self.sweep, completed=done, count=shown, at=now)
+
+    def say(self, text: str) -> None:
+        """One line, where there are no bars."""
+        if not err_console.is_terminal:
+            say(text)
 
 
 @contextmanager

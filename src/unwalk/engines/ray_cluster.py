@@ -49,13 +49,11 @@ ASIDE = "aside"
 def ray_module() -> Any:
     """Ray itself, or the sentence that says how to get it.
 
-    Ray reads these variables when it is imported.  The one of other systems' clusters is what makes
-    it listen on the loopback interface alone.
+    Ray reads these variables when it is imported.
     """
     # The visits after one that failed fail as well, and the first one's error is ours to tell.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if os.environ.get(ADDRESS, OWN) == OWN and "ray" not in sys.modules:
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -95,14 +93,20 @@ def _start(ray: Any) -> None:
     # never, to make the later ones again from it: on one machine they are lost together.
     frugal = {"free_objects_batch_size": 1, "lineage_pinning_enabled": False}
     _watched(ray, place)
-    ray.init(
-        OWN,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=f"{place}/r",  # a folder in it: Ray opens its own to everybody
-        _system_config=frugal,
-        **QUIET,
-    )
+    # Where clusters of several machines are off, Ray listens on the loopback interface alone.
+    constants = ray._private.ray_constants
+    several, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            OWN,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=f"{place}/r",  # a folder in it: Ray opens its own to everybody
+            _system_config=frugal,
+            **QUIET,
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = several
 
 
 def _join(ray: Any, address: str) -> None:

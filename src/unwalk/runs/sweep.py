@@ -36,7 +36,7 @@ Count = Callable[[int, int], None]
 
 
 Say = Callable[[str], None]
-"""What gets a sentence about something that went wrong and is mended."""
+"""What gets a line when a worker has finished a cell, or was killed."""
 
 
 def uncounted(done: int, cells: int) -> None:
@@ -103,9 +103,11 @@ def sweep(
     count(done, len(cells))
     with closing(_results(left, jobs, cluster, say)) as results:
         for name, result in results:
+            done += 1
             if not isinstance(result, Failed):
                 keep(folder, name, result)
-            done += 1
+                if jobs > 1:
+                    say(f"{name} is done, {done} of {len(cells)}")
             count(done, len(cells))
             yield name, result
 
