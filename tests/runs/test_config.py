@@ -248,7 +248,6 @@ def _bytes(path: Path) -> bytes:
 def test_who_carries_a_run_does_not_name_it():
     """Noise is drawn for a run by its name: the same walk on another engine is no second draw."""
     name = run_id(resolve({}))
-    assert name == "2317c63007696c61"
     for same in (
         {"performance.engine": "ray"},
         {"performance.hosts": 3},

@@ -101,7 +101,9 @@ def compare(
         left = [cell for cell in cells if kept(place, cell.name) is None]
         found = _in_a_fleet(left, assembled, place)
         rest = [cell for cell in cells if cell.name not in found]
-        ends = sweep(rest, folder=place, jobs=jobs, cluster=cluster, count=count, say=say)
+        ends = sweep(
+            rest, folder=place, jobs=jobs, cluster=cluster, count=count, say=say, noun="seed"
+        )
         for name, result in ends:
             found[name] = result
         summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})

@@ -26,7 +26,7 @@ from unwalk.certificates.document import FILE, MODEL, model_of, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core import __version__
-from unwalk.core.errors import Diverged, InvalidInput, Refused
+from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
@@ -166,7 +166,14 @@ class Walked:
         """
         if self.constituents is not None:
             return self.constituents.together(self.outcome.plan.hops, self.outcome.workspace)
-        return copy.deepcopy(self.outcome.workspace.model).eval()
+        model = self.outcome.workspace.model
+        try:
+            return copy.deepcopy(model).eval()
+        except Exception as error:  # a user's model may raise anything
+            raise InvalidInput(
+                f"the model {type(model).__name__} cannot be copied ({told(error)}); leave out of "
+                "it what cannot be copied."
+            ) from error
 
     def saved(self) -> bytes:
         """The token as a model's file: parameters and buffers under the model's own names."""

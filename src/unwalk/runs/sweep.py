@@ -33,8 +33,6 @@ KILLED = "its process was killed twice; it may need more memory than there is: t
 
 Count = Callable[[int, int], None]
 """Progress of a sweep: (cells done, cells in all)."""
-
-
 Say = Callable[[str], None]
 """What gets a line when a worker has finished a cell, or was killed."""
 
@@ -85,11 +83,13 @@ def sweep(
     cluster: str | None = None,
     count: Count = uncounted,
     say: Say = unsaid,
+    noun: str = "cell",
 ) -> Generator[tuple[str, Any]]:
     """The name of every cell with its result or :class:`Failed`, in the order in which they come.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
-    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.
+    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.  ``noun``
+    is what ``say`` calls a cell.
     """
     check_count("jobs", jobs, low=1)
     done = 0
@@ -101,13 +101,13 @@ def sweep(
             done += 1
             yield cell.name, ended
     count(done, len(cells))
-    with closing(_results(left, jobs, cluster, say)) as results:
+    with closing(_results(left, jobs, cluster, say, noun)) as results:
         for name, result in results:
             done += 1
             if not isinstance(result, Failed):
                 keep(folder, name, result)
-                if jobs > 1:
-                    say(f"{name} is done, {done} of {len(cells)}")
+                if jobs > 1 or cluster is not None:
+                    say(f"{noun} {name} is done, {done} of {len(cells)}")
             count(done, len(cells))
             yield name, result
 
@@ -130,7 +130,7 @@ def kept(folder: Path | None, name: str) -> Any:
 
 
 def _results(
-    left: dict[str, Cell], jobs: int, cluster: str | None, say: Say
+    left: dict[str, Cell], jobs: int, cluster: str | None, say: Say, noun: str
 ) -> Generator[tuple[str, Any]]:
     """What comes of the cells in ``left``; whatever has come is taken out of it."""
     if jobs == 1 and cluster is None:
@@ -149,7 +149,7 @@ def _results(
                 raise
         again = [cell for cell in begun if cell.name in left]
         if again:
-            names = ", ".join(cell.name for cell in again)
+            names = ", ".join(f"{noun} {cell.name}" for cell in again)
             say(f"a worker was killed; what was under way is run again, one by one: {names}")
         for cell in again:
             del left[cell.name]
