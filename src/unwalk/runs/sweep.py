@@ -88,8 +88,8 @@ def sweep(
     """The name of every cell with its result or :class:`Failed`, in the order in which they come.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
-    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.  ``noun``
-    is what ``say`` calls a cell.
+    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.
+    ``noun`` is what ``say`` calls a cell.
     """
     check_count("jobs", jobs, low=1)
     done = 0
