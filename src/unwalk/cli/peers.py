@@ -154,10 +154,10 @@ def up(
     The network is made in --folder, or the one that is there goes on. Ctrl-C stops it.
     """
     need_peers()
-    from unwalk.peers.local_network import LocalNetwork, make_local
+    from unwalk.peers.local_network import LocalNetwork, check_port, make_local
     from unwalk.peers.supervisor import supervise
 
-    check_count("--port", port, high=65535)
+    check_port(check_count("--port", port, high=65535))
     given = {"--degree": degree, "--task": task, "--hops": hops, "--set": set_}
     if (folder / "network.json").is_file():
         local = LocalNetwork(folder)

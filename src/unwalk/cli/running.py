@@ -184,6 +184,7 @@ def compare(
             cluster=None if by_engine else ray_address,
             tell=bars.tell,
             count=bars.count,
+            say=bars.say,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))

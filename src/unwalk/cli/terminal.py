@@ -172,6 +172,11 @@ class Bars:
         shown = f"{done} of {cells} done"
         self.progress.update(self.sweep, completed=done, count=shown, at=now)
 
+    def say(self, text: str) -> None:
+        """One line, where there are no bars."""
+        if not err_console.is_terminal:
+            say(text)
+
 
 @contextmanager
 def loading() -> Generator[None]:

@@ -235,9 +235,9 @@ def methods_note(result: Result) -> str:
 
 def seeds_note(result: Result) -> str:
     """How to read the table of seeds."""
-    text = "Mean ± standard deviation at the end."
     if result.runs < 2:
-        return text
+        return "At the end; one seed has no deviation."
+    text = "Mean ± standard deviation at the end."
     return f"{text} Everything else on this page is seed {result.seed}'s."
 
 

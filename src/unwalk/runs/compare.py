@@ -28,7 +28,7 @@ from unwalk.runs.run import (
     train,
 )
 from unwalk.runs.store import write_file
-from unwalk.runs.sweep import Cell, Count, Failed, keep, kept, sweep, uncounted
+from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
 from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
@@ -45,7 +45,7 @@ class Comparison:
         return self._summary(method, "mean").get(measure)
 
     def std(self, method: str, measure: str) -> float | None:
-        """Standard deviation over seeds."""
+        """Standard deviation over seeds; None where there is one seed alone."""
         return self._summary(method, "std").get(measure)
 
     def _summary(self, method: str, kind: str) -> dict[str, float]:
@@ -70,6 +70,7 @@ def compare(
     cluster: str | None = None,
     tell: Tell = silent,
     count: Count = uncounted,
+    say: Say = unsaid,
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
@@ -86,7 +87,9 @@ def compare(
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
-    with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
+    with growing_folder(
+        out, config, assembled, resume=resume, overwrite=overwrite, seeds=seeds
+    ) as folder:
         place = None if folder is None else folder.partial / "seeds"
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
         here = jobs == 1 and cluster is None
@@ -98,7 +101,10 @@ def compare(
         left = [cell for cell in cells if kept(place, cell.name) is None]
         found = _in_a_fleet(left, assembled, place)
         rest = [cell for cell in cells if cell.name not in found]
-        for name, result in sweep(rest, folder=place, jobs=jobs, cluster=cluster, count=count):
+        ends = sweep(
+            rest, folder=place, jobs=jobs, cluster=cluster, count=count, say=say, noun="seed"
+        )
+        for name, result in ends:
             found[name] = result
         summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})
         if folder is not None:
@@ -250,5 +256,5 @@ def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
         "label": ones[0]["label"],
         "runs": len(ones),
         "mean": {k: statistics.fmean(v) for k, v in columns.items()},
-        "std": {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in columns.items()},
+        "std": {k: statistics.stdev(v) for k, v in columns.items() if len(v) > 1},
     }

@@ -26,7 +26,7 @@ from unwalk.certificates.document import FILE, MODEL, model_of, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core import __version__
-from unwalk.core.errors import Diverged, InvalidInput, Refused
+from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
@@ -166,7 +166,14 @@ class Walked:
         """
         if self.constituents is not None:
             return self.constituents.together(self.outcome.plan.hops, self.outcome.workspace)
-        return copy.deepcopy(self.outcome.workspace.model).eval()
+        model = self.outcome.workspace.model
+        try:
+            return copy.deepcopy(model).eval()
+        except Exception as error:  # a user's model may raise anything
+            raise InvalidInput(
+                f"the model {type(model).__name__} cannot be copied ({told(error)}); leave out of "
+                "it what cannot be copied."
+            ) from error
 
     def saved(self) -> bytes:
         """The token as a model's file: parameters and buffers under the model's own names."""
@@ -299,22 +306,34 @@ def run(
 
 @contextmanager
 def growing_folder(
-    out: Path | None, config: Config, assembled: Assembled, *, resume: bool, overwrite: bool
+    out: Path | None,
+    config: Config,
+    assembled: Assembled,
+    *,
+    resume: bool,
+    overwrite: bool,
+    seeds: int | None = None,
 ) -> Iterator[Folder | None]:
-    """The folder of results, or None where none is asked for: complete at the end, or gone."""
+    """The folder of results, or None where none is asked for: complete at the end, or gone.
+
+    What was resumed stays when something that was asked for cannot be, such as a wrong address.
+    """
     if out is None:
         if resume:
             raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
         yield None
         return
     data = data_digest(assembled.task, assembled.graph)
-    folder = Folder(out, config, data, resume=resume, overwrite=overwrite)
+    folder = Folder(out, config, data, resume=resume, overwrite=overwrite, seeds=seeds)
     try:
         yield folder
         folder.finish()
-    except (InvalidInput, Diverged, Refused):
-        folder.discard()
+    except (InvalidInput, Diverged, Refused) as error:
+        if not (resume and isinstance(error, InvalidInput)):
+            folder.discard()
         raise
+    finally:
+        folder.release()
 
 
 def methods_of(config: Config) -> list[str]:

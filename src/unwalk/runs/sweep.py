@@ -33,10 +33,16 @@ KILLED = "its process was killed twice; it may need more memory than there is: t
 
 Count = Callable[[int, int], None]
 """Progress of a sweep: (cells done, cells in all)."""
+Say = Callable[[str], None]
+"""What gets a line when a worker has finished a cell, or was killed."""
 
 
 def uncounted(done: int, cells: int) -> None:
     """Show nothing."""
+
+
+def unsaid(sentence: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +82,14 @@ def sweep(
     jobs: int = 1,
     cluster: str | None = None,
     count: Count = uncounted,
+    say: Say = unsaid,
+    noun: str = "cell",
 ) -> Generator[tuple[str, Any]]:
     """The name of every cell with its result or :class:`Failed`, in the order in which they come.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
     workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.
+    ``noun`` is what ``say`` calls a cell.
     """
     check_count("jobs", jobs, low=1)
     done = 0
@@ -92,11 +101,13 @@ def sweep(
             done += 1
             yield cell.name, ended
     count(done, len(cells))
-    with closing(_results(left, jobs, cluster)) as results:
+    with closing(_results(left, jobs, cluster, say, noun)) as results:
         for name, result in results:
+            done += 1
             if not isinstance(result, Failed):
                 keep(folder, name, result)
-            done += 1
+                if jobs > 1 or cluster is not None:
+                    say(f"{noun} {name} is done, {done} of {len(cells)}")
             count(done, len(cells))
             yield name, result
 
@@ -118,7 +129,9 @@ def kept(folder: Path | None, name: str) -> Any:
     return json.loads(place.read_text(encoding="utf-8"))
 
 
-def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Generator[tuple[str, Any]]:
+def _results(
+    left: dict[str, Cell], jobs: int, cluster: str | None, say: Say, noun: str
+) -> Generator[tuple[str, Any]]:
     """What comes of the cells in ``left``; whatever has come is taken out of it."""
     if jobs == 1 and cluster is None:
         for cell in left.values():
@@ -134,7 +147,11 @@ def _results(left: dict[str, Cell], jobs: int, cluster: str | None) -> Generator
         except Exception as error:  # no cell raises: a worker was lost, or could not be given one
             if not begun or isinstance(error, UnwalkError):
                 raise
-        for cell in [cell for cell in begun if cell.name in left]:
+        again = [cell for cell in begun if cell.name in left]
+        if again:
+            names = ", ".join(f"{noun} {cell.name}" for cell in again)
+            say(f"a worker was killed; what was under way is run again, one by one: {names}")
+        for cell in again:
             del left[cell.name]
             yield _alone(cell, jobs, cluster)
 
