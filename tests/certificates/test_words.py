@@ -295,8 +295,8 @@ def test_refusals_are_explained_by_their_code_alone(code):
     assert plain == (
         f"A guarantee was refused: {known.plain}. What to do instead: {known.instead}."
     )
-    assert technical == f"({code}): Hop 7: {code} of D_f."
-    assert claim_lines(document) == [f"refused ({code}): hop 7: {code} of D_f."]
+    assert technical == f"({code}): Hop 7: {code} of the forgotten records."
+    assert claim_lines(document) == [f"refused ({code}): hop 7: {code} of the forgotten records."]
 
 
 def test_each_of_several_refusals_says_what_to_do():

@@ -126,7 +126,8 @@ def test_a_refusal_stands_at_the_top_with_what_to_do_instead(result):
         "What to do instead: set train.keep=last ."
     )
     assert known.instead == "set train.keep=last"
-    assert "<code>train.keep=last</code>" in page
+    assert '<code><span class="word">train.keep=last</span></code>' in page
+    assert "hop 3: an average of the forgotten records." in text(page).lower()
     assert "code: iterate" in text(page)
 
 

@@ -216,7 +216,7 @@ def say_refused(refusal: Refused) -> None:
     if refusal.code:
         known = explained(refusal.code)
         say(f"what it means ({refusal.code}): {known.plain}")
-        say(f"what to do instead: {known.instead}")
+        say(f"what to do instead: {refusal.instead or known.instead}")
 
 
 def print_whole(table: Table) -> None:

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from unwalk.core.grades import PROVED, SHOWN, Shown, shown_grade
+from unwalk.core.grades import PROVED, SHOWN, Shown, plain_reason, shown_grade
 from unwalk.reports import charts, numbers, tables
 from unwalk.reports.page import render_page
 from unwalk.reports.result import Answer, Certificate, Claim, Forget, Method, Result, read
 from unwalk.reports.tables import Cell, Row, Table
 
 MOST_ROWS = 120
-OPTION = re.compile(r"(--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)")
-"""An option or a setting, which must not be split over two lines."""
+OPTION = re.compile(
+    r"(unwalk [a-z]+(?: --[a-z]+ [\w-]+)+|--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)"
+)
+"""A command, options or a setting, which are set as code."""
 LEVEL = 0.05
 """The largest gap to retraining in forgetting that still counts as level."""
 SAMPLE = 128
@@ -267,7 +269,7 @@ def claims(result: Result) -> list[tuple[Badge, str, str, str]]:
         grade = shown_grade(claim.grade, result.origin)
         code = f"code: {claim.code}" if claim.code else ""
         parts = "; ".join(part for part in (bound(claim), accountant(claim), code) if part)
-        reason = numbers.sentence(claim.reason)
+        reason = numbers.sentence(plain_reason(claim.reason))
         shown_claims.append((badge(grade), shown(grade).meaning, reason, parts))
     return shown_claims
 

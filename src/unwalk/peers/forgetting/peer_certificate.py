@@ -17,17 +17,15 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing as closing_file
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from unwalk.certificates import certificate_of, verify
+from unwalk.certificates import Verdict, certificate_of, verify
 from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
-from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
-from unwalk.core.grades import badge_of
 from unwalk.core.transcript import (
     LONGEST,
     Hop,
@@ -310,14 +308,33 @@ def read_visits(path: Path) -> list[dict[str, Any]]:
         raise Corrupt(f"{path.name} does not hold signed visits.") from error
 
 
+class Findings(NamedTuple):
+    """What a check found, as in :class:`~unwalk.certificates.verify.Verdict`."""
+
+    problems: Sequence[str]
+    notes: Sequence[str] = ()
+    unchecked: Sequence[str] = ()
+    stated: Sequence[str] = ()
+
+    def added_to(self, verdict: Verdict) -> Verdict:
+        """A verdict on the rest of the certificate, and these findings."""
+        return replace(
+            verdict,
+            problems=(*verdict.problems, *self.problems),
+            notes=(*verdict.notes, *self.notes),
+            unchecked=(*verdict.unchecked, *self.unchecked),
+            stated=(*verdict.stated, *self.stated),
+        )
+
+
 def check(
     document: Mapping[str, Any],
     transcript: Transcript,
     place: Path,
     authority: Path,
     network: Path | None = None,
-) -> tuple[list[str], list[str]]:
-    """Problems and notes about what a certificate says of peers.
+) -> Findings:
+    """What a check of all that a certificate says of peers found.
 
     ``place`` is its file, ``authority`` the file of the network's CA.  ``network`` is the newest
     file of the network: only with it can be seen what was revoked since.
@@ -327,13 +344,13 @@ def check(
         trust = _trust(said, authority, network)
         names = [p.name for p in trust.network.peers]
         if (said["members"], said["network"]) != (names, trust.network.name):
-            return ["members are not those of the network's file"], []
+            return Findings(["members are not those of the network's file"])
         _check_issuer(document, said, trust, newest=network is not None)
         path = place.with_name(VISITS)
         if not path.is_file():
-            return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
+            return Findings([f"{VISITS}, the visits as peers signed them, is not beside it"])
         if hashlib.sha256(read_short(path, LONGEST)).hexdigest() != said["visits"]:
-            return [f"{VISITS} is not the file that was certified"], []
+            return Findings([f"{VISITS} is not the file that was certified"])
         visits = read_visits(path)
         specs = _check_decided(said, trust, names)
         _check_header(transcript, specs, said, trust.network)
@@ -341,21 +358,22 @@ def check(
         _check_visits(visits, transcript, trust, places)
         last = _check_ends(said, trust, specs, visits, places)
         if document["model"] != released_as(last):
-            return ["the model is not the one that the peers decided on"], []
+            return Findings(["the model is not the one that the peers decided on"])
         signers = _check_receipts(said, trust, specs, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
-            return ["peers.peer is not the peer that forgets"], []
+            return Findings(["peers.peer is not the peer that forgets"])
     except UnwalkError as error:
-        return [str(error).rstrip(".")], []
+        return Findings([str(error).rstrip(".")])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return [f"peers lacks or mistypes {error}"], []
+        return Findings([f"peers lacks or mistypes {error}"])
+    unchecked: list[str] = []
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
     notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
     if said["decisions"]:
         notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
     notes.append("a quorum signed which visits and which model each chapter on the line ended with")
     if network is None:
-        notes.append("revocation not checked: that needs --network with the network's newest file")
+        unchecked.append("revocation: that needs --network with the network's newest file")
     else:
         notes.append(f"revocation checked with version {trust.network.version} of the network")
     if signers:
@@ -369,8 +387,7 @@ def check(
     alone = ["version", "issued", "composed"]
     if said["decided"] is not True:
         alone.append("that no visit used the records")
-    notes.append(f"said by the issuer alone: {', '.join(alone)}")
-    return [], notes
+    return Findings([], notes, unchecked, [f"by the issuer alone: {', '.join(alone)}"])
 
 
 def _trust(said: Mapping[str, Any], authority: Path, newest: Path | None) -> Trust:
@@ -583,20 +600,6 @@ def verified(place: Path, authority: Path, network: Path | None = None) -> dict[
     transcript = Transcript.read(path) if path.is_file() else None
     model = released(document, place)
     verdict = verify(document, transcript, model=model, trust=str(authority), now=now())
-    problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
-        found, said = check(document, transcript, place, authority, network)
-        problems, notes = problems + found, notes + said
-    return {
-        "verdict": "changed" if problems else verdict.headline,
-        "problems": problems,
-        "checked": notes,
-        "signer": verdict.signer,
-        "trusted": verdict.known,
-        "model": verdict.model,
-        "replayed": False,
-        "claims": document["claims"],
-        "badge": None if problems else badge_of(document),
-        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
-        "not_shown": document["not_shown"],
-    }
+        verdict = check(document, transcript, place, authority, network).added_to(verdict)
+    return {**verdict.to_json(document), "replayed": False}
