@@ -186,6 +186,21 @@ def test_the_way_out_of_a_refusal_is_one(call):
     assert verdict_in(said.out).startswith("exact. ")
 
 
+@pytest.mark.parametrize("accountant", ["visits", "paper"])
+def test_calibrate_says_of_what_by_which_formula_and_how_to_use_it(call, accountant):
+    budget = ["--epsilon", "1", "--delta", "1e-5", "--sensitivity", "0.5"]
+    said = call("calibrate", "--accountant", accountant, *budget, "--hops", "100", "--p", "0.1")
+    lines = dict(line.split(": ", 1) for line in said.out.splitlines())
+    number, meaning = lines["sigma"].split(" ", 1)
+    assert "standard deviation of the Gaussian noise" in meaning
+    assert lines["for"] == "epsilon 1, delta 1e-05, sensitivity 0.5, hops 100, p 0.1"
+    assert lines["by"].startswith(f"{accountant}, ")
+    unwalk_, *words = lines["to use it"].split()
+    assert unwalk_ == "unwalk"
+    ran = call(*words, *SMALL, "--set", "compare=none", "--json")
+    assert ran.json["config"]["unlearn.sigma"] == float(number)
+
+
 def test_run_without_out_writes_nothing_and_says_how_to_keep_results(call, tmp_path):
     said = call("run", *SMALL)
     assert said.code == 0

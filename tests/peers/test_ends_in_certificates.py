@@ -223,9 +223,7 @@ def test_a_revoked_peer_says_nothing_of_requests_without_a_walk(told, tmp_path):
     place = certificate(told.here, LIAR, "backdated")
     found = peer_certificate.verified(place, folder / "ca.pem", told.here.folder / "network.json")
     assert found["problems"] == []
-    assert any(
-        n.startswith("by the issuer alone") and "records" in n for n in found["stated"]
-    )
+    assert any(n.startswith("by the issuer alone") and "records" in n for n in found["stated"])
     revoke(folder, f"peer-{LIAR}", chapter=1)
     found = peer_certificate.verified(place, folder / "ca.pem", folder / "network.json")
     assert "was revoked from chapter 1 on, and nobody else says" in found["problems"][0]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.reports.conftest import fake_result, with_seeds
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
 from unwalk.reports.page import DARK, LIGHT, rules, style_sheet
@@ -294,6 +295,40 @@ def test_story_judges_by_the_gap(usual: Json, gap: float, said: str) -> None:
     usual["methods"][0]["gap"]["asr"] = gap
     (story,) = parse(render(usual)).all("p", "story")
     assert said in story.text
+
+
+JUDGED = ("still known", "below retraining", "level with")
+
+
+@pytest.mark.parametrize(
+    ("records", "gap", "said"),
+    [(20, 0.1, ""), (20, -0.15, ""), (20, 0.2, "still known"), (200, 0.1, "still known")],
+)
+def test_a_gap_of_a_few_records_is_not_judged(records: int, gap: float, said: str) -> None:
+    result = fake_result(backdoor=False)
+    result["task"]["forget"]["size"] = records
+    result["methods"][0]["gap"]["forget"] = gap
+    (story,) = parse(render(result)).all("p", "story")
+    assert [words for words in JUDGED if words in story.text] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"),
+    [
+        (0.0, 0.141, []),
+        (0.3, 0.02, ["The records are still known: 30.0 points above retraining, on average"]),
+        (0.0, 0.02, ["level with retraining, within 5 points, on average over 5 seeds"]),
+    ],
+)
+def test_several_seeds_are_judged_by_their_mean(mean: float, std: float, said: list[str]) -> None:
+    result = with_seeds(fake_result(backdoor=False))
+    result["methods"][0]["gap"]["forget"] = 0.9
+    main = next(m for m in result["seeds"]["methods"] if m["name"] == "rrdu")
+    main["mean"]["gap.forget"], main["std"]["gap.forget"] = mean, std
+    (story,) = parse(render(result)).all("p", "story")
+    assert "With seed 0, after 200 unlearning hops RR-DU gives" in story.text
+    assert all(words in story.text for words in said)
+    assert sum(words in story.text for words in JUDGED) == len(said)
 
 
 def test_samples_are_marked_right_and_wrong_by_sign_too(usual: Json) -> None:

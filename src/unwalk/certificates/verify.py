@@ -81,7 +81,9 @@ class Verdict:
         if self.signer is None:
             return f"Nobody has signed this, so nobody stands for it. What it says: {line}"
         if not self.known:
-            which = "the network's ca.pem" if "peers" in document else "a fingerprint, or a CA's PEM"
+            which = (
+                "the network's ca.pem" if "peers" in document else "a fingerprint, or a CA's PEM"
+            )
             return (
                 f"This holds only if you trust who signed it, {self.signer}; that was not checked "
                 f"(--trust with {which}). What it says: {line}"

@@ -25,6 +25,8 @@ OPTION = re.compile(
 """A command, options or a setting, which are set as code."""
 LEVEL = 0.05
 """The largest gap to retraining in forgetting that still counts as level."""
+FEW = 3
+"""So many records more or fewer than retraining knows say nothing."""
 SAMPLE = 128
 """Pixels a sample is written with at most, so that small ones stay crisp on paper too."""
 QUESTIONS = {
@@ -400,17 +402,29 @@ def _ended(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """Whether the main method ended level with retraining, which is the aim."""
+    """Whether the main method ended level with retraining, which is the aim.
+
+    Several seeds are judged by their mean.  A gap within the spread of the seeds, or of a few
+    records, may be chance, and nothing is said of it.
+    """
     main, key = result.main, "asr" if result.backdoor else "forget"
-    gap = main.gap.get(key)
+    gap, spread, over = main.gap.get(key), 0.0, ""
+    seeds = next((s for s in result.spreads if s.name == main.name), None)
+    if result.runs > 1 and seeds is not None and f"gap.{key}" in seeds.mean:
+        gap, spread = seeds.mean[f"gap.{key}"], seeds.std.get(f"gap.{key}", 0.0)
+        over = f", on average over {result.runs} seeds"
     if main.oracle or gap is None:
         return ""
+    records = result.task.forget.size if key == "forget" else None
+    few = records is not None and abs(gap) * records < FEW + 0.5
+    if abs(gap) <= spread > LEVEL or (few and abs(gap) > LEVEL):
+        return ""
     if abs(gap) <= LEVEL:
-        return "In forgetting it is level with retraining, within 5 points."
+        return f"In forgetting it is level with retraining, within 5 points{over}."
     if gap < 0:
-        return "That is below retraining: it forgot more than it was asked to."
+        return f"That is below retraining{over}: it forgot more than it was asked to."
     left = "The backdoor is still there" if key == "asr" else "The records are still known"
-    return f"{left}: {numbers.fixed(100 * gap)} points above retraining."
+    return f"{left}: {numbers.fixed(100 * gap)} points above retraining{over}."
 
 
 def _after(result: Result) -> str:
@@ -420,8 +434,10 @@ def _after(result: Result) -> str:
         return f"The model retrained from scratch{walked}"
     if result.unlearn_hops is not None:
         hops = result.unlearn_hops
-    after = "At the end" if hops is None else f"After {numbers.counted(hops, 'unlearning hop')}"
-    return f"{after} {result.main.label}"
+    after = "at the end" if hops is None else f"after {numbers.counted(hops, 'unlearning hop')}"
+    if result.runs > 1:
+        after = f"with seed {result.seed}, {after}"
+    return f"{numbers.sentence(after)} {result.main.label}"
 
 
 def _versus(result: Result, key: str) -> str:
