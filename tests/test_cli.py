@@ -71,6 +71,16 @@ def test_unwalk_alone_says_what_to_do_next(call):
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+@pytest.mark.parametrize(
+    "command", ["", "run", "compare", "verify", "forget", "net up", "peer start", "data fetch"]
+)
+def test_help_shows_no_value_for_a_flag(call, command):
+    said = call(*command.split(), "--help")
+    assert said.code == 0, said.err
+    assert "--help" in said.out
+    assert "<bool>" not in said.out
+
+
 def test_version(call):
     said = call("--version")
     assert (said.code, said.out.strip()) == (0, unwalk.__version__)
@@ -361,7 +371,8 @@ def refused(call: Call, words: list[str], *named: str) -> None:
         (["--device", "cuda:77"], ["device is 'cuda:77'"]),
         (["--seed", "-1"], ["seed is -1", "0 or more"]),
         (["--resume"], ["out/first.partial does not exist", "nothing to resume"]),
-        (["nowhere.toml"], ["nowhere.toml cannot be read"]),
+        (["nowhere.toml"], ["FILE.toml is 'nowhere.toml', which does not exist"]),
+        (["--resume", "true"], ["FILE.toml is 'true'", "--resume takes no value"]),
         (["--model", "nowhere.net:make"], ["no module 'nowhere.net'"]),
         (["--set", "train.learning_rate=1e38"], ["hop ", "not finite", "smaller learning rate"]),
     ],

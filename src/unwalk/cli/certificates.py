@@ -51,8 +51,10 @@ def verify(
 ) -> None:
     """Check a certificate: signature, hash chain, every number recomputed from events, model.
 
-    Exit codes: 0 intact and signed by --trust; 3 intact, but signer unknown or model (or
-    transcript) not there; 1 something was changed.
+    Exit codes:
+    0: intact, and signed by --trust;
+    3: intact, but the signer is unknown, or model or transcript is not there;
+    1: something was changed.
     """
     place = certificate or replay
     if place is None:
