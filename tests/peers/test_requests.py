@@ -23,9 +23,9 @@ def dump(records: Records) -> list[str]:
         return list(db.iterdump())
 
 
-def form(id: str, *numbers: int, **said) -> RequestForm:
+def form(id: str, *numbers: int, grade: str = "certified", **said) -> RequestForm:
     names = names_of(2000)
-    return RequestForm(id, tuple(names[n] for n in numbers), **said)
+    return RequestForm(id, tuple(names[n] for n in numbers), grade, **said)
 
 
 @pytest.fixture

@@ -64,6 +64,9 @@ RULE = (
     "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
 )
 
+EXACT_ONLY = "exact certificates spend nothing"
+"""The same where there is nothing to add up."""
+
 ShownEnd = tuple[int, str, dict[str, Any], str]
 """The number of a chapter, what stays of its end, the votes for that, and the digest of those of
 its visits that are not on the line."""
@@ -75,7 +78,7 @@ class Facts:
 
     ``decisions`` are all chapters up to this one, with the votes that decided them, ``ends`` how
     those on the line ended.  Requests that needed no walk were not ``decided``: they are those of
-    the peer that issues the certificate.
+    the peer that issues the certificate, which may say how many of the records were ``held_out``.
     """
 
     chapter: int
@@ -87,6 +90,7 @@ class Facts:
     ends: Sequence[ShownEnd]
     decided: bool = True
     silent: bool = False
+    held_out: int | None = None
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -114,6 +118,18 @@ def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
         if claim["grade"] in ("certified", "exact"):
             return dict(claim)
     return None
+
+
+def unused(document: Mapping[str, Any]) -> str:
+    """Why no walk was needed for the records of a certificate, as its issuer says."""
+    held, records = document["peers"].get("held_out"), document["public"]["forgotten"]
+    if not isinstance(held, int) or not held:
+        return "no visit used the records"
+    if held == records:
+        return "the records were held out, never trained on"
+    return (
+        f"{held:d} of {records} records were held out, never trained on, and no visit used the rest"
+    )
 
 
 def chapter_name(number: int) -> str:
@@ -221,9 +237,9 @@ def states(
     return (said["run"], said["requests"], said["receipts"]) == wanted
 
 
-def rule_without(changed: Sequence[str]) -> str:
+def rule_without(changed: Sequence[str], rule: str = RULE) -> str:
     """How certificates were composed, and which were left out because they were changed."""
-    return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
+    return rule + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
 
 
 def issue(
@@ -258,6 +274,7 @@ def issue(
         "decisions": [list(decision) for decision in facts.decisions],
         "ends": [list(end) for end in facts.ends],
         "decided": facts.decided,
+        **({} if facts.held_out is None else {"held_out": facts.held_out}),
         "members": [p.name for p in network.peers],
         "peer": network.peers[document["public"]["unlearner"]].name,
         "issuer": bundle.name,
@@ -386,7 +403,7 @@ def check(
         notes.append(f"still pending: {', '.join(said['pending'])}")
     alone = ["version", "issued", "composed"]
     if said["decided"] is not True:
-        alone.append("that no visit used the records")
+        alone.append(f"that {unused(document)}")
     return Findings([], notes, unchecked, [f"by the issuer alone: {', '.join(alone)}"])
 
 

@@ -317,14 +317,15 @@ def _may_follow(before: str, after: str) -> bool:
 
 
 def _refuse_asked(found: Found) -> None:
-    for ids, words in (
-        (found.forgotten, "was forgotten before"),
-        (found.asked, "is named in a request that is still open"),
+    for ids, one, several in (
+        (found.forgotten, "was forgotten before", "were forgotten before"),
+        (found.asked, "is named in a request that is still open", "are named in open requests"),
     ):
         if ids:
             shown = ", ".join(map(repr, ids[:10]))
             more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
-            raise AlreadyAsked(f"record {shown}{more} {words}; nothing was changed.")
+            what, words = ("record", one) if len(ids) == 1 else ("records", several)
+            raise AlreadyAsked(f"{what} {shown}{more} {words}; nothing was changed.")
 
 
 def read_ids(path: Path) -> tuple[str, ...]:
