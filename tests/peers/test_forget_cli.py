@@ -95,7 +95,7 @@ def test_without_a_grade_a_request_is_for_one_that_the_network_gives(folder, rec
 
 
 def test_the_advice_of_a_refusal_at_a_peer_can_be_followed(folder):
-    where = ("forget", "--peer", folder / "peer-0", "--ids", ids(folder, "person-0-007"))
+    where = ("forget", "--peer", folder / "peer-0", "--ids", ids(folder, "person-0-008"))
     with pytest.raises(Refused) as refused:
         run(*where, "--grade", "certified")
     told = advised(refused.value)

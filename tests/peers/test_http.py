@@ -94,7 +94,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(fresh):
     assert "'x-1', 'x-2'" in sentence(found)
     code, found, _ = ask(fresh, "POST", "/v1/requests", {"records": ["r-2"], "method": "seal"})
     assert code == 422
-    assert "not convex" in sentence(found)
+    assert "not convex. What to do instead: ask for grade exact." in sentence(found)
     assert list(fresh.desk.views) == ["a"]
 
 
