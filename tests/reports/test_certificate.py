@@ -131,6 +131,17 @@ def test_a_refusal_stands_at_the_top_with_what_to_do_instead(result):
     assert "code: iterate" in text(page)
 
 
+def test_a_command_breaks_between_its_words_only(result):
+    claim = {**result["claims"][0], "code": "no-noise", "grade": "refused"}
+    claim |= {"epsilon": None, "delta": None, "reason": "hop 3: no noise."}
+    page = render({**with_claims(result, claims=[claim]), "command": "unwalk run --out runs/a-b"})
+    words = ("unwalk", "run", "--preset", "certified", "--task", "digits-flat")
+    code = " ".join(f'<span class="word">{word}</span>' for word in words)
+    assert page.count(f"<code>{code}</code>") == 2, "at the top, and among the plain words"
+    assert '<span class="word">--out</span> <span class="word">runs/a-b</span></code>' in page
+    assert ".word{display:inline-block" in page
+
+
 def test_words_nobody_needs_are_not_there(result):
     words = result["certificate"]["words"]
     told = " ".join(t for texts in words.values() for t in texts)

@@ -30,8 +30,11 @@ Array = npt.NDArray[np.float64]
 class Node:
     tag: str
     attributes: dict[str, str]
-    children: list[Node] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    parts: list[Node | str] = field(default_factory=list)
+
+    @property
+    def children(self) -> list[Node]:
+        return [part for part in self.parts if isinstance(part, Node)]
 
     def all(self, tag: str, kind: str = "") -> list[Node]:
         """Every element below with this tag and, if given, this class."""
@@ -42,7 +45,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        return "".join(self.words) + "".join(n.text for n in self.children)
+        return "".join(part.text if isinstance(part, Node) else part for part in self.parts)
 
 
 class Reader(HTMLParser):
@@ -57,7 +60,7 @@ class Reader(HTMLParser):
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), f"<{tag}> repeats an attribute: {names}"
         node = Node(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(node)
+        self.open[-1].parts.append(node)
         if tag not in VOID:
             self.open.append(node)
 
@@ -71,7 +74,7 @@ class Reader(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].words.append(data)
+        self.open[-1].parts.append(data)
 
 
 def parse(page: str) -> Node:
@@ -353,7 +356,7 @@ def test_claims_say_what_they_are(usual: Json) -> None:
     assert "nominal" in boxes[0]
     assert "not a guarantee" in boxes[0]
     assert "ε = 1, δ = 10⁻⁵; accountant: paper" in boxes[0]
-    assert "The walk started from a new model.ε = 0, δ = 0" in boxes[1]
+    assert "The walk started from a new model.\nε = 0, δ = 0" in boxes[1]
     assert "accountant" not in boxes[1]
     assert "does not know" in boxes[2]
 

@@ -123,7 +123,8 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
         show(f"guarantee {line}")
     if told := result["certificate"]["worth"]:
         show(told)
-    show()
+    if claims or told:
+        show()
     which = ""
     if "seeds" in result:
         main = next(method for method in result["methods"] if method["main"])

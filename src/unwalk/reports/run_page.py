@@ -89,7 +89,10 @@ def render(result: Mapping[str, Any]) -> str:
         costs=costs(view),
         price=price(view),
         claims=claims(view),
-        certificate=certificate(view.certificate),
+        certificate=[
+            (heading, [OPTION.split(text) for text in texts])
+            for heading, texts in certificate(view.certificate)
+        ],
         facts=facts(view),
     )
 
