@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 import unwalk
+from tests.conftest import ROOT
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
@@ -109,6 +110,9 @@ def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
     assert max(len(line) for line in said.out.splitlines()) <= 80
     assert said.err == ""
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in (tmp_path / "runs" / "first").iterdir():
+        assert f"`{path.name}`" in readme, "the README lists what --out gets"
 
 
 FLAT = options(
