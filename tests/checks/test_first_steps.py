@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from typing import Any
 
 import pytest
 import typer
@@ -60,7 +61,7 @@ def test_examples_that_are_not_run_have_options_that_exist():
     commands = unrun()
     assert len(commands) > 10
     for page, line in commands:
-        at: typer.core.TyperGroup | typer.core.TyperCommand = typer.main.get_command(app)
+        at: Any = typer.main.get_command(app)
         words = shlex.split(line, comments=True)[1:]
         while words and words[0] in getattr(at, "commands", {}):
             at = at.commands[words.pop(0)]

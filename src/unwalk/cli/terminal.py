@@ -9,11 +9,11 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,6 +27,8 @@ from unwalk.core.grades import explained
 
 if TYPE_CHECKING:
     from unwalk.settings.config import Config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 out_console = Console()
 err_console = Console(stderr=True)
@@ -86,7 +88,7 @@ class App(typer.Typer):
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, no_args_is_help=True, **options)
 
-    def command(self, *args: Any, **options: Any) -> Any:
+    def command(self, *args: Any, **options: Any) -> Callable[[Command], Command]:
         """Add a command."""
         return super().command(*args, cls=_Command, **options)
 
