@@ -26,7 +26,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from benchmarks.big_tokens import FEATURES, memory
+from benchmarks.peers import FEATURES, memory
 from unwalk.core.plan import Plan
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.ray_engine import Journey

@@ -132,7 +132,7 @@ def believes_every_log() -> None:
     """
     from unwalk.peers.handover.log_rules import Succession
 
-    Succession.entry = lambda self, entry, before, known: None  # type: ignore[method-assign]
+    Succession.entry = lambda self, entry, before: None  # type: ignore[method-assign]
     Succession._led = lambda self, body, place: {}  # type: ignore[method-assign]
     Succession._told = lambda self, body, place: None  # type: ignore[method-assign]
 

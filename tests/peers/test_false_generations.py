@@ -132,7 +132,7 @@ def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, sl
         here.memory.handlers.pop(liar_index)
         await here.until(ends(here, honest))
 
-    lived(tmp_path, script, 4, lease=1.0, connect=1.0, visit=3.0, train__hops=HOPS)
+    lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=3.0, train__hops=HOPS)
 
 
 def two_visits(route: list[int], work: Work) -> tuple[int, int, int, tuple[int, ...], int, Move]:
@@ -216,7 +216,65 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
         assert codec.parse(answer, 1 << 18)["kind"] == "accepted", answer
         await here.until(ends(here, honest))
 
-    lived(tmp_path, script, 4, lease=1.0, connect=1.0, visit=2.0, train__hops=40)
+    lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=2.0, train__hops=40)
+
+
+def test_a_generation_from_the_last_visit_stops_nobody_whose_token_has_just_arrived(tmp_path, slow):
+    """The liar hands its token on and opens a generation from its own visit: only it has a copy."""
+
+    async def script(here: Village) -> None:
+        route = route_of(here, HOPS)
+        hop = next(h for h in range(3, HOPS - 2) if len(set(route[h - 2 : h + 1])) == 3)
+        liar_index = route[hop - 1]
+        honest = [p for p in PEERS if p != liar_index]
+        liar = FalseOpener(here.folder, liar_index, here.memory.at(liar_index))
+        for peer in PEERS:
+            here.start(peer)
+        entry, _ = await liar.after(await copy_of(here.services[liar_index], hop))
+        await gone(here, liar_index)
+        await liar.tell_all(honest, liar.words("fence", entry=entry))
+        assert {here.services[p].state.fence for p in honest} == {(1, liar_index)}
+        await here.until(ends(here, honest))
+
+    lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=2.0, train__hops=HOPS)
+
+
+def test_an_old_generation_that_is_shown_after_the_last_visit_stops_nobody(tmp_path, slow):
+    """The end is there and not decided yet; what the last visit left cannot be handed on."""
+
+    async def script(here: Village) -> None:
+        route = route_of(here, HOPS)
+        liar_index = next(p for p in route if p not in route[-2:])
+        honest = [p for p in PEERS if p != liar_index]
+        liar = FalseOpener(here.folder, liar_index, here.memory.at(liar_index))
+        for peer in PEERS:
+            here.start(peer)
+        service, brought = here.services[liar_index], asyncio.Event()
+        hop = route.index(liar_index) + 1
+        entry, _ = await liar.after(await copy_of(service, hop))
+
+        class ShowsItAtTheEnd:
+            async def take(self, sender: int, envelope: bytes, chunks: Any) -> bytes:
+                if codec.parse(envelope, 1 << 18)["kind"] != "final":
+                    return await service.take(sender, envelope, chunks)
+                if not brought.is_set():
+                    brought.set()
+                    shown = liar.words("fence", entry=entry)
+                    await asyncio.gather(*(liar.tell(peer, shown) for peer in honest))
+                return NO
+
+            async def answer(self, sender: int, message: bytes) -> bytes:
+                if brought.is_set() or codec.parse(message, 1 << 18)["kind"] == "decide":
+                    raise TimeoutError
+                return await service.answer(sender, message)
+
+        here.memory.handlers[liar_index] = ShowsItAtTheEnd()
+        await brought.wait()
+        await asyncio.sleep(0.05)
+        await gone(here, liar_index)
+        await here.until(ends(here, honest))
+
+    lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=2.0, train__hops=HOPS)
 
 
 def test_a_token_that_one_peer_has_survives_a_generation_opened_for_nothing(tmp_path, slow):
@@ -259,4 +317,4 @@ def test_a_token_that_one_peer_has_survives_a_generation_opened_for_nothing(tmp_
         assert kept.hop == at
         await here.until(ends(here, honest))
 
-    lived(tmp_path, script, 4, lease=1.0, connect=1.0, visit=2.0, train__hops=HOPS)
+    lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=2.0, train__hops=HOPS)

@@ -24,8 +24,8 @@ from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.log_fetch import LogFetch
-from unwalk.peers.handover.recovery import TRIES
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.walk import TRIES
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol import handover as pr

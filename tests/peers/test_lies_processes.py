@@ -32,8 +32,9 @@ from unwalk.peers.daemon import chapters_of
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
-from unwalk.peers.handover.recovery import OVERRUNS, longest_visit
+from unwalk.peers.handover.recovery import OVERRUNS
 from unwalk.peers.handover.visit import Work, plan_of
+from unwalk.peers.handover.walk import longest_visit
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote

@@ -47,7 +47,8 @@ COPIED = 25
 ATTEMPTS = 5
 """How often a walk goes back without getting any further."""
 LOST = 2
-"""After so many losses without getting any further, hosts get their tokens from Ray alone."""
+"""After so many losses without getting any further, hosts get their tokens from Ray alone, and what
+the walk goes on from is looked for."""
 DIRECT = 8 << 20
 """Bytes of parameters up to which hosts hand tokens on themselves.  With larger ones it is copies
 that cost: they go through Ray's memory, which all hosts of a machine see, and are ordered one by
@@ -220,7 +221,8 @@ class Journey:
                 self._check(failed, flight, gone)
                 flights.clear()
                 self._end_chain()
-                if not isinstance(gone, _Anew):
+                if failed >= LOST or not isinstance(gone, _Anew):
+                    # What Ray makes again itself cannot have tokens that were handed on.
                     self.anchor = None
                     self.place = self._brought_back(self.place)
                 self.crew.find_doors()
@@ -421,7 +423,7 @@ class Journey:
         """What a progress has besides its token and its transcript."""
         anchors = {"initial": self.initial}
         if place.hop > 0:
-            anchors["start"] = self.initial
+            anchors["start"] = self.initial.clone()  # files share no memory
         if place.start is not None:
             anchors["start"] = self._fetched(place, lambda p: p.start).parameters
         locals_: dict[int, Local] = self._fetched(place, lambda p: p.locals)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Refused, UnwalkError
@@ -60,13 +61,16 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
-        if not walk.succession.may_ask(sender):
-            raise Refused("you have opened as many generations after one visit as there are peers.")
-        sighting = pr.sighting(walk.state)
+        sighting = replace(pr.sighting(walk.state), waits=walk.waits(sender))
         return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
 
-    async def _released(self, _: int, message: ms.Release) -> Answer:
-        self.walk.put(pr.released(self.walk.state, message.generation, message.place))
+    async def _released(self, sender: int, message: ms.Release) -> Answer:
+        walk = self.walk
+        if sender != pr.awaited(walk.state):
+            raise Refused("the token was not handed to you.")
+        walk.put(pr.released(walk.state, message.generation, message.place))
+        if not walk.state.watching:
+            walk.handed = None
         return self._sighting()
 
     async def _fence(self, sender: int, message: ms.Fence) -> Answer:
@@ -174,7 +178,7 @@ class ControlMessages:
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.succession.count(entry)
+            walk.opened[fence[1]] = monotonic()
             walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))

@@ -21,7 +21,7 @@ from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import Rules
-from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
+from unwalk.peers.protocol.handover import Generation, Lineage, Sighting
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
 from unwalk.peers.protocol.schedule import NO_TOKEN
 from unwalk.walks import NOBODY
@@ -122,8 +122,6 @@ class Succession:
     """The peer that alone may begin the walk; None: whoever has what it begins with."""
     saw: Callable[[Entry], None] = lambda entry: None
     """Hears of every entry that its peer has signed, whether or not it fits."""
-    opened: dict[int, dict[int, set[int]]] = field(default_factory=dict)
-    """The numbers of the generations that a peer was seen to open, by the visit before them."""
 
     @cached_property
     def first(self) -> int:
@@ -204,7 +202,10 @@ class Succession:
     def recovery(self, body: Mapping[str, Any]) -> tuple[Generation, Lineage]:
         """The generation that a recovery opened, and its lineage; refused unless it was allowed.
 
-        That the generations before it were opened is seen in the log.
+        A quorum has to sign that as far as they know the token may be lost.  It goes on from the
+        furthest copy that any of them has: one of the highest generation, and in it of the latest
+        visit.  A peer can open as many generations that few others know as there are peers: each
+        passes over one that was lost.  That those before were opened is seen in the log.
         """
         peer, hop = body["peer"], body["hop"]
         lineage = codec.lineage_from(body["lineage"])
@@ -219,15 +220,20 @@ class Succession:
         seen: dict[int, Sighting] = {}
         for item in items:
             who, sighting = self.sighted(item, peer, body["previous"])
-            if who in self.rules.members and who not in (body["lost"], peer):
-                seen[who] = sighting  # what those two say of themselves does not matter
-        if len(seen) + 1 < self.rules.quorum:
-            raise Refused(f"a recovery shows {len(seen) + 1} peers of {self.rules.quorum}.")
+            if who in self.rules.members and who != peer:
+                seen[who] = sighting
+        agree = 1 + sum(not sighting.waits for sighting in seen.values())
+        if agree < self.rules.quorum:
+            raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
+        seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached
-            if sighting.over or (place[0] > hop and belongs(reached, place[0], before)):
+            if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
         known_of = known_by(seen.values(), self.rules.lies)
+        most = known_by(seen.values(), self.rules.lies + 1) + len(self.trust.network.peers)
+        if before[-1][0][0] > most:
+            raise Refused(f"a recovery goes on from a generation above {most}, which few know.")
         highest = max(before[-1][0][0], known_of)
         if generation != (highest + 1, peer):
             raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
@@ -308,24 +314,6 @@ class Succession:
     def _relays(self) -> bool:
         """Whether the token may be sent through peers that do not visit."""
         return not self.work.graph.complete and not isinstance(self.work.phase.route, Uniform)
-
-    def count(self, entry: Entry) -> None:
-        """Count the generations that a peer opens after one visit."""
-        body = entry["body"]
-        if body["kind"] == "recovery":
-            self.opened.setdefault(body["peer"], {}).setdefault(body["hop"], set()).add(
-                body["generation"][0]
-            )
-
-    def may_ask(self, peer: int) -> bool:
-        """Whether a peer may still open generations: as many after a visit as there are peers.
-
-        More are not needed: each passes over one peer that was lost.  So nobody can have a token
-        dropped again and again.  A generation that was opened counts for everybody; what is
-        refused is to sign for another.
-        """
-        after = self.opened.get(peer, {})
-        return not after or len(after[max(after)]) < len(self.trust.network.peers)
 
     def _way(self, visit: Mapping[str, Any]) -> None:
         """A visit's way has to lead along the graph to its peer."""

@@ -122,9 +122,9 @@ class Receiving:
     ) -> tuple[Offer, TokenFile, list[Entry]]:
         """Receive all of the token, flush it to disk, and check everything that can be checked.
 
-        The visit begins as soon as the token's content is known to be in order; the disk and all
-        other checks come after that.  A large token is flushed while its content is looked through.
-        When what was done is noted in ``times``.
+        The visit begins as soon as the token's content and route are known to be in order; the disk
+        and all other checks come after that.  A large token is flushed while its content is looked
+        through.  When what was done is noted in ``times``.
         """
         gate, loop = self.walk.gate, asyncio.get_running_loop()
         flushed: asyncio.Future[None] | None = None
@@ -134,8 +134,7 @@ class Receiving:
                 incoming.put_part(data)
                 times["arrived"] = monotonic()
                 file = gate.content(offer, incoming.path)
-                gate.route(offer, file.header["memory"])
-                self.early_visits.begin(incoming, offer, file, kept)
+                self._begin(incoming, offer, file, kept)
                 flushed = self.walk.on_disk(_flush, incoming, data, times)
             else:
                 await receive_bytes(self.walk, incoming, chunks)
@@ -143,8 +142,7 @@ class Receiving:
                 flushed = self.walk.on_disk(_flush, incoming, b"", times)
                 look = partial(_look, gate, offer, incoming.path)
                 file = await loop.run_in_executor(self.walk.hashing, look)
-                gate.route(offer, file.header["memory"])
-                self.early_visits.begin(incoming, offer, file, kept)
+                self._begin(incoming, offer, file, kept)
             times["checked"] = monotonic()
             offer = gate.stamped(offer, await anext(chunks, b""))
             times["stamped"] = monotonic()
@@ -155,6 +153,11 @@ class Receiving:
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
         return offer, file, log
+
+    def _begin(self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal) -> None:
+        """Begin the visit, if the route leads here."""
+        self.walk.gate.route(offer, file.header["memory"])
+        self.early_visits.begin(incoming, offer, file, kept)
 
     async def _check_log(self, offer: Offer, file: TokenFile, data: bytes) -> list[Entry]:
         """Check a token's log back to the last entry that is known here; what came before it.
@@ -175,7 +178,6 @@ class Receiving:
         fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
         if (offer.mover, file.header["memory"]) != (place.at, place.memory):
             raise Refused("the token was sent on from another place of the route than its log's.")
-        walk.succession.count(offer.entry)
         return fresh
 
     async def answer(self, sender: int, message: ms.Message) -> Answer:

@@ -13,8 +13,7 @@ from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
-from unwalk.peers.handover.walk import Walk
-from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.handover.walk import TRIES, Walk, longest_visit
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.hoplog import recovery_body
@@ -30,19 +29,8 @@ FRESH = 3.0
 """Leases for which a peer votes by what it saw when it last looked."""
 OVERRUNS = 3
 """After so many visits that took too long a peer is passed over for the rest of the chapter."""
-TRIES = 3.0
-"""A peer that neither takes a token nor refuses it is offered it for so many leases."""
 SALT = 16
 """Bytes of the salt of an end."""
-
-
-def longest_visit(limits: Limits, lies: int) -> float:
-    """Seconds for which a peer may keep the token, if ``lies`` peers may lie.
-
-    A neighbour that never answers costs a lease and then ``TRIES`` more.  Every liar may be such a
-    neighbour; if nobody lies, one may still hang.
-    """
-    return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
 
 class Recovery:
@@ -118,30 +106,31 @@ class Recovery:
         if pr.basis(walk.state) != before or walk.state.fence != fence:
             return  # the answers are about something that is over
         answers = {p: s.sighting for p, s in seen.items()}
+        if overrun:
+            answers = pr.without_claims(walk.state, answers, walk.poll.rules.lies)
         verdict = pr.consider(walk.state, answers, overrun=overrun)
         walk.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
         if verdict.kind == "ahead":
+            holder = answers.get(pr.awaited(walk.state))
+            if holder and before and holder.reached > (before.generation, before.place):
+                walk.handed = None  # that peer says itself that it has visited
             walk.put(pr.released(walk.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not walk.stopping:
             assert before is not None
             lost = pr.awaited(walk.state)
-            answers.pop(lost, None)  # what the peer that is late says of itself does not count
-            if len(answers) + 1 < walk.state.quorum:
-                return
             highest = known_by(answers.values(), walk.poll.rules.lies)
             if max(highest, before.generation[0]) < walk.state.fence[0]:
-                await (
-                    self.control_messages.announce()
-                )  # so that others can sign that they know of it
+                await self.control_messages.announce()  # so others can sign that they know of it
                 return
             full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
             if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
                 why = "no generation is left; begin a new network to train on"
                 walk.journal.write("not recovered", reason=why)
                 return
-            if overrun:
+            if not self._recover(highest, [seen[p].record for p in answers]):
+                await self.control_messages.announce()
+            elif overrun:
                 self._count_overrun(lost)
-            self._recover(highest, [seen[p].record for p in answers])
 
     def _count_overrun(self, peer: int) -> None:
         """A peer had the token for too long: the third time it is passed over in this chapter."""
@@ -220,7 +209,8 @@ class Recovery:
         }
         return sorted(answers) if pr.deserted(walk.state, answers) else None
 
-    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
+    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> bool:
+        """Go on from this peer's copy; False if others would refuse that."""
         walk, before = self.walk, self.walk.state
         parcel = pr.basis(before)
         assert parcel is not None
@@ -239,9 +229,9 @@ class Recovery:
         )
         try:
             walk.succession.recovery({**body, "previous": parcel.chain})
-        except Refused as error:  # somebody else has a better copy
+        except Refused as error:  # somebody else has a better copy, or the token is not lost
             walk.journal.write("not recovered", reason=str(error))
-            return
+            return False
         entry = walk.sign(parcel.chain, body)
         move: dict[str, Any] = {}
         if parcel.hop == 0:  # nobody had it yet: this peer does the first visit
@@ -251,3 +241,4 @@ class Recovery:
         walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
         walk.metrics.add("recoveries_total")
         walk.journal.write("recovered", lost=lost, **words_of(held))
+        return True
