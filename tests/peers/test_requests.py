@@ -11,8 +11,14 @@ import pytest
 
 from tests.peers.own_files import DECLARED, killed, make_csv, names_of, peer
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.forgetting.request_form import STAGES, Conflict, RequestForm, UnknownRecords
-from unwalk.peers.forgetting.requests import AlreadyAsked, Requests, read_ids
+from unwalk.peers.forgetting.request_form import (
+    STAGES,
+    Conflict,
+    RequestForm,
+    UnknownRecords,
+    read_ids,
+)
+from unwalk.peers.forgetting.requests import AlreadyAsked, Requests
 from unwalk.peers.records.record_store import Counts, Records
 from unwalk.peers.records.sources import DataSettings
 

@@ -71,8 +71,12 @@ def forget(
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
     need_peers()
-    from unwalk.peers.forgetting.request_form import RequestForm, implied_grade, new_request_id
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import (
+        RequestForm,
+        implied_grade,
+        new_request_id,
+        read_ids,
+    )
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
@@ -297,7 +301,7 @@ def data(
 ) -> None:
     """Set where a peer's records are and read them in; without options, read again and count."""
     need_peers()
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import read_ids
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SETTINGS, DataSettings
