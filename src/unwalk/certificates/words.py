@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from unwalk.core.grades import PROVED, SHOWN, badge_of, explained, origin_of, shown_grade
+from unwalk.core.grades import (
+    PROVED,
+    SHOWN,
+    badge_of,
+    explained,
+    origin_of,
+    plain_reason,
+    shown_grade,
+)
 
 BEFORE = "before the request"
 INSTEAD = "What to do instead:"
@@ -101,7 +109,7 @@ def claim_lines(document: dict[str, Any]) -> list[str]:
         if claim["grade"] == "refused":
             told = f" ({claim['code']})"
         name = SHOWN[shown_grade(claim["grade"], origin)].name
-        lines.append(f"{name}{told}: {claim['reason']}")
+        lines.append(f"{name}{told}: {plain_reason(claim['reason'])}")
         if claim["grade"] == "refused" and number < len(claims):
             known = explained(claim["code"])
             lines.append(f"{_sentence(known.plain)} {INSTEAD} {known.instead}.")
@@ -328,7 +336,7 @@ def _of_noise(document: dict[str, Any]) -> list[str]:
 
 
 def _because(claim: dict[str, Any]) -> str:
-    reason = _sentence(str(claim["reason"]))
+    reason = _sentence(plain_reason(claim["reason"]))
     if claim["grade"] == "nominal":
         return f"The paper's formula gives a number, which is no guarantee: {reason}"
     known = explained(claim["code"])

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from unwalk.peers.records.record_store import Records
     from unwalk.peers.web.client import Asker
 
-Grade = Annotated[str, typer.Option(help="exact or certified.")]
+Grade = Annotated[
+    str | None,
+    typer.Option(help="exact or certified; empty: exact, or what --method or a budget is for."),
+]
 Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
 Delta = Annotated[float | None, typer.Option(help="The same; empty: 1e-5.")]
 Method = Annotated[str | None, typer.Option(help="rewind, restart or seal; empty: the best.")]
@@ -49,7 +52,7 @@ def forget(
         str | None,
         typer.Option(help="Instead of ids: a peer that is gone for good, with all its records."),
     ] = None,
-    grade: Grade = "certified",
+    grade: Grade = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     method: Method = None,
@@ -68,8 +71,12 @@ def forget(
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
     need_peers()
-    from unwalk.peers.forgetting.request_form import RequestForm, new_request_id
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import (
+        RequestForm,
+        implied_grade,
+        new_request_id,
+        read_ids,
+    )
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
@@ -78,6 +85,7 @@ def forget(
         _give_up(Path(peer), vanished, request_id or f"vanished-{vanished}")
         return
     assert ids is not None
+    grade = grade or implied_grade(method, epsilon, delta)
     form = RequestForm(request_id or new_request_id(), read_ids(ids), grade, epsilon, delta, method)
     if address is not None:
         asker = _asker(address, token, authority, name)
@@ -239,7 +247,7 @@ def leave(
     forget_all: Annotated[
         bool, typer.Option("--forget-all", help="Have all of the peer's records forgotten first.")
     ] = False,
-    grade: Grade = "exact",
+    grade: Annotated[str, typer.Option(help="exact or certified.")] = "exact",
     wait: Wait = False,
 ) -> None:
     """Leave the network: all records of the peer are forgotten, then it ends for good."""
@@ -293,7 +301,7 @@ def data(
 ) -> None:
     """Set where a peer's records are and read them in; without options, read again and count."""
     need_peers()
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import read_ids
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SETTINGS, DataSettings

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unwalk.cli import forgetting
-from unwalk.cli.terminal import JsonOption, Set, changes_of, need_peers, show
+from unwalk.cli.terminal import App, JsonOption, Set, changes_of, need_peers, show
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice, check_count
 
 if TYPE_CHECKING:
     from unwalk.peers.identity.network_file import Network
 
-peer = typer.Typer(no_args_is_help=True, help="Run one peer: it holds data, visits and hands on.")
-net = typer.Typer(no_args_is_help=True, help="Make a network of peers and keep its identities.")
+peer = App(help="Run one peer: it holds data, visits and hands on.")
+net = App(help="Make a network of peers and keep its identities.")
 peer.command()(forgetting.data)
 peer.command()(forgetting.leave)
 

@@ -262,6 +262,13 @@ class Records:
             (gone,) = db.execute("SELECT COUNT(*) FROM tombstones").fetchone()
             return Counts(train, held, excluded, gone)
 
+    def held_out(self, hashes: Sequence[str]) -> int | None:
+        """How many of these records are never trained on; None if not all are here any more."""
+        query = "SELECT split = 'hold-out' FROM records WHERE hash = ?"
+        with self.guard:
+            rows = [row[0] for h in hashes if (row := self.one(query, h)) is not None]
+        return sum(rows) if len(rows) == len(hashes) else None
+
     def uses(self, hashes: Iterable[str]) -> list[tuple[int, int]]:
         """The visits begun here, as (chapter, hop), that could use one of these records, in order.
 
