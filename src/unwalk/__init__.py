@@ -4,9 +4,10 @@ The model is a token that walks from peer to peer.  A task, a method and setting
 :class:`RunResult` leaves, with the model, the transcript of every hop, and the claims that can be
 made about what was forgotten.
 
-:func:`run` and :func:`compare` are the calls for most users; :func:`from_arrays` and
-:func:`from_dataset` bring your own data.  Start reading at ``unwalk/api.py``, then
-``unwalk/runs/run.py``; ``docs/architecture.md`` shows how the packages fit together.
+:func:`run`, :func:`compare` and :func:`evaluate` are the calls for most users;
+:func:`from_arrays` and :func:`from_dataset` bring your own data.  Start reading at
+``unwalk/api.py``, then ``unwalk/runs/run.py``; ``docs/architecture.md`` shows how the packages fit
+together.
 
 Names are loaded when first used, so that ``import unwalk.privacy`` needs no torch.
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unwalk.core import __version__ as __version__
 
 if TYPE_CHECKING:
-    from unwalk.api import compare, run
+    from unwalk.api import compare, evaluate, run
     from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused, UnwalkError
     from unwalk.core.transcript import Transcript
     from unwalk.runs.run import RunResult
@@ -36,6 +37,7 @@ _HOME = {
     "Trigger": "unwalk.tasks",
     "UnwalkError": "unwalk.core.errors",
     "compare": "unwalk.api",
+    "evaluate": "unwalk.api",
     "from_arrays": "unwalk.tasks",
     "from_dataset": "unwalk.tasks",
     "run": "unwalk.api",
@@ -52,6 +54,7 @@ __all__ = [
     "Trigger",
     "UnwalkError",
     "compare",
+    "evaluate",
     "from_arrays",
     "from_dataset",
     "run",

@@ -1,12 +1,14 @@
-"""The two functions that most users call: :func:`run` and :func:`compare`."""
+"""The functions that most users call: :func:`run`, :func:`compare` and :func:`evaluate`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.runs import compare as comparing
+from unwalk.runs import evaluate as evaluating
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
@@ -81,4 +83,24 @@ def compare(
     place = None if out is None else Path(out)
     return comparing.compare(
         config, seeds, task=own, out=place, resume=resume, overwrite=overwrite, jobs=jobs
+    )
+
+
+def evaluate(
+    run_dir: str | Path,
+    *,
+    task: ShardedTask | None = None,
+    measures: Sequence[str] = (),
+    members: int = evaluating.MEMBERS,
+    out: str | Path | None = None,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """Measure what a finished run forgot, beside retraining, over ``members`` trainings.
+
+    ``task`` is the run's own task, where that was brought along.  The result is what
+    ``evaluate.json`` holds; ``docs/measures.md`` explains each measure.
+    """
+    place = None if out is None else Path(out)
+    return evaluating.evaluate(
+        Path(run_dir), task=task, measures=measures, members=members, out=place, jobs=jobs
     )

@@ -5,6 +5,7 @@ Arguments and options enter; the functions of :mod:`unwalk.api`, :mod:`unwalk.ru
 
 ========================= =================================================================
 running, reproduce        ``run``, ``compare``, ``reproduce``
+evaluating                ``evaluate``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
 data, listing             ``data``, ``methods``, ``tasks``, ``settings``
 peers, forgetting         ``peer``, ``net``, ``peer data``, ``forget``, ``peer leave``
@@ -25,6 +26,7 @@ from unwalk.cli import (
     calibrate,
     certificates,
     data,
+    evaluating,
     forgetting,
     listing,
     peers,
@@ -48,6 +50,7 @@ app = App(
 )
 app.command()(running.run)
 app.command()(running.compare)
+app.command()(evaluating.evaluate)
 app.command()(reproduce.reproduce)
 app.command()(calibrate.calibrate)
 app.command()(certificates.verify)

@@ -75,14 +75,24 @@ def record_epsilons(
     return np.array(each)
 
 
+def record_scores(epsilons: npt.ArrayLike) -> Floats:
+    """For each record 2 / 2^n, n the number of its bin: 1 below 0.5, 1/2 below 1, ...
+
+    >>> record_scores([0.0, 0.4, 0.5]).tolist()
+    [1.0, 1.0, 0.5]
+    """
+    bins = np.digitize(np.asarray(epsilons, np.float64), WIDTH * np.arange(BINS))
+    scores: Floats = 2.0 / 2.0**bins
+    return scores
+
+
 def forgetting_quality(epsilons: npt.ArrayLike) -> float:
-    """The mean over records of 2 / 2^n, n the number of the bin: 1 below 0.5, 1/2 below 1, ...
+    """The mean score of the records.
 
     >>> forgetting_quality([0.0, 0.4, 0.5, 6.0])
     0.62506103515625
     """
-    bins = np.digitize(np.asarray(epsilons, np.float64), WIDTH * np.arange(BINS))
-    return float((2.0 / 2.0**bins).mean())
+    return float(record_scores(epsilons).mean())
 
 
 def challenge_score(

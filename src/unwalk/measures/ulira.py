@@ -58,18 +58,19 @@ def _log_density(margins: Matrix, models: Matrix) -> Matrix:
 
 def judged(unlearned: Matrix, retrained: Matrix) -> list[tuple[Matrix, Matrix]]:
     """Scores of unlearned and of retrained models, each half judged by the other."""
-    folds = []
-    for fold in (0, 1):
-        fitted = unlearned[1 - fold :: 2], retrained[1 - fold :: 2]
-        ours, theirs = unlearned[fold::2], retrained[fold::2]
-        folds.append((log_ratio(ours, *fitted), log_ratio(theirs, *fitted)))
-    return folds
+    ours, theirs = (unlearned[::2], unlearned[1::2]), (retrained[::2], retrained[1::2])
+    return [_scores(ours[n], theirs[n], ours[1 - n], theirs[1 - n]) for n in (0, 1)]
+
+
+def _scores(ours: Matrix, theirs: Matrix, *fitted: Matrix) -> tuple[Matrix, Matrix]:
+    return log_ratio(ours, *fitted), log_ratio(theirs, *fitted)
 
 
 def ulira(unlearned: npt.ArrayLike, retrained: npt.ArrayLike, seed: int = 0) -> Found:
     """Attack margins of unlearned and of retrained models (models by records).
 
-    Intervals come from resampling the models that are judged.
+    Intervals come from resampling models, those that are judged and those that judge: records of
+    one model vary together, so that models are the units.
     """
     ours, theirs = np.asarray(unlearned, np.float64), np.asarray(retrained, np.float64)
     if min(len(ours), len(theirs)) < LEAST:
@@ -77,14 +78,18 @@ def ulira(unlearned: npt.ArrayLike, retrained: npt.ArrayLike, seed: int = 0) -> 
             f"U-LiRA has {min(len(ours), len(theirs))} models of a kind; allowed: {LEAST} or more, "
             f"and {ENOUGH} for numbers that can be published."
         )
-    scores = judged(ours, theirs)
     rng = np.random.default_rng(seed)
 
     def drawn(group: Matrix) -> Matrix:
-        return group[rng.integers(len(group), size=len(group))]
+        """Each half resampled by itself, so that no model is judged by itself."""
+        again = np.empty_like(group)
+        for half in (0, 1):
+            models = group[half::2]
+            again[half::2] = models[rng.integers(len(models), size=len(models))]
+        return again
 
-    values = _statistics(scores)
-    again = [_statistics([(drawn(a), drawn(b)) for a, b in scores]) for _ in range(REPLICATES)]
+    values = _statistics(judged(ours, theirs))
+    again = [_statistics(judged(drawn(ours), drawn(theirs))) for _ in range(REPLICATES)]
     low, high = np.percentile(again, [2.5, 97.5], axis=0)
     found = [Interval(v, float(a), float(b)) for v, a, b in zip(values, low, high, strict=True)]
     return Found(*found)

@@ -6,7 +6,7 @@ A :class:`Recipe` says how a named task is loaded, and its usual model and delet
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -195,6 +195,12 @@ class ShardedTask:
         if shard is None:
             shard = self._shards[int(peer)] = self._build(int(peer))
         return shard
+
+    def with_shard(self, shard: Shard) -> ShardedTask:
+        """The same task with other records at the forgetting peer; shards that exist are shared."""
+        made = replace(self)
+        made._shards.update({**self._shards, self.unlearner: shard})
+        return made
 
     def ids(self, peer: int) -> Ids:
         """The record ids of one peer, in the order of its rows."""

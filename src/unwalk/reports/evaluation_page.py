@@ -1,0 +1,120 @@
+"""The evaluation of a run: one table for the terminal, and a page with the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import rich.table
+from rich.text import Text
+
+from unwalk.reports import numbers
+from unwalk.reports.page import render_page
+from unwalk.reports.tables import Body, Cell, Head, Row, Table, terminal_table
+
+HEADS = ("Method", "Value", "95 % interval", "Retraining", "Gap", "95 % interval of the gap", "")
+NOTES = (
+    "A gap is the difference to retraining, which never saw the forgotten records. A gap whose "
+    "interval holds 0 is level.",
+    "Less than retraining is over-unlearning: it is a gap too, and no success.",
+    "Each measure, its formula and its source: docs/measures.md.",
+)
+
+
+def number(value: float | None, unit: str) -> str:
+    """A number as its unit wants it.
+
+    >>> number(0.51234, ""), number(1234567.0, "bytes"), number(12.0, "hops")
+    ('0.512', '1,234,567', '12.0')
+    """
+    return numbers.fixed(value, {"bytes": 0, "gradients": 0, "hops": 1, "visits": 1}.get(unit, 3))
+
+
+def _signed(value: float | None, unit: str) -> str:
+    text = number(value, unit)
+    unsigned = value is None or text[0] == numbers.MINUS or not text.strip("0.")
+    return text if unsigned else f"+{text}"
+
+
+def _ends(low: float | None, high: float | None, unit: str, *, signed: bool = False) -> str:
+    if low is None or high is None:
+        return numbers.DASH
+    write = _signed if signed else number
+    return f"{write(low, unit)} to {write(high, unit)}"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """What a row says, from its value on."""
+    unit = row["unit"]
+    said = "; ".join(text for text in (row["side"], row["note"]) if text)
+    return [
+        number(row["value"], unit),
+        _ends(row["low"], row["high"], unit),
+        number(row["retraining"], unit),
+        _signed(row["gap"], unit),
+        _ends(row["gap_low"], row["gap_high"], unit, signed=True),
+        said,
+    ]
+
+
+def _titled(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Rows by measure, in their order."""
+    return [
+        (f"{measure} ({unit})" if unit else measure, list(group))
+        for (measure, unit), group in groupby(rows, lambda r: (r["measure"], r["unit"]))
+    ]
+
+
+def evaluation_table(result: Mapping[str, Any]) -> rich.table.Table:
+    """The table for the terminal: a block for each measure, a line for each method."""
+    members = numbers.counted(result["members"], "member")
+    table = terminal_table(f"{result['task']}, evaluated over {members}")
+    table.add_column("measure and method", no_wrap=True)
+    for head in ("value", "retraining", "gap", "95 % interval", ""):
+        table.add_column(head, justify="left" if not head else "right")
+    for title, rows in _titled(result["rows"]):
+        table.add_row(Text(title, style="bold"))
+        for row in rows:
+            value, _, reference, gap, ends, said = _cells(row)
+            table.add_row(
+                *(Text(t) for t in (f"  {row['label']}", value, reference, gap, ends, said))
+            )
+    table.caption = Text("gap: difference to retraining; its interval is over members")
+    return table
+
+
+def left_out_lines(result: Mapping[str, Any]) -> list[str]:
+    """A line for each measure that has no rows, for a method or at all."""
+    return [
+        f"{one['measure']}{' of ' + one['method'] if one['method'] else ''} is left out: "
+        f"{one['reason']}"
+        for one in result["left_out"]
+    ]
+
+
+def render_evaluation(result: Mapping[str, Any]) -> str:
+    """The page as one HTML text."""
+    bodies = []
+    for title, rows in _titled(result["rows"]):
+        shown = [
+            Row(Cell(numbers.sentence(row["label"])), [Cell(text) for text in _cells(row)])
+            for row in rows
+        ]
+        bodies.append(Body(shown, numbers.sentence(title)))
+    table = Table("Every measure, every method", [Head(text) for text in HEADS], bodies)
+    records, members = (
+        numbers.counted(result["records"], "forgotten record"),
+        numbers.counted(result["members"], "member"),
+    )
+    return render_page(
+        "evaluation",
+        title=f"How well it was forgotten: {result['task']}",
+        story=f"{records}, measured on {members}: models that were trained, that forgot, and that "
+        "were retrained, each with a seed of its own.",
+        notes=NOTES,
+        table=table,
+        left_out=left_out_lines(result),
+        command=result["command"],
+        version=result["unwalk"],
+    )

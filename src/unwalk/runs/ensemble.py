@@ -1,0 +1,419 @@
+"""The models that measures need: many trainings on the same records, each with another seed.
+
+A *member* is one seed: the model before forgetting, after forgetting by each method, and retrained.
+The first member has the run's own seed and repeats the run.  Records, deletion and graph are the
+run's in all of them.  Noise is simulated: to draw from the run's secret again would be a second
+release.
+
+What is kept of a model is what it answers, never its parameters.  A file for each part, method and
+seed lies in a folder whose name is a digest of settings and data, so that another evaluation of the
+same configuration finds it there.  These files are about the forgotten records: whoever has to
+erase those has to delete the folder too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from unwalk import walks
+from unwalk.core import __version__
+from unwalk.core.data import Held
+from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.plan import Method, Phase, Plan
+from unwalk.core.program import Records
+from unwalk.core.seeds import PublicSeeds
+from unwalk.engines.choose import carries
+from unwalk.engines.fleet import Fleet
+from unwalk.engines.inprocess import InProcess
+from unwalk.measures.gaussian_poison import statistics
+from unwalk.methods.finetune import Finetune
+from unwalk.methods.network_sgd import NetworkSGD, unlearn_descent
+from unwalk.runs.assemble import Assembled, assemble, noise_of
+from unwalk.runs.metrics import CHUNK, Meter, Reading, cost, matched
+from unwalk.runs.run import Begun, Runner, Walked, Watch, carry, silent
+from unwalk.runs.store import data_digest, write_file
+from unwalk.runs.sweep import Cell, Count, Failed, Say, sweep, uncounted, unsaid
+from unwalk.settings.config import Config, flatten, settings_digest
+from unwalk.tasks import ShardedTask
+
+BEFORE = "trained"
+"""The name of the model before anything was forgotten."""
+PARTS = ("outputs", "relearn", "poison")
+MOST = {"forget": 1000, "retain": 1000, "test": 2000}
+"""How many records of each set are kept the answers to."""
+POISON = 0.32**0.5
+"""Standard deviation of the poison, in standard deviations of the inputs (Pawelczyk et al.)."""
+NEUTRAL = ("method", "compare", "certificate.", "noise.", "performance.")
+"""Settings that no member depends on."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Ensemble:
+    """The members: ``found`` by part, method and seed; ``failed`` says why a method has none."""
+
+    assembled: Assembled
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    labels: Mapping[str, npt.NDArray[np.int64]]
+    found: dict[tuple[str, str, int], Arrays]
+    failed: dict[tuple[str, str], str]
+
+    def has(self, part: str, method: str) -> bool:
+        """Whether every member has this part of this method."""
+        return all((part, method, seed) in self.found for seed in self.seeds)
+
+    def stacked(self, part: str, method: str, name: str) -> npt.NDArray[Any]:
+        """One array over all members, the seeds first."""
+        return np.stack([self.found[part, method, seed][name] for seed in self.seeds])
+
+    def facts(self, part: str, method: str) -> list[dict[str, Any]]:
+        """What is no array, member by member."""
+        every = [self.found[part, method, seed]["facts"] for seed in self.seeds]
+        return [json.loads(str(one)) for one in every]
+
+
+def sets_of(task: ShardedTask) -> dict[str, Held]:
+    """The records whose answers are kept, by set."""
+    sets = {"forget": task.forgotten, "retain": task.retained, "test": task.test}
+    if not len(task.forgotten.y):
+        raise InvalidInput("the run has nothing to forget, so there is nothing to evaluate.")
+    chosen = {}
+    for name, held in sets.items():
+        order = PublicSeeds(0).numpy("evaluate", name).permutation(len(held.y))
+        rows = torch.from_numpy(np.sort(order[: MOST[name]]))
+        chosen[name] = Held(held.x[rows], held.y[rows])
+    return chosen
+
+
+def gather(
+    assembled: Assembled,
+    members: int,
+    methods: Sequence[str],
+    parts: Sequence[str],
+    *,
+    cache: Path,
+    jobs: int = 1,
+    count: Count = uncounted,
+    say: Say = unsaid,
+) -> Ensemble:
+    """The members of a run, made where they are not yet in ``cache``."""
+    base = replace(assembled.config, method=methods[0], compare=tuple(methods[1:]))
+    seeds = tuple(base.seed + number for number in range(members))
+    labels = {name: held.y.numpy() for name, held in sets_of(assembled.task).items()}
+    place = cache / _key(assembled)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "README").write_text(
+        "Answers of models to forgotten records and others. Delete this folder with the records.\n",
+        encoding="utf-8",
+    )
+    cells = []
+    for group in (("outputs", "relearn"), ("poison",)):  # parts of the same walks
+        wanted = tuple(part for part in group if part in parts)
+        left = [s for s in seeds if not all(_whole(place, p, methods, s) for p in wanted)]
+        size = max(1, -(-len(left) // jobs) if _in_fleets(assembled, assembled.training()) else 1)
+        for first in range(0, len(left), size):
+            chunk = tuple(left[first : first + size])
+            arguments = (base, assembled.task, chunk, tuple(methods), wanted, place)
+            cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
+    failed: dict[tuple[str, str], str] = {}
+    for name, result in sweep(cells, jobs=jobs, count=count, say=say, noun="member"):
+        part = name.split()[0]
+        if not isinstance(result, Failed):
+            reasons = {(one, method): why for one, method, why in result}
+        elif part == "outputs":
+            raise result.raised()
+        else:
+            reasons = {(part, method): result.reason for method in methods}
+        failed = {**reasons, **failed}
+    found = {}
+    for part in parts:
+        for method in (BEFORE, *methods):
+            for seed in seeds:
+                if (kept := _read(place, part, method, seed)) is not None:
+                    found[part, method, seed] = kept
+    return Ensemble(assembled, seeds, tuple(methods), labels, found, failed)
+
+
+def _key(assembled: Assembled) -> str:
+    """Names a configuration: the run's settings that matter, and its data."""
+    settings = {k: v for k, v in flatten(assembled.config).items() if not k.startswith(NEUTRAL)}
+    data = data_digest(assembled.task, assembled.graph)
+    told = json.dumps([__version__, MOST, settings, data], sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _file(place: Path, part: str, method: str, seed: int) -> Path:
+    return place / f"{part}-{method}-{seed}.npz"
+
+
+def _read(place: Path, part: str, method: str, seed: int) -> Arrays | None:
+    path = _file(place, part, method, seed)
+    if not path.exists():
+        return None
+    with np.load(path, allow_pickle=False) as kept:
+        return {name: kept[name] for name in kept.files}
+
+
+def _whole(place: Path, part: str, methods: Sequence[str], seed: int) -> bool:
+    return all(_file(place, part, method, seed).exists() for method in methods)
+
+
+def _write(place: Path, part: str, method: str, seed: int, arrays: Mapping[str, Any]) -> None:
+    raw = io.BytesIO()
+    np.savez_compressed(raw, **arrays)
+    write_file(_file(place, part, method, seed), raw.getvalue())
+
+
+def _in_fleets(assembled: Assembled, plan: Plan) -> bool:
+    """Whether a fleet carries walks of this kind: where it can, whatever carried the run itself.
+
+    On a CPU batched convolutions are slower than one walk after the other.
+    """
+    model = assembled.task.model()
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    slow = assembled.config.device == "cpu" and convolves
+    return not slow and carries(plan, model)
+
+
+def _carried(runners: Sequence[Runner], begun: Sequence[Begun]) -> list[Walked]:
+    """Walks carried out by a fleet, or one after the other."""
+    fleet = _in_fleets(runners[0].assembled, begun[0].watch.plan)
+    return carry(begun, Fleet() if fleet else InProcess())
+
+
+def _make(
+    config: Config,
+    task: ShardedTask,
+    seeds: Sequence[int],
+    methods: Sequence[str],
+    parts: Sequence[str],
+    place: Path,
+) -> list[tuple[str, str, str]]:
+    """Make parts of some members and write them; part, method and reason of what failed."""
+    base = assemble(config, task)
+    assembled = [_member(base, seed) for seed in seeds]
+    noised: list[Noised] = []
+    if "poison" in parts:
+        noised = [_poisoned(task, seed) for seed in seeds]
+        pairs = zip(assembled, noised, strict=True)
+        assembled = [replace(one, task=other.task) for one, other in pairs]
+    runners = [Runner(one) for one in assembled]
+    plans = [runner.assembled.training() for runner in runners]
+    begun = [r.begin("train", plan, None) for r, plan in zip(runners, plans, strict=True)]
+    ends = {BEFORE: _carried(runners, begun)}
+    failed: list[tuple[str, str, str]] = []
+    for name in methods:
+        try:
+            begun = [r.forget(name, w) for r, w in zip(runners, ends[BEFORE], strict=True)]
+            ends[name] = _carried(runners, begun)
+        except UnwalkError as error:
+            failed += [(part, name, str(error)) for part in parts]
+    for part in parts:
+        if part == "outputs":
+            made = _outputs(runners, ends)
+        elif part == "relearn":
+            made, unfit = _relearned(runners, ends)
+            failed += [("relearn", name, why) for name, why in unfit.items()]
+        else:
+            made = _statistics(task, noised, ends)
+        for (name, number), arrays in made.items():
+            _write(place, part, name, seeds[number], arrays)
+    return failed
+
+
+def _member(base: Assembled, seed: int) -> Assembled:
+    """The same records and graph, walked with another seed and simulated noise."""
+    noise = replace(base.config.noise, source="simulated", secret_file="", attempt=1)
+    config = replace(base.config, seed=seed, noise=noise)
+    return replace(base, config=config, noise=noise_of(config, settings_digest(config), base.task))
+
+
+Made = dict[tuple[str, int], dict[str, Any]]
+
+
+def _outputs(runners: Sequence[Runner], ends: Mapping[str, Sequence[Walked]]) -> Made:
+    """Logits on every set, the readings along the walk, and the cost of each hop."""
+    sets = sets_of(runners[0].assembled.task)
+    made: Made = {}
+    for name, walked in ends.items():
+        for number, walk in enumerate(walked):
+            model, config = walk.model, runners[number].config
+            arrays: dict[str, Any] = {
+                key: _logits(model, held.x, torch.device(config.device))
+                for key, held in sets.items()
+            }
+            facts = _facts(
+                walk, config.forget.peer, ends.get("retrain", [None] * len(walked))[number]
+            )
+            made[name, number] = {**arrays, "facts": np.array(json.dumps(facts))}
+    return made
+
+
+def _facts(walk: Walked, unlearner: int, retrained: Walked | None) -> dict[str, Any]:
+    plan = walk.outcome.plan
+    phase = plan.phases[-1]
+    first = plan.hops - phase.hops
+    hops = walk.outcome.transcript.hops[first:]
+    per_hop = [
+        {
+            "hops": 1,
+            "visits_to_unlearner": int(hop.receiver == unlearner),
+            "bytes": hop.nbytes,
+            "gradients": hop.gradients,
+        }
+        for hop in hops
+    ]
+    oracle = None if retrained is None else retrained.readings[-1]
+    return {
+        "final": walk.readings[-1].values(),
+        "matched": matched(walk.readings, phase.name, first, oracle),
+        "cost": cost(walk.outcome.transcript, [phase.name], unlearner),
+        "hops": per_hop,
+        "seconds": [round(s, 6) for s in walk.seconds[first:]],
+        "series": [asdict(reading) for reading in walk.readings],
+    }
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, x: torch.Tensor, device: torch.device) -> npt.NDArray[np.float32]:
+    model = model.eval().to(device)
+    parts = [model(part.to(device)).float().cpu() for part in x.split(CHUNK)]
+    logits: npt.NDArray[np.float32] = torch.cat(parts).numpy()
+    return logits
+
+
+def _relearned(
+    runners: Sequence[Runner], ends: Mapping[str, Sequence[Walked]]
+) -> tuple[Made, dict[str, str]]:
+    """The measure of forgetting along two walks that go on: with half of D_f, and without it."""
+    task, config = runners[0].assembled.task, runners[0].config
+    shard, rows = task.shard(task.unlearner), task.records(task.unlearner).forgotten
+    used, kept_out = (rows, rows) if len(rows) == 1 else (rows[::2], rows[1::2])
+    absent = np.setdiff1d(rows, used)
+    again = task.with_shard(replace(shard, records=Records(shard.records.size, absent=absent)))
+    device = torch.device(config.device)
+    unused = Meter(task, device)
+    unused.forgotten = Held(*shard.take(torch.from_numpy(kept_out), None)).to(device)
+    descent = unlearn_descent(config)
+    arms: list[tuple[str, ShardedTask, Method, Meter]] = [
+        ("some", again, NetworkSGD(descent), unused),
+        ("none", task, Finetune(descent), Meter(task, device)),
+    ]
+    key = "forget" if task.triggered is None else "asr"
+    made: Made = {}
+    failed: dict[str, str] = {}
+    for name, walked in ends.items():
+        if name == BEFORE:
+            continue
+        if walked[0].constituents is not None:
+            failed[name] = "several models answer together, and no walk goes on from them"
+            continue
+        facts: list[dict[str, Any]] = [{"horizon": config.unlearn.hops} for _ in walked]
+        for arm, on, method, meter in arms:
+            phase = Phase(arm, method, walks.Uniform(), config.unlearn.hops, reset_optimizer=True)
+            begun = [_going_on(walk, on, phase, meter, config.evaluate.every) for walk in walked]
+            levels = [_value(meter.read(before.model, 0, "before"), key) for before in ends[BEFORE]]
+            first = [_value(meter.read(walk.model, 0, "end"), key) for walk in walked]
+            for number, walk in enumerate(_carried(runners, begun)):
+                start = walked[number].outcome.plan.hops
+                later = [[r.hop - start, _value(r, key)] for r in walk.readings]
+                facts[number][arm] = {
+                    "before": levels[number],
+                    "series": [[0, first[number]], *later],
+                }
+        for number, one in enumerate(facts):
+            made[name, number] = {"facts": np.array(json.dumps(one))}
+    return made, failed
+
+
+def _going_on(walk: Walked, task: ShardedTask, phase: Phase, meter: Meter, every: int) -> Begun:
+    """A walk that goes on from where another one ended."""
+    before = walk.outcome.plan
+    plan = replace(before, task=task, phases=(*before.phases, phase), keeps="none")
+    watch = Watch(
+        name=phase.name,
+        plan=plan,
+        meter=meter,
+        every=every,
+        marks=frozenset({plan.hops}),
+        earlier=before.hops,
+        pause=0.0,
+        file=None,
+        tell=silent,
+    )
+    return Begun(watch, walk.outcome.progress.fork(plan.header()))
+
+
+def _value(reading: Reading, key: str) -> float:
+    value = reading.values()[key]
+    assert value is not None
+    return value
+
+
+@dataclass(frozen=True, eq=False)
+class Noised:
+    """A task whose forgotten inputs have Gaussian noise, and that noise."""
+
+    task: ShardedTask
+    noise: torch.Tensor
+    std: float
+
+
+def _poisoned(task: ShardedTask, seed: int) -> Noised:
+    shard, rows = task.shard(task.unlearner), task.records(task.unlearner).forgotten
+    if task.source.feature_norm is not None or not shard.x.is_floating_point():
+        raise InvalidInput(
+            "inputs are features of bounded length or whole numbers, to which no Gaussian noise "
+            "can be added."
+        )
+    std = POISON * float(shard.x.float().std())
+    rng = PublicSeeds(seed).numpy("evaluate", "poison")
+    noise = torch.from_numpy(rng.normal(0.0, std, (len(rows), *shard.x.shape[1:]))).to(
+        shard.x.dtype
+    )
+    x = shard.x.clone()
+    x[torch.from_numpy(rows)] += noise
+    return Noised(task.with_shard(replace(shard, x=x)), noise, std)
+
+
+def _statistics(
+    task: ShardedTask, tasks: Sequence[Noised], ends: Mapping[str, Sequence[Walked]]
+) -> Made:
+    """How far each model leans to the noise of its own forgotten inputs, at the clean inputs."""
+    made: Made = {}
+    for name, walked in ends.items():
+        for number, walk in enumerate(walked):
+            model = walk.model
+            device = next(model.parameters()).device
+            clean = task.forgotten.to(device)
+            gradients = _input_gradients(model, clean, task)
+            noised = tasks[number]
+            found = statistics(noised.noise.numpy(), gradients.cpu().numpy(), noised.std)
+            made[name, number] = {"statistics": found}
+    return made
+
+
+def _input_gradients(model: nn.Module, held: Held, task: ShardedTask) -> torch.Tensor:
+    """The gradient of each record's loss with respect to its input."""
+    found = []
+    for x, y in zip(held.x.split(CHUNK), held.y.split(CHUNK), strict=True):
+        at = x.detach().clone().requires_grad_(True)
+        output = model.eval()(at)
+        loss = nn.functional.cross_entropy(output, y, reduction="none")
+        if task.loss is not None:
+            loss = task.loss(output, y)
+        found.append(torch.autograd.grad(loss.sum(), at)[0])
+    return torch.cat(found)

@@ -1,0 +1,199 @@
+"""An evaluation of real runs: what kept its records is caught, retraining is as chance."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import unwalk
+from tests.runs.small import small_run
+from unwalk.cli import app
+from unwalk.core.errors import InvalidInput
+from unwalk.measures.margins import margins
+from unwalk.measures.ulira import ulira
+from unwalk.runs.ensemble import BEFORE, gather
+from unwalk.runs.evaluate import MEASURES, evaluate
+from unwalk.tasks import Deletion, ShardedTask, from_arrays
+
+MEMBERS = 16
+RECORDS = 24
+
+
+def memorised() -> ShardedTask:
+    """Random labels: whoever answers them right has seen them."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(128, 16)).astype(np.float32)
+    y = rng.integers(0, 2, 128)
+    test = rng.normal(size=(100, 16)).astype(np.float32), rng.integers(0, 2, 100)
+    forget = Deletion("records", RECORDS)
+    return from_arrays(x, y, test=test, peers=4, forget=forget, model="mlp", classes=2)
+
+
+SETTINGS: dict[str, Any] = {
+    "train.hops": 16,
+    "unlearn.hops": 8,
+    "train.batch": 16,
+    "train.epochs": 3,
+    "evaluate.every": 4,
+    "compare": ["retrain"],
+}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that trains on random labels and forgets by fine-tuning, evaluated."""
+    out = tmp_path_factory.mktemp("evaluated") / "run"
+    unwalk.run(memorised(), method="finetune", settings=SETTINGS, out=out)
+    return out, unwalk.evaluate(out, task=memorised(), members=MEMBERS)
+
+
+def row(result: dict[str, Any], measure: str, method: str) -> dict[str, Any]:
+    (found,) = (r for r in result["rows"] if r["measure"] == measure and r["method"] == method)
+    return found
+
+
+CATCHING = [
+    "margin of forgotten records",
+    "forget accuracy",
+    "loss attack, AUC",
+    "RMIA attack, AUC",
+    "Gaussian poison, mean statistic",
+]
+
+
+@pytest.mark.parametrize("measure", CATCHING)
+def test_a_model_that_kept_the_records_is_caught(evaluated, measure):
+    assert row(evaluated[1], measure, BEFORE)["side"] == "remembers"
+
+
+@pytest.mark.parametrize(
+    "measure", ["U-LiRA AUC", "KL to retraining, forget records", "forgetting quality"]
+)
+def test_a_model_that_kept_the_records_is_far_from_retraining(evaluated, measure):
+    assert row(evaluated[1], measure, BEFORE)["side"] == "differs"
+
+
+def test_every_measure_has_rows_and_nothing_is_left_out(evaluated):
+    result = evaluated[1]
+    assert {r["family"] for r in result["rows"]} == set(MEASURES)
+    assert result["left_out"] == []
+    for r in result["rows"]:
+        if r["method"] == "retrain":
+            assert (r["gap"], r["side"]) == (None, "")
+
+
+def test_retrained_models_are_at_chance(evaluated):
+    """Half of the retrained members against the other half, on the files that were kept."""
+    (place,) = (evaluated[0] / "evaluation" / "members").iterdir()
+    labels = memorised().forgotten.y.numpy()
+    files = [place / f"outputs-retrain-{seed}.npz" for seed in range(MEMBERS)]
+    found = np.stack([margins(np.load(path)["forget"], labels) for path in files])
+    attack = ulira(found[::2], found[1::2]).auc
+    assert attack.low is not None
+    assert attack.high is not None
+    assert attack.low < 0.5 < attack.high
+    result = evaluated[1]
+    # 50 others and 24 members of the attack: a standard error of the AUC is at most 8 points.
+    assert abs(row(result, "loss attack, AUC", "retrain")["value"] - 0.5) < 0.16
+    poison = row(result, "Gaussian poison, mean statistic", "retrain")
+    assert abs(poison["value"]) < 4 / np.sqrt(MEMBERS * RECORDS)
+
+
+def test_half_of_the_records_teach_nothing_about_the_others(evaluated):
+    """Random labels cannot be relearned from other random labels by a retrained model."""
+    times = [
+        row(evaluated[1], "relearn time, half of the forgotten records", m) for m in ("retrain",)
+    ]
+    assert times[0]["value"] == SETTINGS["unlearn.hops"]
+
+
+def test_the_first_member_repeats_the_run(evaluated):
+    run = unwalk.run(memorised(), method="finetune", settings=SETTINGS)
+    (place,) = (evaluated[0] / "evaluation" / "members").iterdir()
+    kept = np.load(place / "outputs-finetune-0.npz")["forget"]
+    with torch.no_grad():
+        answers = run.model(memorised().forgotten.x).numpy()
+    assert kept == pytest.approx(answers, abs=1e-3)
+
+
+def test_members_are_made_once(evaluated, monkeypatch):
+    """A second evaluation reads what the first one made; another setting makes its own."""
+    monkeypatch.setattr("unwalk.runs.ensemble._make", None)
+    again = unwalk.evaluate(evaluated[0], task=memorised(), members=MEMBERS, measures=["kl"])
+    first = [r for r in evaluated[1]["rows"] if r["family"] == "kl"]
+    assert again["rows"] == first
+    unwalk.evaluate(evaluated[0], task=memorised(), members=2, measures=["population"])
+    with pytest.raises(unwalk.UnwalkError):
+        unwalk.evaluate(evaluated[0], task=memorised(), members=MEMBERS + 1, measures=["kl"])
+
+
+def test_other_records_are_another_ensemble(evaluated, tmp_path, monkeypatch):
+    other = memorised()
+    other.source.test.y[0] = 1 - other.source.test.y[0]
+    made: list[Any] = []
+    monkeypatch.setattr("unwalk.runs.ensemble._make", lambda *a: made.append(a[4]) or [])
+    with pytest.raises(InvalidInput, match="nothing to compare with"):
+        unwalk.evaluate(evaluated[0], task=other, members=2, measures=["kl"])
+    assert made == [("outputs",)]
+
+
+def test_the_files_hold_the_same_rows(evaluated):
+    again = unwalk.evaluate(evaluated[0], task=memorised(), members=MEMBERS, measures=["margin"])
+    assert [r["family"] for r in again["rows"]] == ["margin"] * 3
+    kept = evaluated[0] / "evaluation"
+    written = json.loads((kept / "evaluate.json").read_text())
+    assert written == again
+    rows = list(csv.DictReader((kept / "evaluate.csv").read_text().splitlines()))
+    assert [float(r["value"]) for r in rows] == [r["value"] for r in again["rows"]]
+    page = (kept / "evaluate.html").read_text()
+    assert page.count("Margin of forgotten records") == 1
+    assert "over-unlearning" in page
+
+
+def test_the_command_prints_a_table(tmp_path):
+    small_run(out=tmp_path / "run")
+    command = ["evaluate", str(tmp_path / "run"), "--members", "2", "--out", str(tmp_path / "e")]
+    done = CliRunner().invoke(app, [*command, "--measures", "accuracy,ulira"])
+    assert done.exit_code == 0, done.output
+    assert "clean accuracy" in done.output
+    assert "before forgetting" in done.output
+    assert "U-LiRA needs 4 members or more; --members is 2" in done.output
+    assert (tmp_path / "e" / "evaluate.html").is_file()
+
+
+def test_what_cannot_be_evaluated_is_said(tmp_path, evaluated):
+    with pytest.raises(InvalidInput, match="folder of a finished run"):
+        evaluate(tmp_path)
+    with pytest.raises(InvalidInput, match="brought along"):
+        evaluate(evaluated[0])
+    with pytest.raises(InvalidInput, match="measures"):
+        evaluate(evaluated[0], task=memorised(), measures=["auc"])
+    small_run(out=tmp_path / "none", forget__kind="nothing")
+    with pytest.raises(InvalidInput, match="nothing to forget"):
+        evaluate(tmp_path / "none")
+
+
+def test_features_of_bounded_length_have_no_poison(evaluated, tmp_path):
+    task = memorised()
+    task = replace(task, source=replace(task.source, feature_norm=50.0))
+    config = unwalk.run(task, method="finetune", settings=SETTINGS).config
+    from unwalk.runs.assemble import assemble
+
+    found = gather(assemble(config, task), 1, ["retrain"], ["poison"], cache=tmp_path)
+    assert "bounded length" in found.failed["poison", "retrain"]
+
+
+@pytest.mark.soak
+def test_processes_make_the_same_members(evaluated, tmp_path):
+    whole = unwalk.evaluate(evaluated[0], task=memorised(), members=4, out=tmp_path / "a")
+    apart = unwalk.evaluate(evaluated[0], task=memorised(), members=4, out=tmp_path / "b", jobs=2)
+    for one, other in zip(whole["rows"], apart["rows"], strict=True):
+        assert one["value"] == pytest.approx(other["value"], abs=1e-3), one
