@@ -215,7 +215,9 @@ def test_pictures_speak_and_ids_are_unique(any_result: Json) -> None:
 
 def test_method_table_shows_the_numbers_of_the_result(usual: Json) -> None:
     rows = table_named(parse(render(usual)), "Methods compared")
-    assert list(rows) == ["RR-DU", "Fine-tuning", "Retraining"]
+    assert list(rows) == ["Before forgetting", "RR-DU", "Fine-tuning", "Retraining"]
+    before = [p for p in usual["methods"][0]["series"] if p["phase"] == "train"][-1]
+    assert rows.pop("Before forgetting")[:2] == [per_cent(before["clean"]), per_cent(before["asr"])]
     for method, cells in zip(usual["methods"], rows.values(), strict=True):
         final, gap = method["final"], method["gap"] or {"clean": None, "asr": None}
         wanted = [per_cent(final[k]) for k in ("clean", "asr", "asr_paper", "forget", "retain")]

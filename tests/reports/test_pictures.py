@@ -207,3 +207,16 @@ def test_lines_below_the_axis_are_cut_not_flattened(usual: Json) -> None:
     assert any(charts.BOTTOM in line for line in lines)
     for line in lines:
         assert not any(a == b == charts.BOTTOM for a, b in pairwise(line))
+
+
+def test_a_method_looks_the_same_whatever_stands_beside_it(usual: Json) -> None:
+    alone = {**usual, "methods": [m for m in usual["methods"] if m["name"] != "rrdu"]}
+    other = {**usual, "methods": [{**m, "main": False} for m in usual["methods"][::-1]]}
+    looks = [charts.looks(read(one)) for one in (usual, alone, other)]
+    assert looks[0]["finetune"] == looks[1]["finetune"] == looks[2]["finetune"]
+    assert looks[0] == looks[2]
+
+
+def test_no_two_known_methods_look_alike() -> None:
+    known = [charts.look_of(name) for name in ("rrdu", "retrain", *charts.KNOWN[:20])]
+    assert len(set(known)) == len(known)

@@ -4,17 +4,20 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.runs.small import BLOBS, options, small, untimed
+from tests.runs.small import BLOBS, DIGITS, options, small, untimed
 from unwalk.cli.terminal import Bars
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
-from unwalk.reports.tables import summary_table
+from unwalk.reports.charts import run_chart
+from unwalk.reports.result import read
+from unwalk.reports.tables import summary_table, warning_lines
 from unwalk.runs import compare as comparing
 from unwalk.runs.compare import compare
 from unwalk.runs.run import forget
@@ -53,6 +56,101 @@ def test_the_page_has_the_row(found):
     assert row.index("Ledger seal") < row.index("Hop 1, start at peer 0") < row.index("</tr>")
     assert UNFIT[0].upper() + UNFIT[1:] in page
     assert "Everything else on this page is seed 0" in page
+
+
+def test_the_model_before_forgetting_is_a_row(found):
+    compared, out = found
+    runs = json.loads((out / "runs.json").read_text())
+    before = []
+    for one in runs:
+        (finetune,) = (m for m in one["methods"] if m["name"] == "finetune")
+        before += [p["clean"] for p in finetune["series"] if (p["hop"], p["phase"]) == (6, "train")]
+    row = compared.result["seeds"]["before"]
+    assert len(before) == 2
+    assert row["mean"]["clean"] == pytest.approx(sum(before) / 2)
+    ends = [m["final"]["clean"] for one in runs for m in one["methods"] if m["name"] == "retrain"]
+    assert row["mean"]["gap.clean"] == pytest.approx((sum(before) - sum(ends)) / 2)
+    names = [str(cell) for cell in summary_table(compared.result).columns[0].cells]
+    assert names == [
+        "Before forgetting",
+        "Fine-tuning",
+        "Retraining",
+        "Ledger seal",
+        "Shards and slices",
+    ]
+    assert (out / "report.html").read_text().count("Before forgetting") == 2  # both tables
+
+
+def test_every_method_has_a_grade(found):
+    compared, out = found
+    grades = {m["name"]: m["grade"] for m in compared.result["methods"]}
+    assert grades == {"finetune": "refused", "retrain": "exact"}
+    assert [m["grade"] for m in compared.result["seeds"]["methods"]] == ["refused", "exact"]
+    page = (out / "report.html").read_text()
+    assert page.count("= exact") == 2
+    assert "Guarantee" in page
+
+
+def test_the_charts_show_means_and_bands_over_seeds(found):
+    compared, out = found
+    runs = json.loads((out / "runs.json").read_text())
+    ends = [m["final"]["clean"] for one in runs for m in one["methods"] if m["name"] == "retrain"]
+    chart = run_chart(read(compared.result), "clean")
+    assert chart is not None
+    retrain = next(line for line in chart.lines if line.oracle)
+    assert retrain.final == pytest.approx(100 * statistics.fmean(ends))
+    (band,) = retrain.bands
+    assert max(y for x, y in band if x == 12) == pytest.approx(
+        100 * (statistics.fmean(ends) + statistics.stdev(ends))
+    )
+    assert len(chart.shared_bands) == 1
+    assert 'class="band"' in (out / "report.html").read_text()
+    assert "bands are one standard deviation wide" in (out / "report.html").read_text()
+
+
+def test_distances_to_retraining_are_columns(found):
+    compared, out = found
+    finetune, retrain = compared.result["seeds"]["methods"]
+    assert retrain["mean"]["measure.mia"] == retrain["mean"]["measure.kl"] == 0.0
+    assert finetune["mean"]["measure.kl"] > 0.0
+    runs = json.loads((out / "runs.json").read_text())
+    each = [one["methods"][0]["measures"]["mia"] for one in runs]
+    assert finetune["mean"]["measure.mia"] == pytest.approx(statistics.fmean(each))
+    assert "KL of answers" in (out / "report.html").read_text()
+
+
+def test_a_paired_difference_has_an_interval(found):
+    compared, out = found
+    runs = json.loads((out / "runs.json").read_text())
+    gaps = [one["methods"][0]["gap"]["clean"] for one in runs]
+    low, high = compared.result["seeds"]["methods"][0]["interval"]["gap.clean"]
+    half = 12.706204736 * statistics.stdev(gaps) / 2**0.5  # Student, 1 degree of freedom
+    assert (low, high) == pytest.approx(
+        (statistics.fmean(gaps) - half, statistics.fmean(gaps) + half)
+    )
+    assert "95 %:" in (out / "report.html").read_text()
+
+
+def test_one_seed_has_no_bands():
+    chart = run_chart(read(compare(small(compare=["retrain"]), 1).result), "clean")
+    assert chart is not None
+    assert not any(line.bands for line in chart.lines)
+    assert not chart.shared_bands
+
+
+def test_a_backdoor_that_never_took_is_warned_of(tmp_path):
+    never = compare(small(DIGITS, forget__size=1, compare=["retrain"]), 1)
+    (line,) = warning_lines(never.result)
+    assert line.startswith("warning: the backdoor never took: it succeeded in")
+    assert "train.hops" in line
+    page = render(never.result)
+    assert "The backdoor never took" in page
+    assert "In forgetting it is level" not in page
+    series = never.result["methods"][0]["series"]
+    took = {**never.result["seeds"]["before"]["mean"], "asr": 0.9}
+    seeds = {**never.result["seeds"], "before": {**never.result["seeds"]["before"], "mean": took}}
+    assert warning_lines({**never.result, "seeds": seeds}) == []
+    assert series[0]["asr"] < 0.9
 
 
 def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monkeypatch):

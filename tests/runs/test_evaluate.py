@@ -56,8 +56,12 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 
 def row(result: dict[str, Any], measure: str, method: str) -> dict[str, Any]:
-    (found,) = (r for r in result["rows"] if r["measure"] == measure and r["method"] == method)
-    return found
+    wanted = (measure, method)
+    found: list[dict[str, Any]] = [
+        r for r in result["rows"] if (r["measure"], r["method"]) == wanted
+    ]
+    assert len(found) == 1
+    return found[0]
 
 
 CATCHING = [
@@ -139,7 +143,12 @@ def test_other_records_are_another_ensemble(evaluated, tmp_path, monkeypatch):
     other = memorised()
     other.source.test.y[0] = 1 - other.source.test.y[0]
     made: list[Any] = []
-    monkeypatch.setattr("unwalk.runs.ensemble._make", lambda *a: made.append(a[4]) or [])
+
+    def noted(*arguments: Any) -> list[Any]:
+        made.append(arguments[4])
+        return []
+
+    monkeypatch.setattr("unwalk.runs.ensemble._make", noted)
     with pytest.raises(InvalidInput, match="nothing to compare with"):
         unwalk.evaluate(evaluated[0], task=other, members=2, measures=["kl"])
     assert made == [("outputs",)]

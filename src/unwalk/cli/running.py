@@ -107,10 +107,10 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
     """The table, what is claimed, what is guaranteed to whom, and last where the rest is."""
     from unwalk.certificates.words import claim_lines, verdict_line
     from unwalk.core.grades import badge_of
-    from unwalk.reports.tables import failed_lines, summary_table
+    from unwalk.reports.tables import failed_lines, summary_table, warning_lines
 
     print_whole(summary_table(result))
-    for line in failed_lines(result):
+    for line in (*warning_lines(result), *failed_lines(result)):
         show(line)
     for key in _shown(result):
         show(MEANINGS[key])

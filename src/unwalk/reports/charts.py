@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from markupsafe import Markup, escape
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import numbers
-from unwalk.reports.result import Method, Point, Result, Visit
+from unwalk.reports.result import Method, Point, Result, Values, Visit
 
 WIDTH = 460.0
 """Width of a picture's view box; two stand side by side on a wide page, one on a phone."""
@@ -290,6 +290,9 @@ class Look(NamedTuple):
     shape: int
 
 
+FIRST = {"rrdu": Look("var(--main)", 0), "retrain": Look("var(--oracle)", 2)}
+
+
 class Line(NamedTuple):
     """One method's line: where it goes, where it ends, and what the paper says of its end."""
 
@@ -473,19 +476,33 @@ def _stroke(run: Sequence[XY], x: Scale, y: Scale, colour: str, width: float) ->
         )
 
 
+KNOWN = (
+    *("finetune", "dpsgd", "ddp", "restart", "seal", "rewind", "sisa", "ball-seal", "release"),
+    *("noisy-start", "sums", "skip-u", "output-noise", "noisy-finetune", "pga", "neggrad", "scrub"),
+    *("salun", "ssd", "newton", "residual", "langevin", "user-dp"),
+)
+"""Methods in the order of their looks; a new one goes to the end, so that no other one changes."""
+
+
+def look_of(name: str) -> Look:
+    """How a method is drawn, on every page the same: no two of the first twenty look alike.
+
+    A method that is not known here has a colour by its name.
+
+    >>> look_of("finetune")
+    Look(colour='var(--other-1)', shape=1)
+    """
+    if name in FIRST:
+        return FIRST[name]
+    if name not in KNOWN:
+        return Look(f"var(--other-{zlib.crc32(name.encode()) % OTHERS + 1})", 3)
+    turn, colour = divmod(KNOWN.index(name), OTHERS)
+    return Look(f"var(--other-{colour + 1})", (1, 3, 0, 2)[(colour + turn) % 4])
+
+
 def looks(result: Result) -> dict[str, Look]:
-    """Main method, retraining and the others, told apart by colour and by shape."""
-    chosen: dict[str, Look] = {}
-    others = 0
-    for method in result.methods:
-        if method is result.main:
-            chosen[method.name] = Look("var(--main)", 0)
-        elif method.oracle:
-            chosen[method.name] = Look("var(--oracle)", 2)
-        else:
-            chosen[method.name] = Look(f"var(--other-{others % OTHERS + 1})", (1, 3)[others % 2])
-            others += 1
-    return chosen
+    """The look of each method of a page."""
+    return {method.name: look_of(method.name) for method in result.methods}
 
 
 def training(result: Result) -> tuple[Point, ...]:
@@ -497,8 +514,24 @@ def training(result: Result) -> tuple[Point, ...]:
     return ()
 
 
+def averaged(result: Result) -> Result:
+    """The result with the mean over seeds of every series, where there are several seeds."""
+    means = {s.name: s for s in result.spreads if s.series}
+    if result.runs < 2 or not all(m.name in means for m in result.methods):
+        return result
+    methods = tuple(
+        replace(m, series=means[m.name].series, final={**m.final, **means[m.name].mean})
+        for m in result.methods
+    )
+    return replace(result, methods=methods)
+
+
 def run_chart(result: Result, key: str) -> Chart | None:
-    """The chart of one measure of a run; None if nobody measured it."""
+    """The chart of one measure of a run; None if nobody measured it.
+
+    Over several seeds lines are means, and bands one standard deviation to either side.
+    """
+    result = averaged(result)
     shared = training(result)
     lines = [
         line
@@ -508,6 +541,8 @@ def run_chart(result: Result, key: str) -> Chart | None:
     if not lines:
         return None
     title, meaning = MEASURES[key]
+    first = next((m for m in (result.main, *result.methods) if not m.oracle), None)
+    trained = [] if first is None else [p for p in _deviating(result, first) if p.phase == "train"]
     return Chart(
         name=f"chart-{key}",
         title=title,
@@ -516,15 +551,17 @@ def run_chart(result: Result, key: str) -> Chart | None:
         shared=_pieces(shared, key),
         low=axis_floor(key, lines),
         begun=result.start,
+        shared_bands=_outline(trained, key) if shared else (),
     )
 
 
 def _line(result: Result, method: Method, key: str, shared: tuple[Point, ...]) -> Line | None:
     """A method's line, without the training that it shares."""
-    points = list(method.series)
+    points, deviating = list(method.series), _deviating(result, method)
     own = tuple(p for p in points if p.phase == "train")
     if shared and not method.oracle and own in (shared, ()):
         points = [shared[-1], *(p for p in points if p.phase != "train")]
+        deviating = [p for p in deviating if p.phase != "train" or p.hop == shared[-1].hop]
     runs = _pieces(points, key)
     if key in method.final:
         final = 100 * method.final[key]
@@ -534,8 +571,38 @@ def _line(result: Result, method: Method, key: str, shared: tuple[Point, ...]) -
         return None
     last = points[-1].hop if points else result.train_hops or 0
     end = runs[-1][-1] if runs else (float(last), final)
-    look, main = looks(result)[method.name], method is result.main
-    return Line(method.title, look, runs, end, final, main, method.oracle)
+    look, main = look_of(method.name), method is result.main
+    bands = _outline(deviating, key)
+    return Line(method.title, look, runs, end, final, main, method.oracle, bands)
+
+
+def _deviating(result: Result, method: Method) -> list[Deviating]:
+    """The points of a method with their deviation over seeds; none where there is one seed."""
+    spread = next((s for s in result.spreads if s.name == method.name), None)
+    if spread is None or result.runs < 2:
+        return []
+    pairs = zip(spread.series, spread.deviations, strict=True)
+    return [Deviating(p.hop, p.phase, p.values, d.values) for p, d in pairs]
+
+
+class Deviating(NamedTuple):
+    """The means at one hop, and the standard deviations."""
+
+    hop: int
+    phase: str
+    mean: Values
+    std: Values
+
+
+def _outline(points: Sequence[Deviating], key: str) -> Runs:
+    """The outline of one standard deviation to either side of the mean."""
+    stride = max(1, math.ceil(len(points) / MOST_POINTS))
+    kept = [p for i, p in enumerate(points) if i % stride == 0 or i == len(points) - 1]
+    known = [(float(p.hop), 100 * p.mean[key], 100 * p.std[key]) for p in kept if key in p.std]
+    if len(known) < 2:
+        return ()
+    above = [(hop, mean + std) for hop, mean, std in known]
+    return ((*above, *((hop, mean - std) for hop, mean, std in reversed(known))),)
 
 
 def _pieces(points: Sequence[Point], key: str) -> Runs:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import charts, numbers, page
-from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Look, Runs
+from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Runs, look_of
 from unwalk.reports.reproduction import (
     FIGURE,
     RETRAIN,
@@ -27,15 +27,6 @@ from unwalk.reports.reproduction import (
     start,
     task_title,
 )
-
-LOOKS = {
-    "rrdu": Look("var(--main)", 0),
-    "finetune": Look("var(--other-1)", 1),
-    "dpsgd": Look("var(--other-2)", 3),
-    "ddp": Look("var(--other-3)", 1),
-    RETRAIN: Look("var(--oracle)", 2),
-}
-"""How methods are drawn everywhere."""
 
 CHARTS = {
     "asr_paper": (
@@ -97,7 +88,7 @@ def chart(part: Part, preset: str, measure: str, number: int = 0) -> Chart | Non
         lines.append(
             Line(
                 method_title(method),
-                LOOKS.get(method, Look("var(--other-4)", 3)),
+                look_of(method),
                 _runs(dots[method]),
                 (float(last.hop), last.mean),
                 last.mean,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from unwalk.core.errors import InvalidInput
@@ -17,8 +17,12 @@ from unwalk.core.grades import badge_of, origin_of
 FORMAT = 1
 MEASURES = ("clean", "asr", "asr_paper", "forget", "retain")
 GAPS = ("gap.clean", "gap.asr", "gap.forget")
+DISTANCES = ("mia", "kl")
 COSTS = ("hops", "visits_to_unlearner", "messages", "bytes", "gradients", "seconds")
 RETRAIN = "retrain"
+BEFORE = "before"
+TOOK = 0.2
+"""A backdoor took if it succeeds so much more often than after retraining."""
 
 Values = Mapping[str, float]
 
@@ -44,6 +48,8 @@ class Method:
     gap: Values
     matched: Values
     cost: Values
+    grade: str = ""
+    measures: Values = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -124,12 +130,16 @@ class Certificate(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation of one method over several seeds."""
+    """Mean and standard deviation of one method over several seeds, at the end and by hop."""
 
     name: str
     label: str
     mean: Values
     std: Values
+    grade: str = ""
+    intervals: Mapping[str, tuple[float, float]] = {}
+    series: tuple[Point, ...] = ()
+    deviations: tuple[Point, ...] = ()
 
 
 class Failure(NamedTuple):
@@ -167,6 +177,7 @@ class Result:
     certificate: Certificate | None
     runs: int
     spreads: tuple[Spread, ...]
+    spread_before: Spread | None = None
 
     @property
     def origin(self) -> str | None:
@@ -215,6 +226,30 @@ class Result:
                 return {key: value for p in points for key, value in p.values.items()}
         return {}
 
+    @property
+    def untouched(self) -> Method | None:
+        """The model before unlearning, as a row beside the methods."""
+        if not self.before:
+            return None
+        ends = {} if self.oracle is None else self.oracle.final
+        gap = {k: v - ends[k] for k, v in self.before.items() if k in ends}
+        return Method(BEFORE, "before forgetting", "", False, (), self.before, gap, {}, {})
+
+    @property
+    def never_took(self) -> tuple[float, float] | None:
+        """Attack success before forgetting and without the backdoor, if both are nearly the same.
+
+        Then forgetting it shows nothing.  Several seeds are judged by their mean.
+        """
+        before = self.before if self.spread_before is None else self.spread_before.mean
+        ends = {} if self.oracle is None else self.oracle.final
+        for spread in self.spreads:
+            ends = spread.mean if spread.name == RETRAIN else ends
+        usual = ends.get("asr", 0.0)
+        if "asr" not in before or before["asr"] >= usual + TOOK:
+            return None
+        return before["asr"], usual
+
 
 def read(result: Mapping[str, Any]) -> Result:
     """The typed view of ``result``, or :class:`InvalidInput` in one sentence."""
@@ -245,6 +280,7 @@ def read(result: Mapping[str, Any]) -> Result:
         certificate=_certificate(source.get("certificate")),
         runs=_whole(seeds.get("runs")) or 0,
         spreads=tuple(_spread(s) for s in _items("seeds.methods", seeds.get("methods"))),
+        spread_before=None if seeds.get("before") is None else _spread(seeds["before"]),
     )
 
 
@@ -311,22 +347,28 @@ def _method(index: int, value: Any) -> Method:
     place = f"methods[{index}]"
     source = _mapping(place, value)
     name = _text(source.get("name"))
-    points = []
-    for point in _items(f"{place}.series", source.get("series")):
-        hop = _whole(_mapping(f"{place}.series[i]", point).get("hop"))
-        if hop is not None:
-            points.append(Point(hop, _text(point.get("phase")), _values(place, point, MEASURES)))
     return Method(
         name=name,
         label=_text(source.get("label")) or name or f"method {index + 1}",
         preset=_text(source.get("preset")),
         main=bool(source.get("main")),
-        series=tuple(points),
+        series=_points(f"{place}.series", source.get("series")),
         final=_values(f"{place}.final", source.get("final"), MEASURES),
         gap=_values(f"{place}.gap", source.get("gap"), MEASURES),
         matched=_values(f"{place}.matched", source.get("matched"), ("clean_hop", "forget_hop")),
         cost=_values(f"{place}.cost", source.get("cost"), COSTS),
+        grade=_text(source.get("grade")),
+        measures=_values(f"{place}.measures", source.get("measures"), DISTANCES),
     )
+
+
+def _points(place: str, value: Any) -> tuple[Point, ...]:
+    points = []
+    for point in _items(place, value):
+        hop = _whole(_mapping(f"{place}[i]", point).get("hop"))
+        if hop is not None:
+            points.append(Point(hop, _text(point.get("phase")), _values(place, point, MEASURES)))
+    return tuple(points)
 
 
 def _visit(value: Any) -> Visit:
@@ -391,9 +433,23 @@ def _failure(value: Any) -> Failure:
 def _spread(value: Any) -> Spread:
     source = _mapping("seeds.methods[i]", value)
     name = _text(source.get("name"))
+    keys = (*MEASURES, *GAPS, *(f"measure.{key}" for key in DISTANCES))
     return Spread(
         name=name,
         label=_text(source.get("label")) or name,
-        mean=_values("mean", source.get("mean"), MEASURES + GAPS),
-        std=_values("std", source.get("std"), MEASURES + GAPS),
+        mean=_values("mean", source.get("mean"), keys),
+        std=_values("std", source.get("std"), keys),
+        grade=_text(source.get("grade")),
+        intervals=_intervals(source.get("interval")),
+        series=_points("seeds.methods[i].series", source.get("series")),
+        deviations=_points("seeds.methods[i].deviations", source.get("deviations")),
     )
+
+
+def _intervals(value: Any) -> dict[str, tuple[float, float]]:
+    found = {}
+    for key, ends in _mapping("interval", value).items():
+        low, high = (_number(end) for end in (*_items("interval", ends), None, None)[:2])
+        if key in GAPS and low is not None and high is not None:
+            found[key] = (low, high)
+    return found

@@ -115,6 +115,11 @@ def chart(result: Result, key: str) -> Figure | None:
         return None
     title, meaning = charts.MEASURES[key]
     caption = f"{meaning.capitalize()}."
+    if any(line.bands for line in drawn.lines):
+        caption += (
+            f" Means over {result.runs} seeds; bands are one standard deviation wide each way."
+        )
+    result = charts.averaged(result)
     if drawn.low:
         caption += f" The axis starts at {drawn.low:.0f}{numbers.SPACE}%."
     if result.oracle and len(result.methods) > 1:
@@ -215,12 +220,18 @@ def samples(result: Result) -> dict[str, Any] | None:
 
 def methods(result: Result) -> Table | None:
     """How every method ended, and how far from retraining."""
-    columns = (*tables.final_columns(result), *tables.gap_columns(result))
+    columns = (
+        *tables.final_columns(result),
+        *tables.gap_columns(result),
+        *tables.distance_columns(result),
+        *tables.grade_column(result),
+    )
     several = len(result.methods) + len(result.failed) > 1
     heading = "Methods compared" if several else "How it ended"
     if not columns:
         return None
-    return tables.with_failed(tables.methods_table(result, columns, heading), result)
+    table = tables.methods_table(result, columns, heading, before=True)
+    return tables.with_failed(table, result)
 
 
 def methods_note(result: Result) -> str:
@@ -244,7 +255,7 @@ def seeds_note(result: Result) -> str:
     """How to read the table of seeds."""
     if result.runs < 2:
         return "At the end; one seed has no deviation."
-    text = "Mean ± standard deviation at the end."
+    text = "Mean ± standard deviation at the end. The charts show means as well."
     return f"{text} Everything else on this page is seed {result.seed}'s."
 
 
@@ -358,7 +369,14 @@ def headline(result: Result) -> str:
 def story(result: Result) -> str:
     """What happened and how it ended, in three or four sentences."""
     return " ".join(
-        s for s in (_trained(result), _request(result), _ended(result), verdict(result)) if s
+        s
+        for s in (
+            _trained(result),
+            _request(result),
+            _ended(result),
+            numbers.sentence(tables.never_took(result)) or verdict(result),
+        )
+        if s
     )
 
 

@@ -15,6 +15,7 @@ import rich.table
 from rich import box
 from rich.text import Text
 
+from unwalk.core.grades import SHOWN
 from unwalk.reports import numbers
 from unwalk.reports.result import GAPS, RETRAIN, Failure, Method, Result, Spread, read
 
@@ -25,6 +26,9 @@ MEASURE_HEADS = {
     "forget": "Forget accuracy",
     "retain": "Retain accuracy",
 }
+GRADE = "grade"
+DISTANCE = "Forgotten records, beside retraining"
+DISTANCE_HEADS = {"mia": ("Loss attack", "AUC points"), "kl": ("KL of answers", "nats")}
 SHORT_HEADS = {"clean": "clean", "asr": "ASR", "forget": "forget"}
 
 
@@ -99,11 +103,17 @@ class Column:
         return f"{self.head}, {self.unit}" if self.unit else self.head
 
 
-def methods_table(result: Result, columns: Sequence[Column], name: str) -> Table:
-    """A row for each method; with its preset where methods differ in it."""
+def methods_table(
+    result: Result, columns: Sequence[Column], name: str, *, before: bool = False
+) -> Table:
+    """A row for each method; with its preset where methods differ in it.
+
+    With ``before``, the first row is the model before anything was forgotten.
+    """
     differ = len({m.preset for m in result.methods}) > 1
     rows = []
-    for method in result.methods:
+    untouched = result.untouched if before else None
+    for method in (*(() if untouched is None else (untouched,)), *result.methods):
         preset = (f"preset {method.preset}",) if differ and method.preset else ()
         texts = [column.cell(method) for column in columns]
         rows.append((Cell(method.title, preset), texts, method is result.main))
@@ -138,15 +148,27 @@ def failed_where(failed: Failure, result: Result) -> str:
 def seeds_table(result: Result) -> Table:
     """Mean and standard deviation over seeds, with the paired difference to retraining."""
     columns = spread_columns(result)
+    first = () if result.spread_before is None else (result.spread_before,)
     rows = [
         (
             Cell(numbers.sentence(spread.label)),
-            [spread_text(spread, key) for key, _ in columns],
+            [_spread_cell(spread, key) for key, _ in columns],
             spread.name == result.main.name,
         )
-        for spread in result.spreads
+        for spread in (*first, *result.spreads)
     ]
     return _grouped([column for _, column in columns], rows, "Over seeds")
+
+
+def _spread_cell(spread: Spread, key: str) -> str:
+    """Mean and deviation; a paired difference has its interval of 95 % as well."""
+    if key == GRADE:
+        return grade_text(spread.grade)
+    text = spread_text(spread, key)
+    if key not in spread.intervals or text == numbers.DASH:
+        return text
+    low, high = (numbers.points(end) for end in spread.intervals[key])
+    return f"{text} (95 %: {low} to {high})"
 
 
 def _grouped(
@@ -191,6 +213,20 @@ def gap_columns(result: Result) -> tuple[Column, ...]:
     return present(columns, result.methods)
 
 
+def distance_columns(result: Result) -> tuple[Column, ...]:
+    """How far the answers to forgotten records are from retraining's."""
+    columns = [
+        Column(DISTANCE, head, unit, _distance_cell(key))
+        for key, (head, unit) in DISTANCE_HEADS.items()
+    ]
+    return present(columns, result.methods)
+
+
+def _distance_cell(key: str) -> Callable[[Method], str]:
+    write = numbers.points if key == "mia" else lambda value: numbers.fixed(value, 3)
+    return lambda m: numbers.DASH if m.oracle else write(m.measures.get(key))
+
+
 def cost_columns(result: Result) -> tuple[Column, ...]:
     """What each method cost."""
     columns = [
@@ -227,16 +263,39 @@ def spread_columns(result: Result) -> tuple[tuple[str, Column], ...]:
     columns = [(k, Column("At the end", head, "%", str)) for k, head in MEASURE_HEADS.items()]
     for key in measured(result):
         columns.append((f"gap.{key}", Column(gap, MEASURE_HEADS[key], "points", str)))
-    return tuple((k, c) for k, c in columns if any(k in s.mean for s in result.spreads))
+    for key, (head, unit) in DISTANCE_HEADS.items():
+        columns.append((f"measure.{key}", Column(DISTANCE, head, unit, str)))
+    known = [(k, c) for k, c in columns if any(k in s.mean for s in result.spreads)]
+    graded = any(s.grade for s in result.spreads)
+    return (*known, *([(GRADE, Column("", "Guarantee", "", str))] if graded else []))
 
 
 def spread_text(spread: Spread, key: str) -> str:
     """Mean and standard deviation; a gap's mean carries its sign, retraining has no gap."""
-    if spread.name == RETRAIN and key in GAPS:
+    if spread.name == RETRAIN and (key in GAPS or key.startswith("measure.")):
         return numbers.DASH
     mean, std = spread.mean.get(key), spread.std.get(key)
-    text = numbers.points(mean) if key in GAPS else numbers.hundredths(mean)
+    if key == "measure.kl":
+        text = numbers.fixed(mean, 3)
+        return text if std is None or mean is None else f"{text} ± {numbers.fixed(std, 3)}"
+    text = numbers.points(mean) if key in (*GAPS, "measure.mia") else numbers.hundredths(mean)
     return text if std is None or mean is None else f"{text} ± {numbers.hundredths(std)}"
+
+
+def grade_column(result: Result) -> tuple[Column, ...]:
+    """What is guaranteed of each method's model."""
+    column = Column("", "Guarantee", "", lambda method: grade_text(method.grade))
+    return present([column], result.methods)
+
+
+def grade_text(grade: str) -> str:
+    """The sign and the first word of a grade, or of several that seeds differ in.
+
+    >>> grade_text("exact"), grade_text("rehearsal or refused"), grade_text("")
+    ('= exact', '▷ rehearsal or ✗ refused', '–')
+    """
+    words = [f"{SHOWN[g].sign} {g}" if g in SHOWN else g for g in grade.split(" or ") if g]
+    return " or ".join(words) or numbers.DASH
 
 
 def measured(result: Result) -> tuple[str, str]:
@@ -292,6 +351,8 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     for column in _summary_columns(view):
         head = column.head.replace(" ", "\n") + (f"\n{column.unit}" if column.unit else "")
         table.add_column(Text(head), justify="right", vertical="bottom", no_wrap=True)
+    if view.spread_before is not None:
+        table.add_row(*(Text(cell) for cell in _before_row(view)))
     for method, row in zip(view.methods, summary_rows(view), strict=True):
         style = "bold" if method is view.main else ""
         table.add_row(*(Text(cell) for cell in row.values()), style=style)
@@ -301,6 +362,41 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     if gap_columns(view):
         table.caption = Text("gap: difference to retraining, in percentage points")
     return table
+
+
+def _before_row(result: Result) -> list[str]:
+    """The model before anything was forgotten, over all seeds; it has no cost."""
+    spread = result.spread_before
+    assert spread is not None
+    cells = ["Before forgetting"]
+    for column in _summary_columns(result):
+        key = {head: key for key, head in SHORT_HEADS.items()}.get(column.head.removesuffix(" gap"))
+        if key is None:
+            cells.append(numbers.DASH)
+        elif column.head.endswith(" gap"):
+            cells.append(numbers.points(spread.mean.get(f"gap.{key}")))
+        else:
+            cells.append(spread_text(spread, key))
+    return cells
+
+
+def warning_lines(result: Mapping[str, Any]) -> list[str]:
+    """What makes the table say less than it seems to, for the terminal."""
+    told = never_took(read(result))
+    return [f"warning: {told}"] if told else []
+
+
+def never_took(result: Result) -> str:
+    """A sentence where the backdoor was not learned, so that nothing can be forgotten of it."""
+    found = result.never_took
+    if found is None:
+        return ""
+    before, usual = (numbers.percent(value) for value in found)
+    beside = f", and {usual} without it" if result.oracle is not None else ""
+    return (
+        f"the backdoor never took: it succeeded in {before} of cases before forgetting{beside}. "
+        "No method can be judged by it; train longer (train.hops) or poison more (forget.size)."
+    )
 
 
 def failed_lines(result: Mapping[str, Any]) -> list[str]:
@@ -333,9 +429,14 @@ def _summary_columns(result: Result) -> tuple[Column, ...]:
 
         return cell
 
+    def grade(method: Method) -> str:
+        spread = spreads.get(method.name)
+        return grade_text(method.grade if spread is None else spread.grade)
+
     columns = [
         *(Column("", SHORT_HEADS[k], "%", final(k)) for k in measured(result)),
         *(Column("", f"{SHORT_HEADS[k]} gap", "pts", gap(k)) for k in measured(result)),
+        Column("", "guarantee", "", grade),
         Column("", "hops", "", cost_cell("hops")),
         moved_column(result, "moved"),
         Column("", "gradients", "", cost_cell("gradients")),

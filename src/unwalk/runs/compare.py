@@ -13,6 +13,7 @@ from unwalk.certificates.signing import load_key
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
+from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs.assemble import Assembled, assemble
@@ -238,7 +239,27 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
     for result in results:
         for one in result["methods"]:
             methods.setdefault(one["name"], []).append(one)
-    return {"runs": len(results), "methods": [_spread(ones) for ones in methods.values()]}
+    summary = {"runs": len(results), "methods": [_spread(ones) for ones in methods.values()]}
+    before = [one for result in results if (one := _before(result)) is not None]
+    return {**summary, "before": _spread(before)} if before else summary
+
+
+def _before(result: dict[str, Any]) -> dict[str, Any] | None:
+    """The model before anything was forgotten, as if it were a method; None if none was read."""
+    hops = result["phases"]["train"]
+    oracle = next((m["final"] for m in result["methods"] if m["name"] == "retrain"), None)
+    for one in result["methods"]:
+        for point in one["series"]:
+            if one["name"] != "retrain" and (point["phase"], point["hop"]) == ("train", hops):
+                final = {k: v for k, v in point.items() if k not in ("phase", "hop")}
+                gap = None if oracle is None else {k: _less(final[k], oracle[k]) for k in final}
+                named = {"name": "before", "label": "before forgetting"}
+                return {**named, "final": final, "gap": gap, "cost": {}, "series": []}
+    return None
+
+
+def _less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
 
 
 def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
@@ -248,13 +269,43 @@ def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
         values = {**one["final"]}
         values |= {f"gap.{k}": v for k, v in (one["gap"] or {}).items()}
         values |= {f"cost.{k}": v for k, v in one["cost"].items()}
+        values |= {f"measure.{k}": v for k, v in (one.get("measures") or {}).items()}
         for key, value in values.items():
             if value is not None:
                 columns.setdefault(key, []).append(value)
+    grades = dict.fromkeys(one["grade"] for one in ones if one.get("grade"))
     return {
         "name": ones[0]["name"],
         "label": ones[0]["label"],
         "runs": len(ones),
+        "grade": " or ".join(grades),
         "mean": {k: statistics.fmean(v) for k, v in columns.items()},
         "std": {k: statistics.stdev(v) for k, v in columns.items() if len(v) > 1},
+        "interval": {k: _ends(v) for k, v in columns.items() if k.startswith("gap.") and v[1:]},
+        **_series(ones),
     }
+
+
+def _ends(values: list[float]) -> list[float | None]:
+    """The ends of the interval of 95 % of a mean."""
+    found = mean_interval(values)
+    return [found.low, found.high]
+
+
+def _series(ones: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means and deviations of what was measured along the walks, hop by hop."""
+    at: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for one in ones:
+        for point in one["series"]:
+            at.setdefault((point["hop"], point["phase"]), []).append(point)
+    means, deviations = [], []
+    for (hop, phase), points in at.items():
+        mean: dict[str, Any] = {"hop": hop, "phase": phase}
+        deviation: dict[str, Any] = {"hop": hop, "phase": phase}
+        for key in points[0].keys() - {"hop", "phase"}:
+            values = [point[key] for point in points if point[key] is not None]
+            mean[key] = statistics.fmean(values) if values else None
+            deviation[key] = statistics.stdev(values) if len(values) > 1 else None
+        means.append(mean)
+        deviations.append(deviation)
+    return {"series": means, "deviations": deviations}

@@ -40,7 +40,7 @@ from unwalk.measures.gaussian_poison import statistics
 from unwalk.methods.finetune import Finetune
 from unwalk.methods.network_sgd import NetworkSGD, unlearn_descent
 from unwalk.runs.assemble import Assembled, assemble, noise_of
-from unwalk.runs.metrics import CHUNK, Meter, Reading, cost, matched
+from unwalk.runs.metrics import CHUNK, MOST, Meter, Reading, cost, logits_of, matched, sets_of
 from unwalk.runs.run import Begun, Runner, Walked, Watch, carry, silent
 from unwalk.runs.store import data_digest, write_file
 from unwalk.runs.sweep import Cell, Count, Failed, Say, sweep, uncounted, unsaid
@@ -50,8 +50,6 @@ from unwalk.tasks import ShardedTask
 BEFORE = "trained"
 """The name of the model before anything was forgotten."""
 PARTS = ("outputs", "relearn", "poison")
-MOST = {"forget": 1000, "retain": 1000, "test": 2000}
-"""How many records of each set are kept the answers to."""
 POISON = 0.32**0.5
 """Standard deviation of the poison, in standard deviations of the inputs (Pawelczyk et al.)."""
 NEUTRAL = ("method", "compare", "certificate.", "noise.", "performance.")
@@ -85,19 +83,6 @@ class Ensemble:
         return [json.loads(str(one)) for one in every]
 
 
-def sets_of(task: ShardedTask) -> dict[str, Held]:
-    """The records whose answers are kept, by set."""
-    sets = {"forget": task.forgotten, "retain": task.retained, "test": task.test}
-    if not len(task.forgotten.y):
-        raise InvalidInput("the run has nothing to forget, so there is nothing to evaluate.")
-    chosen = {}
-    for name, held in sets.items():
-        order = PublicSeeds(0).numpy("evaluate", name).permutation(len(held.y))
-        rows = torch.from_numpy(np.sort(order[: MOST[name]]))
-        chosen[name] = Held(held.x[rows], held.y[rows])
-    return chosen
-
-
 def gather(
     assembled: Assembled,
     members: int,
@@ -110,7 +95,7 @@ def gather(
     say: Say = unsaid,
 ) -> Ensemble:
     """The members of a run, made where they are not yet in ``cache``."""
-    base = replace(assembled.config, method=methods[0], compare=tuple(methods[1:]))
+    base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
     labels = {name: held.y.numpy() for name, held in sets_of(assembled.task).items()}
     place = cache / _key(assembled)
@@ -252,7 +237,7 @@ def _outputs(runners: Sequence[Runner], ends: Mapping[str, Sequence[Walked]]) ->
         for number, walk in enumerate(walked):
             model, config = walk.model, runners[number].config
             arrays: dict[str, Any] = {
-                key: _logits(model, held.x, torch.device(config.device))
+                key: logits_of(model, held.x, torch.device(config.device))
                 for key, held in sets.items()
             }
             facts = _facts(
@@ -285,14 +270,6 @@ def _facts(walk: Walked, unlearner: int, retrained: Walked | None) -> dict[str, 
         "seconds": [round(s, 6) for s in walk.seconds[first:]],
         "series": [asdict(reading) for reading in walk.readings],
     }
-
-
-@torch.no_grad()
-def _logits(model: nn.Module, x: torch.Tensor, device: torch.device) -> npt.NDArray[np.float32]:
-    model = model.eval().to(device)
-    parts = [model(part.to(device)).float().cpu() for part in x.split(CHUNK)]
-    logits: npt.NDArray[np.float32] = torch.cat(parts).numpy()
-    return logits
 
 
 def _relearned(

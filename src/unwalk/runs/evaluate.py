@@ -490,6 +490,8 @@ def evaluate(
             "unwalk.evaluate(RUN_DIR, task=...) with the same task."
         )
     assembled = assemble(config, task)
+    if not len(assembled.task.forgotten.y):
+        raise InvalidInput("the run has nothing to forget, so there is nothing to evaluate.")
     place = run_dir / "evaluation" if out is None else out
     names = list(dict.fromkeys([*methods_of(config), ORACLE]))
     parts = list(dict.fromkeys(["outputs", *(MEASURES[name][0] for name in chosen)]))

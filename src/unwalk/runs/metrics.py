@@ -14,14 +14,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from unwalk.core.data import Held
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Progress
+from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.engines.cuda import FusedEvaluation, executor_for
+from unwalk.measures.attacks import auc
+from unwalk.measures.divergence import kl_to_retraining
+from unwalk.measures.population import by_loss
 from unwalk.methods import METHODS
 from unwalk.privacy.utility import noise_loss, restart_loss
 from unwalk.reports.numbers import counted
@@ -32,6 +38,8 @@ Answer = Callable[[torch.Tensor], torch.Tensor]
 CHUNK = 4096
 CLEAN_MARGIN = 0.01
 FORGET_MARGIN = 0.05
+MOST = {"forget": 1000, "retain": 1000, "test": 2000}
+"""How many records of each set models are compared on."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +178,55 @@ def confidences(model: nn.Module, x: torch.Tensor) -> list[dict[str, float | int
         {"answer": int(a), "confidence": float(c)}
         for c, a in zip(best.values, best.indices, strict=True)
     ]
+
+
+def sets_of(task: ShardedTask) -> dict[str, Held]:
+    """The records on which models are compared, by set."""
+    sets = {"forget": task.forgotten, "retain": task.retained, "test": task.test}
+    chosen = {}
+    for name, held in sets.items():
+        order = PublicSeeds(0).numpy("evaluate", name).permutation(len(held.y))
+        rows = torch.from_numpy(np.sort(order[: MOST[name]]))
+        chosen[name] = Held(held.x[rows], held.y[rows])
+    return chosen
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, x: torch.Tensor, device: torch.device) -> npt.NDArray[np.float32]:
+    """What a model answers to each input, before the softmax."""
+    model = model.eval().to(device)
+    parts = [model(part.to(device)).float().cpu() for part in x.split(CHUNK)]
+    logits: npt.NDArray[np.float32] = torch.cat(parts).numpy()
+    return logits
+
+
+def distances(
+    models: dict[str, nn.Module], task: ShardedTask, device: torch.device
+) -> dict[str, dict[str, float]]:
+    """How far each model's answers are from those of ``retrain``; nothing where that did not run.
+
+    ``mia`` is the AUC of a loss attack on the forgotten records less retraining's, ``kl`` the mean
+    KL divergence of the answers to them.
+    """
+    if "retrain" not in models or not len(task.forgotten.y) or not len(task.test.y):
+        return {}
+    sets = sets_of(task)
+    forget, test = sets["forget"], sets["test"]
+    answers = {name: logits_of(model, forget.x, device) for name, model in models.items()}
+    attack = {
+        name: auc(
+            by_loss(answers[name], forget.y.numpy()),
+            by_loss(logits_of(model, test.x, device), test.y.numpy()),
+        )
+        for name, model in models.items()
+    }
+    return {
+        name: {
+            "mia": attack[name] - attack["retrain"],
+            "kl": float(kl_to_retraining(answers[name], answers["retrain"]).mean()),
+        }
+        for name in models
+    }
 
 
 def cost(transcript: Transcript, phases: Iterable[str], unlearner: int) -> dict[str, int]:

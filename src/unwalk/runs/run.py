@@ -27,6 +27,7 @@ from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core import __version__
 from unwalk.core.errors import Diverged, InvalidInput, Refused, told
+from unwalk.core.grades import badge_of
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
@@ -441,6 +442,10 @@ def finish(
     """What was found; the first of ``walks`` is the main one, ``before`` the trained model's."""
     after = {name: runner.answers(walk) for name, walk in walks.items()}
     result = _result(runner.assembled, walks, before, after, command)
+    models = {name: walk.model for name, walk in walks.items()}
+    found = metrics.distances(models, runner.assembled.task, torch.device(runner.config.device))
+    for one in result["methods"]:
+        one["measures"] = found.get(one["name"])
     return RunResult(runner.config, result, walks)
 
 
@@ -453,7 +458,11 @@ def _result(
 ) -> dict[str, Any]:
     config, task, graph = assembled.config, assembled.task, assembled.graph
     name, main = next(iter(walks.items()))
-    document = certificate_of(main.outcome.transcript, model_of(main.saved()))
+    documents = {
+        name: certificate_of(walk.outcome.transcript, model_of(walk.saved()))
+        for name, walk in walks.items()
+    }
+    document = documents[name]
     if key := config.certificate.key:
         document = sign(document, load_key(Path(key)))
     series = {name: walk.readings for name, walk in walks.items()}
@@ -486,7 +495,8 @@ def _result(
         "graph": {"kind": graph.kind, "peers": graph.peers, "edges": edges},
         "phases": {"train": config.train.hops, "unlearn": config.unlearn.hops},
         "methods": [
-            _method_result(assembled, walk, oracle, main=walk is main) for walk in walks.values()
+            _method_result(assembled, walk, oracle, documents[name], main=walk is main)
+            for name, walk in walks.items()
         ],
         "walk": metrics.walk_of(main.outcome.progress),
         "samples": _samples(task, before, after),
@@ -500,7 +510,12 @@ def _result(
 
 
 def _method_result(
-    assembled: Assembled, walk: Walked, oracle: Reading | None, *, main: bool
+    assembled: Assembled,
+    walk: Walked,
+    oracle: Reading | None,
+    document: dict[str, Any],
+    *,
+    main: bool,
 ) -> dict[str, Any]:
     config, record = assembled.config, METHODS[walk.name]
     phase = walk.outcome.plan.phases[-1]
@@ -512,6 +527,7 @@ def _method_result(
         "label": record.title,
         "preset": config.preset,
         "main": main,
+        "grade": badge_of(document),
         "series": [asdict(r) for r in walk.readings],
         "final": walk.readings[-1].values(),
         "gap": metrics.gap(walk.readings[-1], oracle),
