@@ -16,6 +16,7 @@ from unwalk.measures.margins import Floats
 WIDTH = 0.5
 BINS = 13
 DELTA = 0.01
+"""Our choice."""
 
 
 def epsilon(false_positives: Floats, false_negatives: Floats, delta: float = DELTA) -> float:

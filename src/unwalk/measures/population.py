@@ -18,8 +18,8 @@ from unwalk.measures.margins import Labels, label_losses, log_probabilities
 
 GAMMA = 1.0
 OFFLINE = 0.3
-"""The paper's a for CIFAR-10: how far reference models that never saw a record are from the mean
-of those that did and did not."""
+"""RMIA's a: how far models that never saw a record are from the mean of those that did and did
+not.  The source tunes it on each dataset; this is one value for all."""
 
 
 def by_loss(logits: npt.ArrayLike, labels: Labels) -> npt.NDArray[np.float64]:

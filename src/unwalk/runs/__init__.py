@@ -5,6 +5,7 @@ This is the one place where tasks, walks, methods, privacy and engines meet.
 =================== =========================================================================
 assemble            resolves settings; makes task, graph, noise and plans; facts of the header
 run, compare        one run, watched and measured, or one run per seed, and their results
+evaluate, ensemble  measures of a finished run, and the models that they need
 sweep               many cells at once, over processes or machines; failed and killed ones
 metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data

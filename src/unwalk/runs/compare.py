@@ -9,14 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from unwalk.certificates import certificate_of
+from unwalk.certificates.document import model_of
 from unwalk.certificates.signing import load_key
 from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
 from unwalk.reports import render
 from unwalk.runs.assemble import Assembled, assemble
+from unwalk.runs.metrics import distances
 from unwalk.runs.run import (
     Runner,
     Tell,
@@ -191,6 +197,13 @@ def _found(
     if not walks:
         raise next(iter(failed.values())).raised()
     result = finish(runner, before, walks, command).result
+    device = torch.device(runner.config.device)
+    models = {name: walk.model for name, walk in walks.items()}
+    apart = distances(models, runner.assembled.task, device)
+    for one in result["methods"]:
+        walk = walks[one["name"]]
+        document = certificate_of(walk.outcome.transcript, model_of(walk.saved()))
+        one |= {"grade": badge_of(document), "measures": apart.get(one["name"])}
     reasons = [
         {"name": name, "label": METHODS[name].title, "reason": why.reason}
         for name, why in failed.items()
