@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 import unwalk
-from tests.runs.small import small_run
+from tests.runs.small import DIGITS, small_run
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
 from unwalk.measures.margins import margins
@@ -176,6 +176,14 @@ def test_the_command_prints_a_table(tmp_path):
     assert "before forgetting" in done.output
     assert "U-LiRA needs 4 members or more; --members is 2" in done.output
     assert (tmp_path / "e" / "evaluate.html").is_file()
+
+
+def test_a_backdoor_that_never_took_is_warned_of(tmp_path):
+    small_run(DIGITS, out=tmp_path / "run", forget__size=1, compare=["retrain"])
+    result = evaluate(tmp_path / "run", members=2, measures=["accuracy"])
+    (text,) = result["warnings"]
+    assert text.startswith("the backdoor took in 0 of 2 members only")
+    assert text[1:] in (tmp_path / "run" / "evaluation" / "evaluate.html").read_text()
 
 
 def test_what_cannot_be_evaluated_is_said(tmp_path, evaluated):

@@ -83,8 +83,7 @@ def record_scores(epsilons: npt.ArrayLike) -> Floats:
     [1.0, 1.0, 0.5]
     """
     bins = np.digitize(np.asarray(epsilons, np.float64), WIDTH * np.arange(BINS))
-    scores: Floats = 2.0 / 2.0**bins
-    return scores
+    return np.asarray(2.0 / 2.0**bins, np.float64)
 
 
 def forgetting_quality(epsilons: npt.ArrayLike) -> float:

@@ -85,8 +85,8 @@ def evaluation_table(result: Mapping[str, Any]) -> rich.table.Table:
 
 
 def left_out_lines(result: Mapping[str, Any]) -> list[str]:
-    """A line for each measure that has no rows, for a method or at all."""
-    return [
+    """A line for each measure that has no rows, for a method or at all; warnings first."""
+    return [f"warning: {text}" for text in result["warnings"]] + [
         f"{one['measure']}{' of ' + one['method'] if one['method'] else ''} is left out: "
         f"{one['reason']}"
         for one in result["left_out"]

@@ -39,6 +39,7 @@ from unwalk.measures.relearning import relearn_difference, relearn_time, resurfa
 from unwalk.measures.ulira import ENOUGH, LEAST, ulira
 from unwalk.methods import METHODS
 from unwalk.reports.evaluation_page import render_evaluation
+from unwalk.reports.result import TOOK
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.ensemble import BEFORE, Ensemble, gather
 from unwalk.runs.run import methods_of
@@ -49,6 +50,7 @@ from unwalk.tasks import TASKS, ShardedTask
 
 ORACLE = "retrain"
 MEMBERS = 16
+FARTHER = 2
 FORMAT = 1
 
 
@@ -77,10 +79,16 @@ class Row:
 
 
 def side_of(gap: Interval, leans: int) -> str:
-    """Where a gap to retraining lies; ``leans`` is the sign of one that remembers, 0 of a distance.
+    """Where a gap to retraining lies.
+
+    ``leans`` is the sign of a gap that remembers.  Of a distance it is 2, or -2 where less is
+    farther: to be no farther from retraining than retraining is from itself is level.  It is 0
+    where neither side means memory.
 
     >>> side_of(Interval(0.2, 0.1, 0.3), 1), side_of(Interval(-0.2, -0.3, -0.1), 1)
     ('remembers', 'over-unlearned')
+    >>> side_of(Interval(0.2, 0.1, 0.3), 2), side_of(Interval(-0.2, -0.3, -0.1), 2)
+    ('differs', 'level')
     >>> side_of(Interval(0.2, -0.1, 0.3), 1), side_of(Interval(0.2), 1)
     ('level', '')
     """
@@ -90,7 +98,10 @@ def side_of(gap: Interval, leans: int) -> str:
         return "level"
     if leans == 0:
         return "differs"
-    return "remembers" if gap.value * leans > 0 else "over-unlearned"
+    toward = gap.value * leans > 0
+    if abs(leans) == FARTHER:
+        return "differs" if toward else "level"
+    return "remembers" if toward else "over-unlearned"
 
 
 class Table:
@@ -217,6 +228,7 @@ def _population(table: Table) -> None:
     known: dict[tuple[str, str], list[tuple[npt.ArrayLike, npt.ArrayLike]]] = {}
     kinds = ["loss", "confidence"] + (["RMIA"] if len(ensemble.seeds) > 1 else [])
     for kind in kinds:
+        leans = 0 if kind == "confidence" else 1  # a wrong label is forgotten to more confidence
         for title, statistic in (
             ("AUC", auc),
             ("TPR at 1 % FPR", lambda a, b: true_positives_at(a, b, 0.01)),
@@ -228,7 +240,7 @@ def _population(table: Table) -> None:
                     known[kind, name] = scored(kind, name)
                 return [statistic(a, b) for a, b in known[kind, name]]
 
-            table.pairs("population", f"{kind} attack, {title}", values, leans=1)
+            table.pairs("population", f"{kind} attack, {title}", values, leans=leans)
 
 
 def _rmia_scores(
@@ -282,20 +294,20 @@ def _ulira(table: Table) -> None:
             ("U-LiRA, TPR at 1 % FPR", found.at_1_percent, 0.01),
             ("U-LiRA, TPR at 0.1 % FPR", found.at_01_percent, 0.001),
         ):
-            table.add("ulira", title, name, one, chance, one.minus(chance), 0, note=note)
+            table.add("ulira", title, name, one, chance, one.minus(chance), FARTHER, note=note)
 
 
 def _kl(table: Table) -> None:
-    """KL of answers to retraining of the same seed; retraining's own is to the next seed's."""
+    """KL of answers to a retrained model of another seed: for retraining itself it is not 0."""
     for which in ("forget", "test"):
-        oracle = table.ensemble.stacked("outputs", ORACLE, which)
+        others = np.roll(table.ensemble.stacked("outputs", ORACLE, which), 1, axis=0)
 
-        def values(name: str, which: str = which, oracle: Any = oracle) -> list[float]:
-            ours = oracle if name == ORACLE else table.ensemble.stacked("outputs", name, which)
-            other = np.roll(oracle, 1, axis=0) if name == ORACLE else oracle
-            return [float(kl_to_retraining(a, b).mean()) for a, b in zip(ours, other, strict=True)]
+        def values(name: str, which: str = which, others: Any = others) -> list[float]:
+            ours = table.ensemble.stacked("outputs", name, which)
+            return [float(kl_to_retraining(a, b).mean()) for a, b in zip(ours, others, strict=True)]
 
-        table.pairs("kl", f"KL to retraining, {which} records", values, leans=0, unit="nats")
+        title = f"KL to retraining, {which} records"
+        table.pairs("kl", title, values, leans=FARTHER, unit="nats")
 
 
 def _halves(
@@ -320,7 +332,7 @@ def _klom(table: Table) -> None:
             title = f"KLOM, 95th percentile, {which} records"
             note = f"{side} models a side"
             found = Interval(klom_percentile(ours, other))
-            table.add("klom", title, name, found, floor, gap, 0, "nats", note)
+            table.add("klom", title, name, found, floor, gap, FARTHER, "nats", note)
 
 
 def _klom_gap(ours: Matrix, same: Matrix, other: Matrix) -> float:
@@ -341,7 +353,7 @@ def _quality(table: Table) -> None:
         found, floor = mean_interval(scores), float(floors.mean())
         note = f"{side} models a side; intervals over records"
         title = "forgetting quality"
-        table.add("quality", title, name, found, floor, paired(scores, floors), 0, note=note)
+        table.add("quality", title, name, found, floor, paired(scores, floors), -FARTHER, note=note)
         facts = table.ensemble.facts("outputs", name)
         ratios = [
             tuple(float(np.mean([one["final"][key] for one in group])) for group in (facts, oracle))
@@ -349,7 +361,7 @@ def _quality(table: Table) -> None:
         ]
         score = challenge_score(found.value, ratios[0], ratios[1])  # type: ignore[arg-type]
         gap = Interval(score - floor)
-        table.add("quality", "challenge score", name, Interval(score), floor, gap, 0)
+        table.add("quality", "challenge score", name, Interval(score), floor, gap, -FARTHER)
 
 
 def _poison(table: Table) -> None:
@@ -521,11 +533,29 @@ def evaluate(
         "measures": chosen,
         "rows": [asdict(row) for row in rows],
         "left_out": left_out,
+        "warnings": _warnings(ensemble),
     }
     write_file(place / "evaluate.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
     write_file(place / "evaluate.csv", _csv(rows))
     write_file(place / "evaluate.html", render_evaluation(result))
     return result
+
+
+def _warnings(ensemble: Ensemble) -> list[str]:
+    """What makes the rows say less than they seem to."""
+    before, oracle = (
+        [one["final"]["asr"] for one in ensemble.facts("outputs", name)]
+        for name in (BEFORE, ORACLE)
+    )
+    if None in before:
+        return []
+    learned = sum(a >= b + TOOK for a, b in zip(before, oracle, strict=True))
+    if learned == len(before):
+        return []
+    return [
+        f"the backdoor took in {learned} of {len(before)} members only; where it did not, nothing "
+        "can be forgotten: train longer (train.hops) or poison more (forget.size)."
+    ]
 
 
 def _filled(table: Table, chosen: Sequence[str]) -> list[dict[str, str]]:
