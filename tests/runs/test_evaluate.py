@@ -156,7 +156,7 @@ def test_other_records_are_another_ensemble(evaluated, tmp_path, monkeypatch):
 
 def test_the_files_hold_the_same_rows(evaluated):
     again = unwalk.evaluate(evaluated[0], task=memorised(), members=MEMBERS, measures=["margin"])
-    assert [r["family"] for r in again["rows"]] == ["margin"] * 3
+    assert [r["family"] for r in again["rows"]] == ["margin"] * 6
     kept = evaluated[0] / "evaluation"
     written = json.loads((kept / "evaluate.json").read_text())
     assert written == again
@@ -204,8 +204,19 @@ def test_features_of_bounded_length_have_no_poison(evaluated, tmp_path):
     config = unwalk.run(task, method="finetune", settings=SETTINGS).config
     from unwalk.runs.assemble import assemble
 
-    found = gather(assemble(config, task), 1, ["retrain"], ["poison"], cache=tmp_path)
+    found = gather(assemble(config, task), 1, ["retrain"], ["poison"], cache=tmp_path, task=task)
     assert "bounded length" in found.failed["poison", "retrain"]
+
+
+@pytest.mark.soak
+def test_processes_make_a_named_task_themselves(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in rng.normal(size=(80, 2))]
+    (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *rows]))
+    file = {"task": "file", "data.path": str(tmp_path / "own.csv"), "forget.kind": "records"}
+    small_run({**file, "forget.size": 4, "peers": 4, "train.hops": 4}, out=tmp_path / "run")
+    result = evaluate(tmp_path / "run", members=4, jobs=2, measures=["accuracy"])
+    assert row(result, "clean accuracy", "retrain")["value"] > 0.5
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
@@ -336,3 +337,11 @@ def test_a_shared_model_that_cannot_be_copied_is_refused():
     locked.lock = threading.Lock()
     with pytest.raises(InvalidInput, match="cannot be copied"):
         resolve_model(lambda: locked, (64,), 10)()
+
+
+def test_a_factory_can_be_sent_to_another_process():
+    """Several processes of a comparison are given the task of whoever brought one."""
+    factory = Factory("own", nn.Identity, own=True)
+    factory()
+    sent = pickle.loads(pickle.dumps(factory))
+    assert (sent.name, sent.own, type(sent())) == ("own", True, nn.Identity)

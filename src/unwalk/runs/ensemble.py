@@ -90,11 +90,15 @@ def gather(
     parts: Sequence[str],
     *,
     cache: Path,
+    task: ShardedTask | None = None,
     jobs: int = 1,
     count: Count = uncounted,
     say: Say = unsaid,
 ) -> Ensemble:
-    """The members of a run, made where they are not yet in ``cache``."""
+    """The members of a run, made where they are not yet in ``cache``.
+
+    ``task`` is the run's task if that was brought along; a named one is built by each worker.
+    """
     base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
     labels = {name: held.y.numpy() for name, held in sets_of(assembled.task).items()}
@@ -111,7 +115,7 @@ def gather(
         size = max(1, -(-len(left) // jobs) if _in_fleets(assembled, assembled.training()) else 1)
         for first in range(0, len(left), size):
             chunk = tuple(left[first : first + size])
-            arguments = (base, assembled.task, chunk, tuple(methods), wanted, place)
+            arguments = (base, task, chunk, tuple(methods), wanted, place)
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
     for name, result in sweep(cells, jobs=jobs, count=count, say=say, noun="member"):
@@ -181,14 +185,15 @@ def _carried(runners: Sequence[Runner], begun: Sequence[Begun]) -> list[Walked]:
 
 def _make(
     config: Config,
-    task: ShardedTask,
+    own: ShardedTask | None,
     seeds: Sequence[int],
     methods: Sequence[str],
     parts: Sequence[str],
     place: Path,
 ) -> list[tuple[str, str, str]]:
     """Make parts of some members and write them; part, method and reason of what failed."""
-    base = assemble(config, task)
+    base = assemble(config, own)
+    task = base.task
     assembled = [_member(base, seed) for seed in seeds]
     noised: list[Noised] = []
     if "poison" in parts:

@@ -269,12 +269,21 @@ def _rmia_scores(
 
 
 def _margin(table: Table) -> None:
-    """The mean margin of forgotten records: on which side of retraining a method ended."""
+    """The mean margin of forgotten records: on which side of retraining a method ended.
+
+    That of test records, which no model saw, tells memory from a method that is surer of all.
+    """
     table.pairs(
         "margin",
         "margin of forgotten records",
         lambda name: table.margins(name, "forget").mean(1),
         leans=1,
+    )
+    table.pairs(
+        "margin",
+        "margin of test records",
+        lambda name: table.margins(name, "test").mean(1),
+        leans=NO_SIDE,
     )
 
 
@@ -513,6 +522,7 @@ def evaluate(
         names,
         parts,
         cache=place / "members",
+        task=task,
         jobs=jobs,
         count=count,
         say=say,

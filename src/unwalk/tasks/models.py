@@ -229,6 +229,10 @@ class Factory:
             self._given[id(part)] = part
         return made
 
+    def __reduce__(self) -> tuple[type[Factory], tuple[str, Callable[[], nn.Module], bool]]:
+        """What it has returned stays in this process: another one has none of it."""
+        return Factory, (self.name, self.make, self.own)
+
     def _copied(self, made: nn.Module) -> nn.Module:
         try:
             copied = copy.deepcopy(made)
