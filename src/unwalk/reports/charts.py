@@ -290,7 +290,19 @@ class Look(NamedTuple):
     shape: int
 
 
-FIRST = {"rrdu": Look("var(--main)", 0), "retrain": Look("var(--oracle)", 2)}
+FIRST = {
+    "rrdu": Look("var(--main)", 0),
+    "retrain": Look("var(--oracle)", 2),
+    "finetune": Look("var(--other-1)", 1),
+    "dpsgd": Look("var(--other-2)", 3),
+    "ddp": Look("var(--other-3)", 1),
+}
+FREE = tuple(
+    look
+    for shape in (0, 2, 3, 1)
+    for colour in (4, 5, 1, 2, 3)
+    if (look := Look(f"var(--other-{colour})", shape)) not in FIRST.values()
+)
 
 
 class Line(NamedTuple):
@@ -477,7 +489,7 @@ def _stroke(run: Sequence[XY], x: Scale, y: Scale, colour: str, width: float) ->
 
 
 KNOWN = (
-    *("finetune", "dpsgd", "ddp", "restart", "seal", "rewind", "sisa", "ball-seal", "release"),
+    *("restart", "seal", "rewind", "sisa", "ball-seal", "release"),
     *("noisy-start", "sums", "skip-u", "output-noise", "noisy-finetune", "pga", "neggrad", "scrub"),
     *("salun", "ssd", "newton", "residual", "langevin", "user-dp"),
 )
@@ -485,7 +497,7 @@ KNOWN = (
 
 
 def look_of(name: str) -> Look:
-    """How a method is drawn, on every page the same: no two of the first twenty look alike.
+    """How a method is drawn, on every page the same; the first 22 of them differ.
 
     A method that is not known here has a colour by its name.
 
@@ -496,8 +508,7 @@ def look_of(name: str) -> Look:
         return FIRST[name]
     if name not in KNOWN:
         return Look(f"var(--other-{zlib.crc32(name.encode()) % OTHERS + 1})", 3)
-    turn, colour = divmod(KNOWN.index(name), OTHERS)
-    return Look(f"var(--other-{colour + 1})", (1, 3, 0, 2)[(colour + turn) % 4])
+    return FREE[KNOWN.index(name) % len(FREE)]
 
 
 def looks(result: Result) -> dict[str, Look]:
