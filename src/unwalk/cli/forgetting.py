@@ -300,8 +300,7 @@ def data(
     from unwalk.runs.assemble import resolve
 
     checked = Bundle.read(bundle)
-    settings = {**checked.network.settings, "peers": len(checked.network.peers)}
-    config = resolve(settings, where="the network file")
+    config = resolve(checked.network.run_settings, where="the network file")
     given = {
         "id_column": id_column,
         "label_column": label_column,

@@ -145,6 +145,7 @@ class Plan:
             "unlearner": self.unlearner,
             "noise": self.noise.origin,
             "digests": "salted" if self.salt else "plain",
+            **({"streams": self.seeds.streams} if self.seeds.streams > 1 else {}),
             "phases": [
                 {"name": p.name, "method": p.method.name, "hops": p.hops} for p in self.phases
             ],

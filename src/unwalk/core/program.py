@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.events import OPTIMIZERS, WIPES, GradientSteps
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice
 
 Rows = npt.NDArray[np.int64]
@@ -232,5 +233,5 @@ class Visit:
     peer: int
     at_unlearner: bool
     records: Records
-    rng: np.random.Generator
+    rng: Draws
     earlier_in_phase: int = 0

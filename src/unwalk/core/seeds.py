@@ -4,6 +4,10 @@ The initial model, the route, the batches, the augmentation and dropout of a run
 from generators keyed by (root seed, purpose, hop).  A keyed draw needs no state to be carried,
 so a run can continue from any hop with the same bits, and any peer can compute its own draws.
 
+Routes and batches are drawn hop by hop, from :meth:`PublicSeeds.stream`.  How it draws has a
+version (:data:`unwalk.core.streams.VERSION`), which stands in a run's settings and header and in
+network files; files that say nothing are of version 1.
+
 Privacy noise is *not* drawn here: see :mod:`unwalk.core.noise`.
 """
 
@@ -15,7 +19,8 @@ from functools import lru_cache
 
 import numpy as np
 
-_NOTHING = np.zeros(4, np.uint64)
+from unwalk.core.philox import Words
+from unwalk.core.streams import VERSION, Draws, Stream
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -36,6 +41,7 @@ class PublicSeeds:
     """
 
     root: int
+    streams: int = VERSION
 
     def key(self, *labels: str | int) -> bytes:
         """32 bytes that name one stream."""
@@ -50,21 +56,27 @@ class PublicSeeds:
         key = np.frombuffer(self.key(*labels)[:16], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=key))
 
-    def restart(self, generator: np.random.Generator, *labels: str | int) -> np.random.Generator:
-        """Reset a generator that :meth:`numpy` made to the start of another stream.
+    def stream(self, phase: str, purpose: str, hop: int, attempt: int = 0) -> Draws:
+        """What is drawn at one hop of a phase; an ``attempt`` above 0 draws it again.
 
-        >>> used = PublicSeeds(7).numpy("route", 3)
-        >>> anew = PublicSeeds(8).restart(used, "batches", 1)
-        >>> anew is used, anew.random() == PublicSeeds(8).numpy("batches", 1).random()
-        (True, True)
+        >>> PublicSeeds(7).stream("train", "route", 3).integers(100)
+        35
+        >>> PublicSeeds(7, streams=1).stream("train", "route", 3).integers(100)
+        12
         """
-        key = np.frombuffer(self.key(*labels)[:16], dtype=np.uint64)
-        generator.bit_generator.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": _NOTHING, "key": key},
-            "buffer": _NOTHING,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        return generator
+        if self.streams == 1:
+            again: tuple[str | int, ...] = ("again", attempt) if attempt else ()
+            return self.numpy(phase, purpose, hop, *again)
+        return Stream(self.stream_key(phase, purpose), hop, attempt)
+
+    def stream_key(self, phase: str, purpose: str) -> Words:
+        """The two words that name the streams of a phase, for all its hops (version 2)."""
+        return _stream_key(self, phase, purpose)
+
+
+@lru_cache(maxsize=1 << 14)
+def _stream_key(seeds: PublicSeeds, phase: str, purpose: str) -> Words:
+    named = seeds.key("streams", seeds.streams, phase, purpose)
+    key = np.frombuffer(named[:16], dtype="<u8").astype(np.uint64)
+    key.setflags(write=False)
+    return key

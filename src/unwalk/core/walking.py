@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from unwalk.core.streams import Draws
+
 
 class Graph(Protocol):
     """Who may hand the token to whom."""
@@ -22,7 +24,7 @@ class Graph(Protocol):
     def neighbours(self, peer: int) -> npt.NDArray[np.int64]:
         """Neighbours of ``peer``, ascending (not to be called on large complete graphs)."""
 
-    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+    def random_neighbour(self, peer: int, rng: Draws) -> int:
         """A uniformly random neighbour, in O(1)."""
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
@@ -44,7 +46,5 @@ class Move:
 class Route(Protocol):
     """Who is next."""
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         """The move from ``at`` (-1: nobody holds the token yet)."""

@@ -83,7 +83,6 @@ class _Convoy:
         shards: dict[int, dict[int, Shard]] = {}
         for walk in self.walks:  # walks on the same task share its shards on the device
             walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
-            walk.rng = self.walks[0].rng
         self.gradient = BatchedGradient(
             self.show.model,
             self.show.layout,

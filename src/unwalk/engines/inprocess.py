@@ -90,7 +90,6 @@ class Walk:
         self.ready: dict[int, tuple[Shard, Shard]] = {}
         self.head = head_of(plan, state.model) if isinstance(state, Workspace) else head
         self.generator = torch.Generator(device=state.device)
-        self.rng = plan.seeds.numpy("unused")
         if resume is None:
             token = state.token(hop=0, at=-1, memory={})
             self.progress = Progress(token, {}, state.anchors, Transcript(plan.header()))
@@ -112,7 +111,7 @@ class Walk:
         memory = {} if phase_hop == 1 else token.memory
         nbytes = state.nbytes
         if move is None:
-            rng = plan.seeds.restart(self.rng, phase.name, "route", phase_hop)
+            rng = plan.seeds.stream(phase.name, "route", phase_hop)
             move = phase.route.next(plan.graph, token.at, memory, rng)
         peer = move.receiver
         self._keep_arrival(hop, peer)
@@ -128,7 +127,7 @@ class Walk:
             peer=peer,
             at_unlearner=peer == plan.unlearner,
             records=shard.records,
-            rng=plan.seeds.restart(self.rng, phase.name, "batches", phase_hop),
+            rng=plan.seeds.stream(phase.name, "batches", phase_hop),
             earlier_in_phase=local.in_phase,
         )
         bench = Bench(

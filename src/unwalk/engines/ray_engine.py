@@ -234,7 +234,7 @@ class Journey:
                 kept_from = phase.start_hop or 0
                 kept = place.arrivals[kept_from]
                 at, locals_, fresh["kept"] = plan.unlearner, kept.locals, kept.token
-        rng = plan.seeds.numpy(phase.name, "route", phase_hop)
+        rng = plan.seeds.stream(phase.name, "route", phase_hop)
         move: Move = phase.route.next(plan.graph, at, memory, rng)
         peer = int(move.receiver)
         host = peer % self.among

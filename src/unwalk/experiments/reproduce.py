@@ -22,7 +22,7 @@ from unwalk.reports.reproduction_page import render_reproduction, reproduction_t
 from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Count, Failed, uncounted
-from unwalk.settings.config import Value, apply
+from unwalk.settings.config import UNSAID, Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": paper.figure_cells,
@@ -241,7 +241,10 @@ def _end(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tuned(part: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for each setting that was tried; ``used`` is the preset's own."""
-    method, config = part["method"], apply(defaults(), part["configuration"], where="a part")
+    method, config = (
+        part["method"],
+        apply(defaults(), {**UNSAID, **part["configuration"]}, where="a part"),
+    )
     named = {"method": method, "setting": tuning.words(method, config)}
     return [{**named, "used": part["row"] == f"{method} {tuning.USED}", **_last(part)}]
 

@@ -30,7 +30,7 @@ from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner, Tell, Walked, carry, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Count, Failed, uncounted
-from unwalk.settings.config import Config, Value, flatten, run_id
+from unwalk.settings.config import UNSAID, Config, Value, flatten, run_id
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
@@ -41,7 +41,7 @@ FLEET = 64
 UNSEEN = Failed(
     "its part is not in the folder; give an --out that all machines of the cluster can write to"
 )
-TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
+TRAINING = (*DATA, "streams", "train.", "graph.", "device", "evaluate.", "performance.")
 
 
 @dataclass(frozen=True)
@@ -360,9 +360,11 @@ def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str,
 
 
 def changed(config: Config) -> dict[str, Value]:
-    """Every setting that is not the default's: ``apply(defaults(), ...)`` gives the whole again."""
+    """Settings other than the default's, and the version of streams, which a reader has to know."""
     usual = flatten(defaults())
-    return {key: value for key, value in flatten(config).items() if value != usual[key]}
+    return {
+        key: value for key, value in flatten(config).items() if value != usual[key] or key in UNSAID
+    }
 
 
 def provenance(command: str) -> dict[str, str]:

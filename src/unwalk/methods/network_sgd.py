@@ -18,6 +18,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
 from unwalk.core.program import SCHEDULES, Ball, Program, Project, Rows, StepRule, Steps, Visit
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.settings.config import Config
 
@@ -60,9 +61,7 @@ class LocalWork:
         """
         return -(-self.capacity // self.slots)
 
-    def batches(
-        self, rows: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, npt.NDArray[np.float64] | None]:
+    def batches(self, rows: Rows, rng: Draws) -> tuple[Rows, npt.NDArray[np.float64] | None]:
         """Row numbers of shape (steps, minibatches, size) and, for ``full``, their weights.
 
         >>> work = LocalWork("epochs", batch=2)
@@ -89,9 +88,7 @@ class LocalWork:
         batches = padded.reshape(1, parts, size)
         return batches, (batches >= 0) / rows.size
 
-    def _slotted(
-        self, rows: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+    def _slotted(self, rows: Rows, rng: Draws) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Each row in its slot; the generator draws the same whatever ``rows`` are."""
         if rows.size and int(rows.max()) >= self.capacity:
             raise InvalidInput(
@@ -106,7 +103,7 @@ class LocalWork:
                 batches[epoch * self.slots + slot, 0, : members.size] = members
         return batches, (batches >= 0) / self.nominal_batch
 
-    def uses(self, everything: Rows, retained: Rows, rng: np.random.Generator) -> bool:
+    def uses(self, everything: Rows, retained: Rows, rng: Draws) -> bool:
         """Whether batches that ``rng`` gives over ``everything`` hold a row not ``retained``."""
         if retained.size == everything.size:
             return False
@@ -117,8 +114,8 @@ class LocalWork:
         self,
         everything: Rows,
         retained: Rows,
-        rng: np.random.Generator,
-        fresh: np.random.Generator,
+        rng: Draws,
+        fresh: Draws,
     ) -> tuple[Rows, npt.NDArray[np.float64] | None]:
         """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
         rows may be used.
@@ -153,8 +150,8 @@ class LocalWork:
         self,
         everything: Rows,
         retained: Rows,
-        rng: np.random.Generator,
-        fresh: np.random.Generator,
+        rng: Draws,
+        fresh: Draws,
     ) -> Rows:
         """Shuffled passes, kept up to the first batch with a forgotten row."""
         used = everything.size - everything.size % min(self.batch, everything.size)

@@ -21,13 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Program, Records, Rows, Visit
 from unwalk.core.seeds import PublicSeeds
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice
 from unwalk.methods.network_sgd import Descending, Descent, train_descent
 from unwalk.methods.record import (
@@ -128,10 +127,10 @@ def back_to(request: Request, way: str) -> Decided:
     config, trained = request.config, request.trained
     if trained is None:
         return Decided(hops=config.train.hops)
-    u, seeds = config.forget.peer, PublicSeeds(config.seed)
+    u, seeds = config.forget.peer, PublicSeeds(config.seed, config.streams)
 
-    def coins(hop: int) -> np.random.Generator:
-        return seeds.numpy("train", "batches", hop)
+    def coins(hop: int) -> Draws:
+        return seeds.stream("train", "batches", hop)
 
     visits = [hop.hop for hop in trained.hops if hop.receiver == u]
     start = visits[0] if visits else None

@@ -27,6 +27,7 @@ import numpy as np
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
@@ -114,7 +115,7 @@ class Correction:
 
 
 def _paired(
-    batches: np.ndarray, forgotten: np.ndarray, share: float, rng: np.random.Generator
+    batches: np.ndarray, forgotten: np.ndarray, share: float, rng: Draws
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each batch of D_u beside one of D_f, weighted so that the sum is the corrected gradient."""
     steps, minibatches, size = batches.shape

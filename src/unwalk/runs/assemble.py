@@ -25,9 +25,10 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan, Task
 from unwalk.core.seeds import PublicSeeds
+from unwalk.core.streams import VERSION
 from unwalk.core.token import build_model
 from unwalk.core.transcript import Transcript
-from unwalk.core.validation import check_choice, check_private_file
+from unwalk.core.validation import check_choice, check_count, check_private_file
 from unwalk.engines.execute import BareLinear, bare_linear
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
@@ -73,6 +74,7 @@ def check(config: Config) -> Config:
         check_choice("compare", name, METHODS)
     for row in table(config).values():
         row.check()
+    check_count("streams", config.streams, low=1, high=VERSION)
     _check_device(config.device)
     return config
 
@@ -142,7 +144,7 @@ class Assembled:
             task=self.task,
             graph=self.graph,
             phases=phases,
-            seeds=PublicSeeds(self.config.seed),
+            seeds=PublicSeeds(self.config.seed, self.config.streams),
             noise=self._noise_for(method),
             unlearner=self.config.forget.peer,
             public=self.public(method) if public is None else public,

@@ -23,7 +23,7 @@ from unwalk.runs.assemble import Assembled, assemble, resolve
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner, carry
 from unwalk.runs.store import CONFIG
-from unwalk.settings.config import read_toml
+from unwalk.settings.config import read_written
 from unwalk.tasks import ShardedTask
 
 
@@ -75,7 +75,7 @@ def replay(
     path = run_dir / CONFIG
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
-    config = resolve({}, read_toml(path), file_name=str(path))
+    config = resolve({}, read_written(path), file_name=str(path))
     assembled, method = _without_draws(assemble(config, task)), config.method
     runner = Runner(assembled)
     trained = runner.walk("train", assembled.training(), None)

@@ -39,7 +39,7 @@ from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs.metrics import Reading
-from unwalk.settings.config import Config, Value, apply, flatten, read_toml, to_toml
+from unwalk.settings.config import Config, Value, apply, flatten, read_written, to_toml
 from unwalk.tasks import ShardedTask
 from unwalk.tasks.blobs import Blobs
 from unwalk.tasks.sources import Ids
@@ -109,7 +109,7 @@ class Folder:
         path = self.partial / CONFIG
         if not path.exists():
             return
-        before = flatten(apply(defaults(), read_toml(path), where=str(path)))
+        before = flatten(apply(defaults(), read_written(path), where=str(path)))
         for key, now in flatten(config).items():
             if before[key] != now:
                 raise InvalidInput(

@@ -42,6 +42,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import OPTIMIZERS, WORK
 from unwalk.core.plan import ENGINES, KEEPS
 from unwalk.core.program import OPTIMIZER_STATES, SCHEDULES
+from unwalk.core.streams import VERSION
 from unwalk.core.validation import check_choice, check_count, check_number, near
 from unwalk.walks import GRAPHS
 
@@ -438,6 +439,9 @@ class Config:
         metadata={"help": "methods that run beside it", "bounds": Bounds()},
     )
     seed: int = setting(0, "public seed: model, route, batches", low=0)
+    streams: int = setting(
+        VERSION, "version of the draws of routes and batches; 1 repeats older runs", low=1
+    )
     device: str = setting("cpu", "cpu or cuda")
     peers: int | None = setting(None, "number of peers; empty: the task's own", low=2)
     graph: GraphSettings = field(default_factory=GraphSettings)
@@ -557,6 +561,15 @@ def read_toml(path: Path) -> dict[str, Value]:
     return flat
 
 
+UNSAID: Mapping[str, Value] = {"streams": 1}
+"""Settings of a run whose file does not name them: they were all that there was."""
+
+
+def read_written(path: Path) -> dict[str, Value]:
+    """The flat settings of a file that :func:`to_toml` wrote, now or in an earlier version."""
+    return {**UNSAID, **read_toml(path)}
+
+
 def parse_set(assignments: list[str]) -> dict[str, Value]:
     """``key=value`` pairs as given to ``--set``.
 
@@ -573,10 +586,15 @@ def parse_set(assignments: list[str]) -> dict[str, Value]:
 
 
 def to_toml(config: Config) -> str:
-    """TOML that :func:`read_toml` reads back to the same settings; empty is written ``none``."""
+    """TOML that :func:`read_written` reads back to the same settings; empty is written ``none``.
+
+    What earlier versions did not name is not named either, so that their runs keep their digests.
+    """
     lines: list[str] = []
     section = ""
     for key, value in flatten(config).items():
+        if (key, value) in UNSAID.items():
+            continue
         name, _, inner = key.rpartition(".")
         if name != section:
             lines += ["", f"[{name}]"]

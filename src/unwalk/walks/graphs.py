@@ -22,6 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 
 Peers = npt.NDArray[np.int64]
@@ -73,7 +74,7 @@ class CompleteGraph:
         everyone[peer:] += 1
         return everyone
 
-    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+    def random_neighbour(self, peer: int, rng: Draws) -> int:
         """A uniformly random other peer."""
         _check_peer(peer, self.peers)
         drawn = int(rng.integers(self.peers - 1))
@@ -135,7 +136,7 @@ class SparseGraph:
         _check_peer(peer, self.peers)
         return self.indices[self.indptr[peer] : self.indptr[peer + 1]]
 
-    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+    def random_neighbour(self, peer: int, rng: Draws) -> int:
         """A uniformly random neighbour, in O(1)."""
         near = self.neighbours(peer)
         return int(near[rng.integers(len(near))])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.streams import Draws
 from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, Move, Route
 
@@ -23,7 +24,7 @@ def _travel(graph: Graph, at: int, target: int) -> tuple[int, ...]:
     return () if at == NOBODY else graph.path(at, target)
 
 
-def _someone_else(peers: int, without: int, rng: np.random.Generator) -> int:
+def _someone_else(peers: int, without: int, rng: Draws) -> int:
     """A uniformly random peer other than ``without``."""
     drawn = int(rng.integers(peers - 1))
     return drawn + (drawn >= without)
@@ -33,9 +34,7 @@ def _someone_else(peers: int, without: int, rng: np.random.Generator) -> int:
 class Uniform:
     """The random walk of Network-SGD (Alg. 1): a uniformly random neighbour, every hop."""
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         if at == NOBODY:
             return Move(int(rng.integers(graph.peers)), (), memory)
         neighbour = graph.random_neighbour(at, rng)
@@ -49,9 +48,7 @@ class UniformPeer:
     On a graph that is not complete the token travels there along a shortest path.
     """
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         receiver = int(rng.integers(graph.peers))
         return Move(receiver, _travel(graph, at, receiver), memory)
 
@@ -84,9 +81,7 @@ class Restart:
         if self.max_visits is not None:
             check_count("max_visits", self.max_visits)
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         if self.unlearner >= graph.peers:
             raise InvalidInput(
                 f"unlearner is {self.unlearner}; allowed: a whole number, 0 to {graph.peers - 1}."
@@ -99,9 +94,7 @@ class Restart:
         receiver, path = self._elsewhere(graph, at, rng)
         return Move(receiver, path, {**memory, "visits": visits})
 
-    def _elsewhere(
-        self, graph: Graph, at: int, rng: np.random.Generator
-    ) -> tuple[int, tuple[int, ...]]:
+    def _elsewhere(self, graph: Graph, at: int, rng: Draws) -> tuple[int, tuple[int, ...]]:
         u = self.unlearner
         if at == NOBODY or graph.complete:
             receiver = _someone_else(graph.peers, u, rng)
@@ -139,9 +132,7 @@ class Fixed:
         for place, peer in enumerate(self.sequence):
             check_count(f"sequence[{place}]", peer)
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         index = memory.get("index", 0)
         if index >= len(self.sequence):
             raise InvalidInput(
@@ -174,15 +165,13 @@ class Among:
             )
         check_count("members[0]", self.members[0])
 
-    def receiver(self, at: int, rng: np.random.Generator) -> int:
+    def receiver(self, at: int, rng: Draws) -> int:
         """Who is next; it does not depend on the graph."""
         if at not in self.members:
             return self.members[int(rng.integers(len(self.members)))]
         return self.members[_someone_else(len(self.members), self.members.index(at), rng)]
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         check_count("the last member", self.members[-1], high=graph.peers - 1)
         receiver = self.receiver(at, rng)
         return Move(receiver, _travel(graph, at, receiver), memory)
@@ -202,9 +191,7 @@ class FirstTo:
     peer: int
     then: Route
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         check_count("peer", self.peer, high=graph.peers - 1)
         if "begun" not in memory:
             return Move(self.peer, _travel(graph, at, self.peer), {"begun": 1})

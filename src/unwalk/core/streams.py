@@ -1,0 +1,169 @@
+r"""Streams of public random numbers that are drawn one by one, or for many walks at once.
+
+A stream is named by a key, a hop and an attempt.  Its draws are numbered: word :math:`i` of draw
+:math:`d` is word :math:`i \bmod 4` of
+
+.. math:: \mathrm{Philox}(\text{counter} = (\lfloor i/4\rfloor + 1, d, \text{hop},
+    \text{attempt}), \text{key}),
+
+so nothing has to be drawn before it.  :class:`Stream` draws for one walk, with NumPy's own
+generator; :class:`Streams` draws the same for many.
+
+A number below :math:`n` is :math:`\lfloor n w/2^{64}\rfloor` of one word :math:`w`, and a
+permutation is the order of :math:`n` words.  Both are uniform up to a total variation distance of
+:math:`n/2^{64}` and :math:`n^2/2^{65}`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unwalk.core.philox import Words, philox
+
+VERSION = 2
+"""Of the streams of new runs.  Version 1 keyed a NumPy ``Generator`` anew for every hop."""
+VERSIONS = (1, 2)
+
+Rows = npt.NDArray[np.int64]
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_NOTHING = np.zeros(4, np.uint64)
+_thread = threading.local()
+
+
+class Draws(Protocol):
+    """What routes and methods draw: a part of ``np.random.Generator``, and all of a stream."""
+
+    def random(self) -> float:
+        """A number from 0 to 1, without 1."""
+
+    def integers(self, high: int, /) -> Any:
+        """A whole number from 0 to ``high`` - 1."""
+
+    def permutation(self, rows: Any, /) -> Any:
+        """The rows in random order; of a number, those below it."""
+
+    def choice(self, rows: Any, size: Any, replace: bool = True) -> Any:
+        """Some of the rows."""
+
+
+def below(words: Words, high: int | npt.NDArray[np.uint64]) -> Rows:
+    """Each word as a number from 0 to ``high`` - 1, which has to be less than 2^32.
+
+    >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), 10).tolist()
+    [0, 5, 9]
+    """
+    high = np.uint64(high) if isinstance(high, int) else high
+    upper = (words >> _HALF) * high
+    upper += ((words & _LOW) * high) >> _HALF
+    return (upper >> _HALF).astype(np.int64)
+
+
+def fractions(words: Words) -> npt.NDArray[np.float64]:
+    """Each word as a number from 0 to 1, without 1, of 53 bits."""
+    return (words >> np.uint64(11)) * 2.0**-53
+
+
+class Stream:
+    """The draws of one walk at one hop.
+
+    >>> stream = Stream((1, 2), hop=3)
+    >>> sorted(stream.permutation(5).tolist()), stream.integers(1)
+    ([0, 1, 2, 3, 4], 0)
+    """
+
+    __slots__ = ("_counter", "_key", "draws")
+
+    def __init__(self, key: Sequence[int] | Words, hop: int, attempt: int = 0) -> None:
+        self._key = key
+        self._counter = [0, 0, hop, attempt]
+        self.draws = 0
+
+    def words(self, count: int) -> Words:
+        """The next draw: ``count`` words of 64 bits."""
+        generator = getattr(_thread, "philox", None)
+        if generator is None:
+            generator = _thread.philox = np.random.Philox(key=0)
+        self._counter[1] = self.draws
+        generator.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": self._counter, "key": self._key},
+            "buffer": _NOTHING,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        self.draws += 1
+        drawn: Words = generator.random_raw(count)
+        return drawn
+
+    def random(self) -> float:
+        """A number from 0 to 1, without 1, of 53 bits."""
+        return (int(self.words(1)[0]) >> 11) * 2.0**-53
+
+    def integers(self, high: int, /) -> int:
+        """A whole number from 0 to ``high`` - 1."""
+        return int(self.words(1)[0]) * high >> 64
+
+    def permutation(self, rows: int | Rows, /) -> Rows:
+        """The rows in random order; of a number, those below it."""
+        if isinstance(rows, np.ndarray):
+            return rows[np.argsort(self.words(rows.size), kind="stable")]
+        return np.argsort(self.words(rows), kind="stable")
+
+    def choice(
+        self, rows: Rows, size: int | tuple[int, ...], replace: bool = True
+    ) -> npt.NDArray[np.int64]:
+        """Some of the rows: drawn one by one, or, without ``replace``, each at most once."""
+        if replace:
+            shape = (size,) if isinstance(size, int) else size
+            return rows[below(self.words(int(np.prod(shape))), rows.size)].reshape(shape)
+        return self.permutation(rows)[:size]
+
+
+class Streams:
+    """The draws of many walks, each at its own hop; row k of every result is walk k's.
+
+    >>> keys, hops = np.array([[1, 2], [5, 6]], np.uint64), np.array([3, 9])
+    >>> many, one = Streams(keys, hops), Stream((5, 6), hop=9)
+    >>> bool((many.words(7)[1] == one.words(7)).all())
+    True
+    """
+
+    def __init__(self, keys: Words, hops: npt.NDArray[np.int64]) -> None:
+        self.keys = keys
+        self.hops = hops.astype(np.uint64)
+        self.draws = 0
+
+    def words(self, count: int) -> Words:
+        """The next draw of every walk: (walks, count)."""
+        self.draws += 1
+        return drawn_words(self.keys, self.hops, count, first=self.draws - 1)[:, 0]
+
+    def random(self) -> npt.NDArray[np.float64]:
+        """One number from 0 to 1, without 1, per walk."""
+        return fractions(self.words(1)[:, 0])
+
+    def integers(self, high: int | npt.NDArray[np.int64]) -> Rows:
+        """A whole number from 0 to ``high`` - 1 per walk."""
+        return below(self.words(1)[:, 0], high if isinstance(high, int) else high.astype(np.uint64))
+
+
+def drawn_words(
+    keys: Words, hops: npt.NDArray[np.uint64], count: int, draws: int = 1, first: int = 0
+) -> Words:
+    """``count`` words of each of ``draws`` draws from ``first`` on: (walks, draws, count)."""
+    blocks = -(-count // 4)
+    shape = (len(keys), draws, blocks)
+    numbers = np.arange(1, blocks + 1, dtype=np.uint64)[None, None]
+    draw = np.arange(first, first + draws, dtype=np.uint64)[None, :, None]
+    attempt = np.zeros((1, 1, 1), np.uint64)
+    words = np.empty((*shape, 4), np.uint64)
+    key = keys[:, 0, None, None], keys[:, 1, None, None]
+    for part, drawn in enumerate(philox((numbers, draw, hops[:, None, None], attempt), key)):
+        words[..., part] = drawn
+    return words.reshape(*shape[:2], -1)[:, :, :count]
