@@ -116,6 +116,21 @@ class Steps:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A visit whose batches are still to be drawn, so that an engine can draw many at once.
+
+    ``steps`` is the visit, with batches of the right shape.  Their entries in order are the first
+    ``used`` of each of ``passes`` permutations of ``rows``, one draw each; or, without passes, rows
+    drawn one by one with replacement, in one draw.
+    """
+
+    steps: Steps
+    rows: Rows
+    passes: int
+    used: int
+
+
 @dataclass(frozen=True)
 class AddNoise:
     """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`.

@@ -17,7 +17,7 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
-from unwalk.core.program import SCHEDULES, Ball, Program, Project, Rows, StepRule, Steps, Visit
+from unwalk.core.program import SCHEDULES, Ball, Drawing, Program, Project, Rows, StepRule, Steps, Visit
 from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.settings.config import Config
@@ -87,6 +87,27 @@ class LocalWork:
         padded[: rows.size] = rows
         batches = padded.reshape(1, parts, size)
         return batches, (batches >= 0) / rows.size
+
+    def drawing(self, rows: Rows) -> tuple[Rows, int, int] | None:
+        """What :meth:`batches` will draw: batches of that shape, and ``passes`` and ``used`` of
+        :class:`unwalk.core.program.Drawing`; None where it is not as simple as that.
+
+        >>> work = LocalWork("averaged", batch=2, minibatches=3)
+        >>> batches, passes, used = work.drawing(np.arange(5))
+        >>> batches.shape, passes, used
+        ((1, 3, 2), 3, 2)
+        """
+        size = min(self.batch, rows.size)
+        if self.kind == "epochs":
+            steps = rows.size // size
+            shape, passes, used = (self.epochs * steps, 1, size), self.epochs, steps * size
+        elif self.kind == "averaged":
+            shape, passes, used = (1, self.minibatches, size), self.minibatches, size
+        elif self.kind == "iid":
+            shape, passes, used = (self.minibatches, 1, self.batch), 0, 0
+        else:
+            return None
+        return np.zeros(shape, np.int64), passes, used
 
     def _slotted(self, rows: Rows, rng: Draws) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Each row in its slot; the generator draws the same whatever ``rows`` are."""
@@ -264,6 +285,20 @@ class Descent:
             return ()
         return self.steps(visit, data, *self.work.batches(rows, visit.rng))
 
+    def drawing(self, visit: Visit, data: str) -> Drawing | None:
+        """:meth:`program` before anything is drawn, where it is steps alone, alike at all hops."""
+        rows = visit.records.rows(data)
+        alike = self.schedule.kind == "constant" and self.slices == 1 and self.feasible is None
+        if rows.size == 0 or not alike or self.noise:
+            return None
+        found = self.work.drawing(rows)
+        if found is None:
+            return None
+        batches, passes, used = found
+        (steps,) = self.steps(visit, data, batches, None)
+        assert isinstance(steps, Steps)
+        return Drawing(steps, rows, passes, used)
+
     def taking_part(self, rows: Rows, hop: int) -> Rows:
         """Those of ``rows`` whose slice is open at a hop of the phase."""
         return entered(rows, self.slices, hop, self.horizon)
@@ -311,6 +346,9 @@ class Retaining(Descending):
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")
 
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained")
+
 
 @dataclass(frozen=True)
 class NetworkSGD(Descending):
@@ -320,6 +358,9 @@ class NetworkSGD(Descending):
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "all")
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "all")
 
 
 def train_descent(config: Config) -> Descent:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Route
-from unwalk.core.program import Program, Records, Rows, Visit
+from unwalk.core.program import Drawing, Program, Records, Rows, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice
@@ -81,6 +81,9 @@ class Rewind(Descending):
         program, rule = self._again(visit), self.descent.rule
         kept = bool(rule.slots) and rule.state == "local"
         return program if kept else wiping(visit, program)
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained") if visit.earlier_in_phase else None
 
     def _again(self, visit: Visit) -> Program:
         at_hop = replace(visit, phase_hop=visit.phase_hop + self.start_hop - 1)

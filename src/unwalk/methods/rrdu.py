@@ -26,7 +26,7 @@ import numpy as np
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Drawing, Program, Project, Records, StepRule, Steps, Visit
 from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
@@ -162,6 +162,9 @@ class RRDU:
         if self.correction.trust:
             program += (Project(self.correction.trust),)
         return program
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return None if visit.at_unlearner else self.descent.drawing(visit, "all")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import Draws
+from unwalk.core.streams import Draws, Streams
 from unwalk.core.validation import check_choice, check_count, check_number
 
 Peers = npt.NDArray[np.int64]
@@ -79,6 +79,11 @@ class CompleteGraph:
         _check_peer(peer, self.peers)
         drawn = int(rng.integers(self.peers - 1))
         return drawn + (drawn >= peer)
+
+    def random_neighbours(self, peers: Peers, rngs: Streams) -> Peers:
+        """A uniformly random other peer for each."""
+        drawn = rngs.integers(self.peers - 1)
+        return drawn + (drawn >= peers)
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """One message, or none if the token is already there."""
@@ -140,6 +145,11 @@ class SparseGraph:
         """A uniformly random neighbour, in O(1)."""
         near = self.neighbours(peer)
         return int(near[rng.integers(len(near))])
+
+    def random_neighbours(self, peers: Peers, rngs: Streams) -> Peers:
+        """A uniformly random neighbour of each."""
+        first = self.indptr[peers]
+        return self.indices[first + rngs.integers(self.indptr[peers + 1] - first)]
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """The shortest path without its source; of equal ones the lowest next peer wins."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import Draws
+from unwalk.core.streams import Draws, Streams
 from unwalk.core.validation import check_count, check_number
-from unwalk.core.walking import Graph, Move, Route
+from unwalk.core.walking import Graph, ManyRoute, Move, Moves, Peers, Route
 
 NOBODY = -1
 """The holder before the first hop: the first peer that is drawn has the token without a message."""
@@ -40,6 +40,11 @@ class Uniform:
         neighbour = graph.random_neighbour(at, rng)
         return Move(neighbour, (neighbour,), memory)
 
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        return Moves(graph.random_neighbours(at, rngs), memory)
+
 
 @dataclass(frozen=True)
 class UniformPeer:
@@ -51,6 +56,11 @@ class UniformPeer:
     def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         receiver = int(rng.integers(graph.peers))
         return Move(receiver, _travel(graph, at, receiver), memory)
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        return Moves(rngs.integers(graph.peers), memory) if graph.complete else None
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,20 @@ class Restart:
             return Move(self.unlearner, path, {**memory, "visits": visits + 1})
         receiver, path = self._elsewhere(graph, at, rng)
         return Move(receiver, path, {**memory, "visits": visits})
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        if not graph.complete or self.unlearner >= graph.peers:
+            return None
+        visits = memory.get("visits", np.zeros_like(at))
+        restart = rngs.random() < self.p
+        if self.max_visits is not None:
+            restart &= visits < self.max_visits
+        drawn = rngs.integers(graph.peers - 1)
+        elsewhere = drawn + (drawn >= self.unlearner)
+        receivers = np.where(restart, self.unlearner, elsewhere)
+        return Moves(receivers, {**memory, "visits": visits + restart})
 
     def _elsewhere(self, graph: Graph, at: int, rng: Draws) -> tuple[int, tuple[int, ...]]:
         u = self.unlearner
@@ -198,3 +222,14 @@ class FirstTo:
         rest = {k: v for k, v in memory.items() if k != "begun"}
         move = self.then.next(graph, at, rest, rng)
         return Move(move.receiver, move.path, {**move.memory, "begun": 1})
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        if "begun" not in memory or not isinstance(self.then, ManyRoute):
+            return None
+        rest = {k: v for k, v in memory.items() if k != "begun"}
+        moves = self.then.next_all(graph, at, rest, rngs)
+        if moves is None:
+            return None
+        return Moves(moves.receivers, {**moves.memory, "begun": memory["begun"]})

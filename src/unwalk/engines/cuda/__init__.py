@@ -21,7 +21,7 @@ from torch import nn
 
 from unwalk.core.plan import Loss
 from unwalk.core.token import Workspace
-from unwalk.engines.cuda import fleet_layers
+from unwalk.engines.cuda import fleet_layers, groups
 from unwalk.engines.cuda.captured_steps import CapturedSteps, capture
 from unwalk.engines.cuda.fused_network import FusedEvaluation
 
@@ -54,6 +54,19 @@ class Executor:
 
     fleet_convolution = staticmethod(fleet_layers.convolution_of)
     fleet_norm = staticmethod(fleet_layers.norm_of)
+
+    @property
+    def draws_streams(self) -> bool:
+        """Whether :meth:`stream_words` can be asked; it needs a kernel."""
+        return groups.available()
+
+    def stream_words(
+        self, keys: torch.Tensor, hops: torch.Tensor, count: int, passes: int
+    ) -> torch.Tensor:
+        """Words of the first ``passes`` draws of each walk's stream, one at least."""
+        from unwalk.engines.cuda.kernels.philox import stream_words
+
+        return stream_words(keys, hops, count, max(passes, 1))
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """The same step, to be called again and again; it runs a few times to be captured."""
