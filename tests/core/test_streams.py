@@ -11,7 +11,7 @@ from tests.engines.test_contract import train, unlearn
 from tests.tiny import plan
 from unwalk.core.philox import philox
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.streams import Stream, Streams, below, drawn_words
+from unwalk.core.streams import LONG, Stream, Streams, below, drawn_words, order
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import LocalWork
 
@@ -44,11 +44,12 @@ def test_many_streams_at_once_are_numpy_s_generator():
     rng = np.random.default_rng(0)
     keys = rng.integers(0, ONES, (5, 2), np.uint64)
     hops = np.array([1, 2, 2, 1000, 2**32 - 1], np.uint64)
-    drawn = drawn_words(keys, hops, 11, draws=3)
-    for row, draw in product(range(5), range(3)):
-        counter = np.array([0, draw, hops[row], 0], np.uint64)
-        numpys = np.random.Philox(counter=counter, key=keys[row]).random_raw(11)
-        assert (drawn[row, draw] == numpys).all()
+    for count in (1, 11, LONG, LONG + 1):
+        drawn = drawn_words(keys, hops, count, draws=3, first=2)
+        for row, draw in product(range(5), range(3)):
+            counter = np.array([0, 2 + draw, hops[row], 0], np.uint64)
+            numpys = np.random.Philox(counter=counter, key=keys[row]).random_raw(count)
+            assert (drawn[row, draw] == numpys).all()
 
 
 def test_one_walk_draws_what_it_draws_among_many():
@@ -86,6 +87,14 @@ def test_permutations_hold_every_row_once_and_all_orders_are_equally_likely():
     assert (np.sort(long) == np.arange(5000)).all()
     few = Stream((7, 7), 1).choice(np.arange(50), 20, replace=False)
     assert len(set(few.tolist())) == 20
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 144, 4096])
+def test_words_are_sorted_as_numpy_sorts_them_stably_equal_ones_included(count):
+    rng = np.random.default_rng(count)
+    for high in (3, 2**20, 2**64 - 1):  # most words are equal, some, none
+        words = rng.integers(0, high, (3, count), np.uint64, endpoint=True)
+        assert (order(words) == np.argsort(words, axis=1, kind="stable")).all()
 
 
 @pytest.mark.parametrize(

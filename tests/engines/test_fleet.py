@@ -85,11 +85,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("few", [1, 8], ids=["drawn", "one by one"])
 @pytest.mark.parametrize("case", CASES)
-def test_ten_hops_agree_with_the_reference(case):
+def test_ten_hops_agree_with_the_reference(case, few):
     factory, options = CASES[case]
     made = [plan(*phases(**options), task=task(factory), seed=seed) for seed in range(5)]
-    together = list(Fleet(size=3).run(made))
+    together = list(Fleet(size=3, few=few).run(made))
     for outcome, reference in zip(together, InProcess().run(made), strict=True):
         for mine, theirs in zip(outcome.transcript.hops, reference.transcript.hops, strict=True):
             assert dataclasses.replace(mine, digest=None) == dataclasses.replace(
@@ -106,7 +107,7 @@ def test_ten_hops_agree_with_the_reference(case):
 def test_batch_normalisation_agrees_though_counthave_batches_of_different_size():
     made = [plan(*phases(), task=task(batch_norm), seed=seed) for seed in range(5)]
     sizes = set()
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         for name, tensor in reference.token.tensors().items():
             assert torch.allclose(outcome.token.tensors()[name], tensor, rtol=1e-9), name
         sizes |= {hop.events[-1].kind for hop in outcome.transcript.hops}
@@ -117,7 +118,7 @@ def test_batch_normalisation_agrees_though_counthave_batches_of_different_size()
 def test_batch_normalisation_refuses_batches_of_several_parts(options):
     made = [plan(*phases(**options), task=task(batch_norm), seed=seed) for seed in range(2)]
     with pytest.raises(InvalidInput, match="batch normalisation mixes"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
 
 
 def test_per_example_clipping_agrees_with_the_reference():
@@ -135,7 +136,7 @@ def test_per_example_clipping_agrees_with_the_reference():
         plan(Phase("train", Clipped(), walks.Uniform(), 8), task=task(small_cnn), seed=seed)
         for seed in range(3)
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
@@ -150,7 +151,7 @@ def test_countof_different_length_and_settings_move_together():
         )
         for seed, (rate, hops) in enumerate([(0.1, 3), (0.01, 9), (0.05, 6)])
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         assert len(outcome.transcript.hops) == outcome.plan.hops
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
@@ -171,7 +172,7 @@ def test_settings_that_differ_and_countthat_end_early_keep_their_moments_apart(s
         )
         for seed, (rule, hops) in enumerate(zip(rules, (3, 5, 7, 4, 6, 3), strict=True))
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         mine, theirs = outcome.token, reference.token
         assert torch.allclose(mine.parameters, theirs.parameters, rtol=1e-9, atol=1e-12)
         assert mine.moments.keys() == theirs.moments.keys()
@@ -190,14 +191,14 @@ def test_the_walk_that_diverges_is_named_and_nothing_stays_frozen():
         for number, rate in enumerate(rates)
     ]
     with pytest.raises(Diverged, match=r"hop \d at peer 2"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
     assert gc.get_freeze_count() == 0
 
 
 def test_other_architectures_in_one_fleet_are_refused():
     made = [plan(task=task(small_cnn)), plan(task=task(batch_norm))]
     with pytest.raises(InvalidInput, match="one architecture"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
 
 
 def test_convolutions_that_cannot_be_batched_are_refused():
@@ -213,6 +214,8 @@ def test_convolutions_that_cannot_be_batched_are_refused():
 
 class Replays:
     """Captured steps that are taken anew each time: what a device does, without one."""
+
+    draws_streams = False
 
     def __init__(self):
         self.used = []
@@ -245,7 +248,7 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
     plans = [
         plan(*both[: 2 if seed < 2 else 1], task=task(factory), seed=seed) for seed in range(5)
     ]
-    for outcome, reference in zip(Fleet().run(plans), InProcess().run(plans), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(plans), InProcess().run(plans), strict=True):
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
@@ -348,7 +351,7 @@ def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimi
     )
     made = [plan(*both, task=small, seed=seed) for seed in range(5)]
     moved = [dataclasses.replace(m, performance=Performance(device="cuda")) for m in made]
-    for outcome, reference in zip(Fleet().run(moved), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(moved), InProcess().run(made), strict=True):
         mine, theirs = outcome.token, reference.token
         initial = reference.progress.anchors["initial"]
         change = float((theirs.parameters - initial).norm())

@@ -29,6 +29,9 @@ VERSION = 2
 """Of the streams of new runs.  Version 1 keyed a NumPy ``Generator`` anew for every hop."""
 VERSIONS = (1, 2)
 
+LONG = 96
+"""Words above which NumPy draws a stream faster by itself than many are drawn at once."""
+
 Rows = npt.NDArray[np.int64]
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _NOTHING = np.zeros(4, np.uint64)
@@ -66,6 +69,26 @@ def below(words: Words, high: int | npt.NDArray[np.uint64]) -> Rows:
 def fractions(words: Words) -> npt.NDArray[np.float64]:
     """Each word as a number from 0 to 1, without 1, of 53 bits."""
     return (words >> np.uint64(11)) * 2.0**-53
+
+
+def order(words: Words) -> Rows:
+    """What sorts the words along the last axis; of equal ones the first comes first.
+
+    Words whose last bits make room for their places are sorted faster than places by words.  Where
+    two of them are equal, which is rare, that says nothing, and the places are sorted.
+
+    >>> order(np.array([2**63, 7, 2**63, 2**40], np.uint64)).tolist()
+    [1, 3, 0, 2]
+    """
+    count = words.shape[-1]
+    bits = np.uint64(max(count - 1, 1).bit_length())
+    packed = (words >> bits << bits) | np.arange(count, dtype=np.uint64)
+    packed.sort(axis=-1)
+    upper = packed >> bits
+    if (upper[..., 1:] == upper[..., :-1]).any():
+        return np.argsort(words, axis=-1, kind="stable")
+    packed ^= upper << bits
+    return packed.view(np.int64)
 
 
 class Stream:
@@ -112,8 +135,8 @@ class Stream:
     def permutation(self, rows: int | Rows, /) -> Rows:
         """The rows in random order; of a number, those below it."""
         if isinstance(rows, np.ndarray):
-            return rows[np.argsort(self.words(rows.size), kind="stable")]
-        return np.argsort(self.words(rows), kind="stable")
+            return rows[order(self.words(rows.size))]
+        return order(self.words(rows))
 
     def choice(
         self, rows: Rows, size: int | tuple[int, ...], replace: bool = True
@@ -157,6 +180,14 @@ def drawn_words(
     keys: Words, hops: npt.NDArray[np.uint64], count: int, draws: int = 1, first: int = 0
 ) -> Words:
     """``count`` words of each of ``draws`` draws from ``first`` on: (walks, draws, count)."""
+    if count > LONG:
+        drawn = np.empty((len(keys), draws, count), np.uint64)
+        for row, (key, hop) in enumerate(zip(keys, hops.tolist(), strict=True)):
+            stream = Stream(key, hop)
+            stream.draws = first
+            for draw in range(draws):
+                drawn[row, draw] = stream.words(count)
+        return drawn
     blocks = -(-count // 4)
     shape = (len(keys), draws, blocks)
     numbers = np.arange(1, blocks + 1, dtype=np.uint64)[None, None]

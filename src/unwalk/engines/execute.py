@@ -145,10 +145,15 @@ def _add_noise(op: AddNoise, bench: Bench) -> ev.Draw | None:
 def check_finite(bench: Bench) -> None:
     """Refuse to hand on parameters that are not finite."""
     if not torch.isfinite(bench.work.parameters.sum()):
-        raise Diverged(
-            f"hop {bench.hop} at peer {bench.peer} left parameters that are not finite; "
-            "a smaller learning rate or a clip usually helps."
-        )
+        raise diverged(bench.hop, bench.peer)
+
+
+def diverged(hop: int, peer: int) -> Diverged:
+    """The error for parameters that are not finite after a visit."""
+    return Diverged(
+        f"hop {hop} at peer {peer} left parameters that are not finite; "
+        "a smaller learning rate or a clip usually helps."
+    )
 
 
 def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:

@@ -1,13 +1,14 @@
 """Batches of many visits, drawn at once: what a method calls a ``Drawing``, for every walk.
 
-A :class:`Template` is what all visits of a kind to one peer have in common.  Templates are numbered,
-and what a draw needs of them stands in arrays, so that a hop of many walks is a few operations on
-arrays: numbers from the walks' public streams, their order, and the rows that this order names.
+A :class:`Template` is what all visits of a kind to one peer have in common.  Templates are
+numbered, and what a draw needs of them stands in arrays, so that a hop of many walks is a few
+operations on arrays: words from the walks' public streams, their order, and the rows that this
+order names.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.philox import Words
 from unwalk.core.program import Drawing, Steps
-from unwalk.core.streams import below, drawn_words
+from unwalk.core.streams import below, drawn_words, order
 from unwalk.engines.execute import to_device
-from unwalk.engines.fleet_steps import Feed, LockStep, knobs_of
+from unwalk.engines.fleet_steps import Feed, Kind, LockStep, knobs_of
 
 Numbers = npt.NDArray[np.int64]
 LOW = 0xFFFFFFFF
@@ -30,11 +31,10 @@ SIGN = -(2**63)
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A visit that is the same for all walks but for its draw; ``group`` steps together."""
+    """A visit that is the same for all walks but for its draw."""
 
     steps: Steps
     event: ev.GradientSteps
-    group: int
 
 
 class Templates:
@@ -44,10 +44,13 @@ class Templates:
         self.lockstep = lockstep
         self.all: list[Template] = []
         self.passes: list[int] = []
-        """Of each group, the permutations of a visit."""
+        """Permutations of a visit, by group."""
+        self.kinds: list[Kind] = []
+        """What the steps of a group depend on."""
         self.facts: Numbers = np.empty((0, 5), np.int64)
-        self.counts: Numbers = np.empty((0, 2), np.int64)
+        """Rows, entries used of a pass, steps, rows of a step, and where its rows begin."""
         self.groups: Numbers = np.empty(0, np.int64)
+        """Templates of a group take their steps together."""
         self.knobs = np.empty((0, 6), np.float64)
         self.rows: torch.Tensor | None = None
         self._keys: dict[tuple[object, ...], int] = {}
@@ -58,18 +61,24 @@ class Templates:
         count, parts, size = steps.batches.shape
         key = (*lockstep.key_of(steps), drawing.passes)
         group = self._keys.setdefault(key, len(self._keys))
+        kind = Kind(steps.rule, steps.clip_per_example, False, False, False)
         if group == len(self.passes):
             self.passes.append(drawing.passes)
+            self.kinds.append(kind)
+        self.kinds[group] = replace(
+            self.kinds[group],
+            clipped=self.kinds[group].clipped or steps.clip is not None,
+            decays=self.kinds[group].decays or bool(steps.rule.weight_decay),
+        )
         start = 0 if self.rows is None else len(self.rows)
         rows = torch.from_numpy(drawing.rows + lockstep.records.start(shard))
         rows = to_device(rows, lockstep.parameters.device)
         self.rows = rows if self.rows is None else torch.cat([self.rows, rows])
         facts = [drawing.rows.size, drawing.used, count, parts * size, start]
         self.facts = np.concatenate([self.facts, [facts]])
-        self.counts = np.concatenate([self.counts, [[count, steps.gradients]]])
         self.groups = np.append(self.groups, group)
         self.knobs = np.concatenate([self.knobs, [knobs_of(steps)]])
-        self.all.append(Template(steps, event, group))
+        self.all.append(Template(steps, event))
         return len(self.all) - 1
 
     def feed(self, numbers: Numbers, keys: Words, hops: Numbers) -> Feed:
@@ -112,15 +121,17 @@ class Templates:
         if executor is None or not executor.draws_streams:
             words = drawn_words(keys, hops.astype(np.uint64), count, max(passes, 1))
             if not passes:
-                return torch.from_numpy(below(words, sizes.astype(np.uint64)[:, None, None]))
+                places = torch.from_numpy(below(words, sizes.astype(np.uint64)[:, None, None]))
+                return to_device(places, self.lockstep.parameters.device)
             if waits:  # places beyond a walk's rows come last
                 beyond = np.arange(count) >= sizes[:, None, None]
                 words = np.where(beyond, np.uint64(2**64 - 1), words)
-            order = torch.from_numpy(np.argsort(words, axis=2, kind="stable"))
-            return to_device(order, self.lockstep.parameters.device)
+            return to_device(torch.from_numpy(order(words)), self.lockstep.parameters.device)
         given = np.concatenate([keys.view(np.int64), hops[:, None], sizes[:, None]], axis=1)
         held = to_device(torch.from_numpy(given), self.lockstep.parameters.device)
-        drawn = executor.stream_words(held[:, :2].contiguous(), held[:, 2].contiguous(), count, passes)
+        drawn = executor.stream_words(
+            held[:, :2].contiguous(), held[:, 2].contiguous(), count, passes
+        )
         many = held[:, 3, None, None]
         if not passes:
             upper = ((drawn >> 32) & LOW) * many + ((((drawn & LOW) * many) >> 32) & LOW)

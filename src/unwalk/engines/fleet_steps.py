@@ -236,9 +236,7 @@ class LockStep:
             where = to_device(torch.tensor(blank), self.parameters.device)
             self.moments[slot].index_fill_(0, where, 0.0)
 
-    def _store(
-        self, team: Team, rule: StepRule, rows: torch.Tensor | None, count: int
-    ) -> None:
+    def _store(self, team: Team, rule: StepRule, rows: torch.Tensor | None, count: int) -> None:
         """Put the team's rows back."""
         if rows is None:
             return
@@ -546,9 +544,7 @@ class RecordTable:
         """Batches of (steps, walks, rows) row numbers of each walk's own shard."""
         if all(b.shard.augment is None and b.shard.stamp is None for b in benches):
             starts = np.array([self.start(bench.shard) for bench in benches])
-            return self.listed(
-                to_device(torch.from_numpy(rows + starts[:, None]), self.device)
-            )
+            return self.listed(to_device(torch.from_numpy(rows + starts[:, None]), self.device))
         xs, ys = [], []
         listed = to_device(torch.from_numpy(rows), self.device).unbind(1)
         for index, bench in zip(listed, benches, strict=True):

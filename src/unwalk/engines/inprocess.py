@@ -7,7 +7,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -96,7 +96,13 @@ class Walk:
         else:
             state.load(resume.token)
             state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
-            self.progress = replace(resume, anchors=state.anchors)
+            self.progress = Progress(
+                resume.token,
+                resume.locals,
+                state.anchors,
+                resume.transcript,
+                resume.arrivals,
+            )
 
     def arrive(
         self, hop: int, executor: CapturedSteps | None = None, move: Move | None = None
@@ -120,7 +126,7 @@ class Walk:
             local = self.progress.locals[peer] = Local()
         if local.phase != phase.name:
             local.phase, local.in_phase = phase.name, 0
-        shard = self._shard(peer)
+        shard = self.shard(peer)
         visit = Visit(
             hop=hop,
             phase_hop=phase_hop,
@@ -154,7 +160,11 @@ class Walk:
         ``torch.manual_seed`` would do, but it writes a stack trace for every kind of device that
         is not in use, which takes longer than all the rest of a hop's bookkeeping.
         """
-        seed = self.plan.seeds.integer(arrival.phase.name, "torch", arrival.phase_hop)
+        self.seed_at(arrival.phase, arrival.phase_hop)
+
+    def seed_at(self, phase: Phase, phase_hop: int) -> None:
+        """Seed what a visit at a hop of a phase draws from."""
+        seed = self.plan.seeds.integer(phase.name, "torch", phase_hop)
         self.generator.manual_seed(seed)
         torch.default_generator.manual_seed(seed)
         if self.state.device.type == "cuda":
@@ -260,7 +270,7 @@ class Walk:
             state.parameters.copy_(result)
             state.kept.clear()
 
-    def _shard(self, peer: int) -> Shard:
+    def shard(self, peer: int) -> Shard:
         """A peer's records prepared for steps; the same object as long as they do not change."""
         if peer not in self.shards:
             self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)

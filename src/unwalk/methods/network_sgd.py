@@ -17,7 +17,17 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
-from unwalk.core.program import SCHEDULES, Ball, Drawing, Program, Project, Rows, StepRule, Steps, Visit
+from unwalk.core.program import (
+    SCHEDULES,
+    Ball,
+    Drawing,
+    Program,
+    Project,
+    Rows,
+    StepRule,
+    Steps,
+    Visit,
+)
 from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.settings.config import Config

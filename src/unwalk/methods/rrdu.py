@@ -26,7 +26,17 @@ import numpy as np
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Drawing, Program, Project, Records, StepRule, Steps, Visit
+from unwalk.core.program import (
+    AddNoise,
+    Ball,
+    Drawing,
+    Program,
+    Project,
+    Records,
+    StepRule,
+    Steps,
+    Visit,
+)
 from unwalk.core.streams import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase

@@ -124,7 +124,7 @@ class Watch:
 
     def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
-        hop, hops = progress.token.hop, self.plan.hops
+        hop, hops = progress.hop, self.plan.hops
         if self.constituents is not None:
             self.constituents.after(hop, progress.token)
         if hop % self.every == 0 or hop in self.marks:
