@@ -54,21 +54,21 @@ class Draws(Protocol):
         """Some of the rows."""
 
 
-def below(words: Words, high: int | npt.NDArray[np.uint64]) -> Rows:
+def below(words: Words, high: int | Words) -> Rows:
     """Each word as a number from 0 to ``high`` - 1, which has to be less than 2^32.
 
     >>> below(np.array([0, 2**63, 2**64 - 1], np.uint64), 10).tolist()
     [0, 5, 9]
     """
-    high = np.uint64(high) if isinstance(high, int) else high
-    upper = (words >> _HALF) * high
-    upper += ((words & _LOW) * high) >> _HALF
+    bound = np.uint64(high) if isinstance(high, int) else high
+    upper = (words >> _HALF) * bound
+    upper += ((words & _LOW) * bound) >> _HALF
     return (upper >> _HALF).astype(np.int64)
 
 
 def fractions(words: Words) -> npt.NDArray[np.float64]:
     """Each word as a number from 0 to 1, without 1, of 53 bits."""
-    return (words >> np.uint64(11)) * 2.0**-53
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def order(words: Words) -> Rows:
@@ -191,10 +191,10 @@ def drawn_words(
     blocks = -(-count // 4)
     shape = (len(keys), draws, blocks)
     numbers = np.arange(1, blocks + 1, dtype=np.uint64)[None, None]
-    draw = np.arange(first, first + draws, dtype=np.uint64)[None, :, None]
+    which = np.arange(first, first + draws, dtype=np.uint64)[None, :, None]
     attempt = np.zeros((1, 1, 1), np.uint64)
     words = np.empty((*shape, 4), np.uint64)
     key = keys[:, 0, None, None], keys[:, 1, None, None]
-    for part, drawn in enumerate(philox((numbers, draw, hops[:, None, None], attempt), key)):
-        words[..., part] = drawn
+    for part, many in enumerate(philox((numbers, which, hops[:, None, None], attempt), key)):
+        words[..., part] = many
     return words.reshape(*shape[:2], -1)[:, :, :count]

@@ -17,7 +17,7 @@ import torch
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.philox import Words
-from unwalk.core.program import Drawing, Steps
+from unwalk.core.program import Drawing
 from unwalk.core.streams import below, drawn_words, order
 from unwalk.engines.execute import to_device
 from unwalk.engines.fleet_steps import Feed, Kind, LockStep, knobs_of
@@ -31,10 +31,10 @@ SIGN = -(2**63)
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """A visit that is the same for all walks but for its draw."""
+    """What is written down of a visit that is the same for all walks but for its draw."""
 
-    steps: Steps
-    event: ev.GradientSteps
+    events: tuple[ev.Event, ...]
+    gradients: int
 
 
 class Templates:
@@ -78,7 +78,7 @@ class Templates:
         self.facts = np.concatenate([self.facts, [facts]])
         self.groups = np.append(self.groups, group)
         self.knobs = np.concatenate([self.knobs, [knobs_of(steps)]])
-        self.all.append(Template(steps, event))
+        self.all.append(Template((event,), steps.gradients))
         return len(self.all) - 1
 
     def feed(self, numbers: Numbers, keys: Words, hops: Numbers) -> Feed:
@@ -103,9 +103,9 @@ class Templates:
             chosen = places[:, :, : facts[0, 1]] if self.passes[group] else places
             chosen = chosen.reshape(len(facts), longest, widest).transpose(0, 1)
         else:
-            at = _entries(facts, longest, widest, places.shape[2] if self.passes[group] else 0)
-            at = to_device(torch.from_numpy(at), like.device).flatten(1)
-            chosen = places.flatten(1).gather(1, at).view(len(facts), longest, widest)
+            entries = _entries(facts, longest, widest, places.shape[2] if self.passes[group] else 0)
+            at = to_device(torch.from_numpy(entries), like.device)
+            chosen = places.flatten(1).gather(1, at.flatten(1)).view(at.shape)
             chosen = chosen.transpose(0, 1)
         assert self.rows is not None
         first = to_device(torch.from_numpy(facts[:, 4]), like.device)
@@ -138,8 +138,7 @@ class Templates:
             return (upper >> 32) & LOW
         drawn = drawn ^ SIGN
         if waits:
-            beyond = torch.arange(count, device=drawn.device) >= many
-            drawn = torch.where(beyond, LAST, drawn)
+            drawn = drawn.masked_fill(torch.arange(count, device=drawn.device) >= many, LAST)
         return drawn.argsort(dim=2, stable=True)
 
 

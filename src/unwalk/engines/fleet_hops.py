@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from unwalk.core.philox import Words
-from unwalk.core.plan import Drawn, Graph, Kept, Local, Move, Phase, Progress
+from unwalk.core.plan import Drawn, Graph, Local, Move, Phase, Progress
 from unwalk.core.program import Visit
 from unwalk.core.streams import Streams, drawn_words
 from unwalk.core.token import Token
@@ -31,6 +31,7 @@ from unwalk.engines.fleet_steps import LockStep
 from unwalk.engines.inprocess import Walk
 
 Numbers = npt.NDArray[np.int64]
+Log = npt.NDArray[np.int32]
 
 UNKNOWN, ALONE = -1, -2
 """Instead of the number of a template or a band: nobody asked yet; walked one by one."""
@@ -45,6 +46,7 @@ class LazyProgress(Progress):
 
     def __init__(self, held: Progress, hops: Hops, row: int) -> None:
         self.held, self._hops, self._row = held, hops, row
+        self.anchors, self.arrivals = held.anchors, held.arrivals
 
     @property
     def hop(self) -> int:
@@ -71,16 +73,12 @@ class LazyProgress(Progress):
         self.held.locals = locals_
 
     @property
-    def anchors(self) -> dict[str, torch.Tensor]:
-        return self.held.anchors
-
-    @property
     def transcript(self) -> Transcript:
         return self._now().transcript
 
-    @property
-    def arrivals(self) -> dict[int, Kept]:
-        return self.held.arrivals
+    @transcript.setter
+    def transcript(self, transcript: Transcript) -> None:
+        self.held.transcript = transcript
 
 
 @dataclass(eq=False)
@@ -120,15 +118,16 @@ class _RouteStreams(Streams):
             drawn = drawn_words(keys, numbers.reshape(-1).astype(np.uint64), 1, first=draw)
             ahead = band.ahead[draw] = np.zeros((band.reach, len(hops.hop)), np.uint64)
             ahead[:, members] = drawn.reshape(numbers.shape)
-        return ahead[late, self.rows][:, None]
+        words: Words = ahead[late, self.rows][:, None]
+        return words
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One hop of the fleet: the receiver and the template of each walk that drew it, or -1."""
 
-    receivers: npt.NDArray[np.int32]
-    templates: npt.NDArray[np.int32]
+    receivers: Log
+    templates: Log
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +173,7 @@ class Hops:
         self._band_of: dict[Any, int] = {}
         self._variant_of: dict[Any, int] = {}
         self.log: list[Entry] = []
+        self._columns: tuple[tuple[int, int], Log, Log] = ((0, 0), *np.empty((2, 0), np.int32))
         self.read = [0] * count
         """Entries of the log that each walk's progress holds."""
         self.phase: list[Phase | None] = [None] * count
@@ -362,11 +362,10 @@ class Hops:
         if self.read[row] == len(self.log):
             return
         walk, phase, held = self.walks[row], self.phase[row], self.progress[row].held
-        token, nbytes = held.token, int(self.nbytes[row])
-        hop, at = token.hop, token.at
-        assert phase is not None
-        for entry in self.log[self.read[row] :]:
-            number, peer = int(entry.templates[row]), int(entry.receivers[row])
+        token, nbytes, base = held.token, int(self.nbytes[row]), int(self.base[row])
+        hop, at, name = token.hop, token.at, "" if phase is None else phase.name
+        receivers, numbers = self._since(self.read[row])
+        for peer, number in zip(receivers[row].tolist(), numbers[row].tolist(), strict=True):
             if number < 0:
                 continue
             template = self.templates.all[number]
@@ -375,19 +374,21 @@ class Hops:
             held.transcript.add(
                 Hop(
                     hop=hop,
-                    phase=phase.name,
-                    phase_hop=hop - int(self.base[row]),
+                    phase=name,
+                    phase_hop=hop - base,
                     sender=at,
                     receiver=peer,
                     path=path,
-                    nbytes=nbytes * len(path),
-                    events=(template.event,),
-                    gradients=template.steps.gradients,
+                    nbytes=nbytes if path else 0,
+                    events=template.events,
+                    gradients=template.gradients,
                 )
             )
-            local = held.locals.setdefault(peer, Local())
-            if local.phase != phase.name:
-                local.phase, local.in_phase = phase.name, 0
+            local = held.locals.get(peer)
+            if local is None:
+                local = held.locals[peer] = Local()
+            if local.phase != name:
+                local.phase, local.in_phase = name, 0
             local.visits += 1
             local.in_phase += 1
             at = peer
@@ -397,6 +398,21 @@ class Hops:
             names = self.bands[self.band[row]].names
             memory = {name: int(self.memory[name][row]) for name in names}
             held.token = walk.state.token(hop=hop, at=at, memory=memory)
+
+    def _since(self, first: int) -> tuple[Log, Log]:
+        """Receivers and templates of the log from an entry on, one row per walk.
+
+        Walks are usually read one after the other, all from the same entry on.
+        """
+        key = (first, len(self.log))
+        if self._columns[0] != key:
+            entries = self.log[first:]
+            self._columns = (
+                key,
+                np.stack([entry.receivers for entry in entries], axis=1),
+                np.stack([entry.templates for entry in entries], axis=1),
+            )
+        return self._columns[1:]
 
 
 def _agree(given: object, one: str, many: str) -> bool:

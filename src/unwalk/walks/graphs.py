@@ -149,7 +149,8 @@ class SparseGraph:
     def random_neighbours(self, peers: Peers, rngs: Streams) -> Peers:
         """A uniformly random neighbour of each."""
         first = self.indptr[peers]
-        return self.indices[first + rngs.integers(self.indptr[peers + 1] - first)]
+        drawn: Peers = self.indices[first + rngs.integers(self.indptr[peers + 1] - first)]
+        return drawn
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """The shortest path without its source; of equal ones the lowest next peer wins."""
