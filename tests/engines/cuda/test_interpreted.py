@@ -17,6 +17,7 @@ from tests.engines.cuda import test_convolution_kernels as convolutions
 from tests.engines.cuda import test_fleet_layers as fleet
 from tests.engines.cuda import test_fused_network as networks
 from tests.engines.cuda import test_group_norm_kernels as group
+from tests.engines.cuda import test_philox as philox
 from tests.kernels import interpreted, quiet
 from unwalk.engines.cuda import fleet_layers
 
@@ -39,6 +40,10 @@ def test_a_network_with_batch_normalisation():
 
 def test_gradients_clipped_by_record():
     clipped.test_clipped_gradients_equal_the_reference("rows", clipped.squares)
+
+
+def test_streams():
+    philox.test_a_kernel_draws_the_same_words(7, 3)
 
 
 def tiny():
