@@ -15,12 +15,15 @@ from torch.nn.functional import cross_entropy
 
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
+from unwalk.core import token
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import Ball, StepRule, Steps
+from unwalk.core.token import Layout
 from unwalk.engines import cuda, fleet_gradients, fleet_steps
 from unwalk.engines.execute import apply_rule
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_stack import LinearStack
 from unwalk.engines.fleet_steps import Step
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
@@ -217,6 +220,9 @@ class Replays:
 
     draws_streams = False
 
+    def fleet_update(self, *given, **how):
+        return False
+
     def __init__(self):
         self.used = []
 
@@ -297,6 +303,43 @@ def test_an_update_is_the_reference_s_and_leaves_those_that_wait_alone(optimizer
             assert torch.allclose(team.moments[slot][row], moment, rtol=1e-9, atol=1e-12), slot
     assert torch.equal(team.parameters[waiting], before[waiting])
     assert not torch.equal(team.parameters[0], before[0])
+
+
+STACKS = {
+    "two layers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "no bias": lambda: nn.Sequential(nn.Linear(16, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)),
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_gradients_of_a_stack_of_linear_layers_are_those_that_are_mapped(name):
+    torch.manual_seed(0)
+    models = [STACKS[name]().double() for _ in range(4)]
+    layout = Layout.of(models[0])
+    flat = torch.stack([token.flat(model) for model in models])
+    x, y = torch.randn(4, 7, 4, 4).double().flatten(2), torch.randint(3, (4, 7))
+    weights = torch.rand(4, 7).double()
+    gradient = fleet_gradients.BatchedGradient(models[0], layout, None)
+    written, _ = gradient(flat, {}, x, y, weights)
+    assert gradient.stack is not None
+    gradient.stack = None
+    mapped, _ = gradient(flat, {}, x, y, weights)
+    assert torch.allclose(written, mapped, rtol=1e-11, atol=1e-13)
+
+
+def test_only_plain_stacks_of_linear_layers_are_written_out():
+    hooked = STACKS["two layers"]()
+    hooked[1].register_forward_hook(lambda *given: None)
+    frozen = STACKS["two layers"]()
+    frozen[1].weight.requires_grad = False
+    other = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 2))
+    tied = STACKS["two layers"]()
+    tied[1] = nn.utils.parametrizations.weight_norm(tied[1])
+    last = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for model in (hooked, frozen, other, tied, last, small_cnn(), linear(3, 2)):
+        assert LinearStack.of(model) is None
+    assert LinearStack.of(STACKS["two layers"]()) is not None
 
 
 def test_losses_of_mapped_models_are_torch_s_to_the_bit():

@@ -462,10 +462,26 @@ class Step:
         )
         if kind.rule.slots:
             team.counters.add_(batch.active)
-        update(team, kind, slopes, batch)
+        if not self._updated(slopes):
+            update(team, kind, slopes, batch)
         for name, old in team.buffers.items():
             if fresh[name] is not old:
                 old.copy_(_where(batch.active, fresh[name], old))
+
+    def _updated(self, slopes: torch.Tensor) -> bool:
+        """Whether the device took the step in one pass."""
+        team, kind = self.team, self.kind
+        if self.executor is None or kind.noisy or kind.rule.optimizer == "adam":
+            return False
+        return self.executor.fleet_update(
+            team.parameters,
+            slopes,
+            team.moments.get("momentum"),
+            team.knobs,
+            self.batch.active,
+            slopes.norm(dim=1) if kind.clipped else None,
+            decays=kind.decays,
+        )
 
     def prepare(self) -> None:
         """Have the executor prepare the step, once; no walk is active while that happens."""
