@@ -10,8 +10,7 @@ from scipy import stats
 from tests.engines.test_contract import train, unlearn
 from tests.tiny import plan
 from unwalk.core.philox import philox
-from unwalk.core.seeds import PublicSeeds
-from unwalk.core.streams import LONG, Stream, Streams, below, drawn_words, order
+from unwalk.core.seeds import LONG, PublicSeeds, Stream, Streams, below, drawn_words, order
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import LocalWork
 

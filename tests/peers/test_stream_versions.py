@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unwalk.core.streams import VERSION
+from unwalk.core.seeds import VERSION
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.network_file import Member, Network
 from unwalk.peers.provision import make_network, next_run

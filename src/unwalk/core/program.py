@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.events import OPTIMIZERS, WIPES, GradientSteps
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice
 
 Rows = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from unwalk.core.streams import Draws, Streams
+from unwalk.core.seeds import Draws, Streams
 
 Peers = npt.NDArray[np.int64]
 

@@ -18,7 +18,7 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.philox import Words
 from unwalk.core.program import Drawing
-from unwalk.core.streams import below, drawn_words, order
+from unwalk.core.seeds import below, drawn_words, order
 from unwalk.engines.execute import to_device
 from unwalk.engines.fleet_steps import Feed, Kind, LockStep, knobs_of
 

@@ -21,7 +21,7 @@ import torch
 from unwalk.core.philox import Words
 from unwalk.core.plan import Drawn, Graph, Local, Move, Phase, Progress
 from unwalk.core.program import Visit
-from unwalk.core.streams import Streams, drawn_words
+from unwalk.core.seeds import Streams, drawn_words
 from unwalk.core.token import Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.walking import ManyRoute, Moves

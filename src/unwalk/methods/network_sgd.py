@@ -28,7 +28,7 @@ from unwalk.core.program import (
     Steps,
     Visit,
 )
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.settings.config import Config
 

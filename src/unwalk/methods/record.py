@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from unwalk.core.plan import Phase, Task
 from unwalk.core.program import Records
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws
 from unwalk.core.transcript import Transcript
 from unwalk.privacy.accountants import Proof, events_claim
 from unwalk.privacy.formulas import Formula

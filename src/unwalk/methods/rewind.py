@@ -25,8 +25,7 @@ from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Route
 from unwalk.core.program import Drawing, Program, Records, Rows, Visit
-from unwalk.core.seeds import PublicSeeds
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws, PublicSeeds
 from unwalk.core.validation import check_choice
 from unwalk.methods.network_sgd import Descending, Descent, train_descent
 from unwalk.methods.record import (

@@ -37,7 +37,7 @@ from unwalk.core.program import (
     Steps,
     Visit,
 )
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal

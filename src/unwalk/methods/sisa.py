@@ -23,8 +23,7 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Phase
 from unwalk.core.program import Records
-from unwalk.core.seeds import PublicSeeds
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws, PublicSeeds
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import Descent, NetworkSGD, train_descent
 from unwalk.methods.record import Decided, MethodRecord, Request

@@ -20,7 +20,7 @@ from typing import Any
 from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import VERSION
+from unwalk.core.seeds import VERSION
 from unwalk.peers.handover.visit import plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,

@@ -24,8 +24,7 @@ from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan, Task
-from unwalk.core.seeds import PublicSeeds
-from unwalk.core.streams import VERSION
+from unwalk.core.seeds import VERSION, PublicSeeds
 from unwalk.core.token import build_model
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_choice, check_count, check_private_file

@@ -42,7 +42,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import OPTIMIZERS, WORK
 from unwalk.core.plan import ENGINES, KEEPS
 from unwalk.core.program import OPTIMIZER_STATES, SCHEDULES
-from unwalk.core.streams import VERSION
+from unwalk.core.seeds import VERSION
 from unwalk.core.validation import check_choice, check_count, check_number, near
 from unwalk.walks import GRAPHS
 

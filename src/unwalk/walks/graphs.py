@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import Draws, Streams
+from unwalk.core.seeds import Draws, Streams
 from unwalk.core.validation import check_choice, check_count, check_number
 
 Peers = npt.NDArray[np.int64]

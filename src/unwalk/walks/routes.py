@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import Draws, Streams
+from unwalk.core.seeds import Draws, Streams
 from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, ManyRoute, Move, Moves, Peers, Route
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.streams import Draws
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, Move, Route
 from unwalk.walks.routes import NOBODY

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.kernels import DEVICE, quiet, runs_kernels
-from unwalk.core.streams import below, drawn_words, order
+from unwalk.core.seeds import below, drawn_words, order
 from unwalk.engines.fleet_draws import SIGN
 
 pytestmark = [runs_kernels, quiet]
