@@ -318,7 +318,8 @@ def test_slices_have_to_be_asked_for():
 
 @pytest.mark.parametrize(("size", "said"), [(1, False), (100, True)])
 def test_a_seal_that_is_no_bargain_is_labelled(size, said):
-    result = small_run(FLAT, compare=["restart", "retrain"], forget__size=size).result
+    """With seed 2 the walk is at u often enough that a hundred records cost more than a restart."""
+    result = small_run(FLAT, compare=["restart", "retrain"], forget__size=size, seed=2).result
     told = result["certificate"]["worth"]
     assert ("beginning again by 2.3: no cheaper than a restart" in told) == said
     assert "within one point of retraining" in told
