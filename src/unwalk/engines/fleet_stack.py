@@ -41,9 +41,9 @@ class LinearStack:
         kinds = [
             m for m in model if not (type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1))
         ]
-        layers = kinds[::2]
-        plain = all(type(m) is nn.Linear for m in layers)
-        plain = plain and all(type(m) is nn.ReLU for m in kinds[1::2]) and len(kinds) % 2 == 1
+        layers = [m for m in kinds[::2] if type(m) is nn.Linear]
+        plain = len(kinds) % 2 == 1 and len(layers) == len(kinds[::2])
+        plain = plain and all(type(m) is nn.ReLU for m in kinds[1::2])
         if not plain or any(_touched(m) for m in model):
             return None
         found = tuple((m.in_features, m.out_features, m.bias is not None) for m in layers)

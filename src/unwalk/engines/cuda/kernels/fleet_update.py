@@ -17,7 +17,7 @@ BLOCK = 1024
 def _step(
     parameters, slopes, velocity, knobs, active, norms, size,
     momentum: tl.constexpr, clipped: tl.constexpr, decays: tl.constexpr, block: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Part of one walk's step; a walk that waits is left alone."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)

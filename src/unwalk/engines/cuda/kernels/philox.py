@@ -11,7 +11,7 @@ BLOCK = 64
 
 
 @triton.jit
-def _philox(keys, hops, words, draws, blocks, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _philox(keys, hops, words, draws, blocks, block: tl.constexpr):
     """The four words of each counter of one draw of one walk."""
     walk, draw = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     number = tl.program_id(2) * block + tl.arange(0, block).to(tl.int64)
