@@ -202,10 +202,11 @@ def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
     """
     if not all("configuration" in part for part in parts):
         return {}
-    keys = dict.fromkeys(key for part in parts for key in part["configuration"])
+    said = [{**UNSAID, **part["configuration"]} for part in parts]
+    keys = dict.fromkeys(key for configuration in said for key in configuration)
     shared = {}
     for key in (k for k in keys if k not in ("task", "preset", "method", "seed", "compare")):
-        free = [p["configuration"] for p in parts if key not in p["settings"]]
+        free = [c for c, part in zip(said, parts, strict=True) if key not in part["settings"]]
         if free and all(key in c and c[key] == free[0].get(key) for c in free):
             shared[key] = free[0][key]
     return shared

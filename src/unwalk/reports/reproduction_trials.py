@@ -37,9 +37,10 @@ FURTHER = ("tuning", "precision")
 """Experiments that the paper does not have."""
 
 SETTINGS = (
-    "What the runs of the figure set, where it is not the default; a dash is the default. Tables "
-    "change what their first column names. DP-SGD clips every record's gradient, so its model has "
-    "GroupNorm where the others have BatchNorm. The command unwalk settings explains every name."
+    "What the runs of the figure set, where it is not the default, and the version of their "
+    "streams; a dash is the default. Tables change what their first column names. DP-SGD clips "
+    "every record's gradient, so its model has GroupNorm where the others have BatchNorm. The "
+    "command unwalk settings explains every name."
 )
 READINGS = (
     "The paper leaves settings open. Each line is one complete reading, run with one seed; cells "
