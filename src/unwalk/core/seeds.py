@@ -90,14 +90,34 @@ def order(words: Words) -> Rows:
     [1, 3, 0, 2]
     """
     count = words.shape[-1]
-    bits = np.uint64(max(count - 1, 1).bit_length())
-    packed = (words >> bits << bits) | np.arange(count, dtype=np.uint64)
+    last = np.uint64(2 ** max(count - 1, 1).bit_length() - 1)
+    packed = words & ~last
+    packed |= np.arange(count, dtype=np.uint64)
     packed.sort(axis=-1)
-    upper = packed >> bits
-    if (upper[..., 1:] == upper[..., :-1]).any():
+    if ((packed[..., 1:] ^ packed[..., :-1]) <= last).any():
         return np.argsort(words, axis=-1, kind="stable")
-    packed ^= upper << bits
+    packed &= last
     return packed.view(np.int64)
+
+
+def _generator() -> np.random.Philox:
+    """NumPy's generator of this thread, which :func:`_at` puts anywhere."""
+    generator: np.random.Philox | None = getattr(_thread, "philox", None)
+    if generator is None:
+        generator = _thread.philox = np.random.Philox(key=0)
+    return generator
+
+
+def _at(counter: list[int], key: Sequence[int] | Words) -> dict[str, Any]:
+    """The state of NumPy's generator just after a counter."""
+    return {
+        "bit_generator": "Philox",
+        "state": {"counter": counter, "key": key},
+        "buffer": _NOTHING,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
 
 
 class Stream:
@@ -117,18 +137,9 @@ class Stream:
 
     def words(self, count: int) -> Words:
         """The next draw: ``count`` words of 64 bits."""
-        generator = getattr(_thread, "philox", None)
-        if generator is None:
-            generator = _thread.philox = np.random.Philox(key=0)
+        generator = _generator()
         self._counter[1] = self.draws
-        generator.state = {
-            "bit_generator": "Philox",
-            "state": {"counter": self._counter, "key": self._key},
-            "buffer": _NOTHING,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        generator.state = _at(self._counter, self._key)
         self.draws += 1
         drawn: Words = generator.random_raw(count)
         return drawn
@@ -191,11 +202,11 @@ def drawn_words(
     """``count`` words of each of ``draws`` draws from ``first`` on: (walks, draws, count)."""
     if count > LONG:
         drawn = np.empty((len(keys), draws, count), np.uint64)
-        for row, (key, hop) in enumerate(zip(keys, hops.tolist(), strict=True)):
-            stream = Stream(key, hop)
-            stream.draws = first
+        generator = _generator()
+        for row, (key, hop) in enumerate(zip(keys.tolist(), hops.tolist(), strict=True)):
             for draw in range(draws):
-                drawn[row, draw] = stream.words(count)
+                generator.state = _at([0, first + draw, hop, 0], key)
+                drawn[row, draw] = generator.random_raw(count)
         return drawn
     blocks = -(-count // 4)
     shape = (len(keys), draws, blocks)
