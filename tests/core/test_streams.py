@@ -9,6 +9,7 @@ from scipy import stats
 
 from tests.engines.test_contract import train, unlearn
 from tests.tiny import plan
+from unwalk import walks
 from unwalk.core.philox import philox
 from unwalk.core.seeds import LONG, PublicSeeds, Stream, Streams, below, drawn_words, order
 from unwalk.engines.inprocess import InProcess
@@ -86,6 +87,49 @@ def test_permutations_hold_every_row_once_and_all_orders_are_equally_likely():
     assert (np.sort(long) == np.arange(5000)).all()
     few = Stream((7, 7), 1).choice(np.arange(50), 20, replace=False)
     assert len(set(few.tolist())) == 20
+
+
+def test_in_long_permutations_every_row_is_equally_likely_at_every_place():
+    """Places in blocks of twelve: rows against places, over many hops of many walks."""
+    keys = np.stack([PublicSeeds(s).stream_key("train", "batches") for s in range(40)])
+    table = np.zeros((144, 12), np.int64)
+    for hop in range(1, 51):
+        drawn = order(drawn_words(keys, np.full(40, hop, np.uint64), 144)[:, 0])
+        np.add.at(table, (drawn, np.arange(144) // 12), 1)
+    expected = 40 * 50 / 12
+    statistic = float(((table - expected) ** 2 / expected).sum())
+    assert 1e-4 < stats.chi2.sf(statistic, 143 * 11) < 1 - 1e-4
+
+
+@pytest.mark.parametrize(
+    ("graph", "route"),
+    [
+        (walks.complete(5), walks.Uniform()),
+        (walks.ring(5), walks.Uniform()),
+        (walks.complete(5), walks.UniformPeer()),
+    ],
+    ids=["complete", "ring", "anyone"],
+)
+def test_walks_go_to_every_neighbour_equally_often_from_everywhere(graph, route):
+    """From neighbouring seeds, hop after hop, as one walk draws it and as a fleet does."""
+    many, hops = 500, 20
+    keys = np.stack([PublicSeeds(s).stream_key("train", "route") for s in range(many)])
+    at = np.array(
+        [route.next(graph, -1, {}, PublicSeeds(s).stream("train", "route", 1)).receiver
+         for s in range(many)]
+    )  # fmt: skip
+    assert stats.chisquare(np.bincount(at, minlength=5)).pvalue > 1e-4
+    table = np.zeros((5, 5), np.int64)
+    for hop in range(2, hops + 1):
+        went = route.next_all(graph, at, {}, Streams(keys, np.full(many, hop))).receivers
+        one = PublicSeeds(7).stream("train", "route", hop)
+        assert route.next(graph, int(at[7]), {}, one).receiver == went[7]
+        np.add.at(table, (at, went), 1)
+        at = went
+    for peer in range(5):
+        near = np.arange(5) if isinstance(route, walks.UniformPeer) else graph.neighbours(peer)
+        assert table[peer].sum() == table[peer, near].sum() > 0
+        assert stats.chisquare(table[peer, near]).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 144, 4096])
