@@ -5,6 +5,7 @@ there was a version 2.
 """
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_a_certificate_of_an_earlier_network_is_verified_and_its_routes_are_draw
     transcript = Transcript.read(tmp_path / "transcript.jsonl")
     training = Book(network).training
     assert training.seeds.streams == 1
-    work, at, memory = Work(training, 0), -1, {}
+    work, at = Work(training, 0), -1
+    memory: Mapping[str, int] = {}
     trained = [hop for hop in transcript.hops if hop.phase == "train"]
     assert len(trained) == training.hops == 5
     for hop in trained:

@@ -108,7 +108,7 @@ def _generator() -> np.random.Philox:
     return generator
 
 
-def _at(counter: list[int], key: Sequence[int] | Words) -> dict[str, Any]:
+def _at(counter: list[int], key: Sequence[int] | Words) -> Any:
     """The state of NumPy's generator just after a counter."""
     return {
         "bit_generator": "Philox",
