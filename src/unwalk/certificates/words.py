@@ -97,8 +97,8 @@ def verdict_line(document: dict[str, Any]) -> str:
 def claim_lines(document: dict[str, Any]) -> list[str]:
     """Each claim for specialists: grade as shown, numbers, reason, and the code of a refusal.
 
-    What a refusal means and what to do instead is in the verdict; for others than the last it
-    stands here.
+    The verdict says what the last claim's refusal means and what to do instead; for earlier claims
+    this is said here.
     """
     lines = []
     claims, origin = document["claims"], origin_of(document)
