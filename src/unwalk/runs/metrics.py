@@ -264,8 +264,8 @@ def worth(
     told = []
     if norm is not None and parameters.get("loss") == "softmax":
         cost, whole = noise_loss(std, classes, norm), restart_loss(classes)
-        beside = f"the noise (std {std:.3g}) can raise the loss by {cost:.2g}, and beginning again"
-        text = f"By a bound known beforehand, {beside} by {whole:.2g}"
+        noise = f"the noise (std {std:.3g}) can raise the loss by {cost:.2g}"
+        text = f"By a bound known before the walk, {noise}, a restart by {whole:.2g}"
         exact = f": {NO_CHEAPER}, which is exact." if cost >= whole else "."
         told.append(text + exact)
     if "retrain" in series:
@@ -284,10 +284,8 @@ def _measured(method: str, series: dict[str, list[Reading]]) -> list[str]:
     rival, theirs = min(rivals.items(), key=lambda item: item[1])
     own_hops = hops_to_goal[method]
     name = "a restart" if rival == "restart" else "retraining"
-    if own_hops is None or own_hops >= theirs:
-        when = "not at all" if own_hops is None else f"after {counted(own_hops, 'hop')}"
-        return [
-            f"It came within one point of retraining {when}, {name} after {theirs}: {NO_CHEAPER}."
-        ]
-    took = counted(own_hops, "hop")
-    return [f"It came within one point of retraining after {took}, {name} after {theirs}."]
+    near = "came within one point of retraining's clean accuracy"
+    if own_hops is None:
+        return [f"It never {near}; {name} did after {counted(theirs, 'hop')}: {NO_CHEAPER}."]
+    end = f": {NO_CHEAPER}." if own_hops >= theirs else "."
+    return [f"It {near} after {counted(own_hops, 'hop')}, {name} after {theirs}{end}"]
