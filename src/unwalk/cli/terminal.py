@@ -55,12 +55,13 @@ RayAddressOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
+    bool, typer.Option("--resume", help="Continue the stopped run in the folder --out.")
 ]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
 ]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+BundleArgument = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -215,7 +215,7 @@ class Folder:
             )
 
     def finish(self) -> None:
-        """Drop what only a resume needs, and give the folder its name."""
+        """Delete what only a resume needs, and rename the folder to its final name."""
         for name in SCRATCH:
             shutil.rmtree(self.partial / name, ignore_errors=True)
         for name in (DATA, SEEDS):
@@ -271,8 +271,8 @@ def _shown(value: Value) -> str:
 def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
     """The parts of the data, each named in words, with its digest.
 
-    Other peers' shards are not built for it, so that they need not all be held at the same time.
-    Blobs are made from the settings alone, which are compared anyway: of them only u's are drawn.
+    Shards of other peers are not built for this: they would all be in memory at the same time.
+    Blobs follow from the settings, which are compared anyway, so only u's records are drawn.
     """
     u = task.unlearner
     parts = {"the names of the classes": _digest(json.dumps(task.source.labels))}
@@ -294,7 +294,7 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
-    """Which parts differ, in words; nothing where none does.
+    """The parts that differ, in words; empty if none does.
 
     >>> differences({"the graph": "a", "the test set": "b"}, {"the graph": "a"})
     'the test set'
