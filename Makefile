@@ -1,6 +1,7 @@
-# make demo   installs into .venv, runs the demonstration, prints where its report is
-# make test   installs into .venv, runs every check
-# make peers-demo  five real peers train, one forgets five records, two are killed, one lies
+# make install     makes .venv; the command is then .venv/bin/unwalk
+# make demo        installs, runs the demonstration, prints where its report is
+# make peers-demo  five real peers: one forgets five records, two are killed and return, one lies
+# make test        installs, runs every check
 #
 # Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
 # index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).
@@ -19,6 +20,8 @@ PIP_INSTALL = $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-inde
 # One thread a process: the test processes share the cores, and results are pinned to one thread.
 PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
+NEXT = echo 'the command is $(BIN)/unwalk; to type only unwalk here: . $(BIN)/activate'
+
 # $(STAGE) NAME COMMAND...: says which stage runs, and how long it took.
 STAGE = @stage() { \
 	name=$$1; shift; start=$$(date +%s); printf '== %s\n' "$$name"; \
@@ -31,9 +34,10 @@ STAGE = @stage() { \
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
-	@echo 'make soak   the long tests;  make bench  the benchmarks;  make clean  removes caches'
+	@echo 'make soak, make bench, make clean: the long tests; the benchmarks; removes caches'
 
 install: $(STAMP)
+	@$(NEXT)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -51,23 +55,24 @@ $(STAMP): pyproject.toml constraints.txt
 	$(STAGE) 'packages' $(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	@touch $(STAMP)
 
-demo: install
+demo: $(STAMP)
 	$(BIN)/unwalk run --task digits --method rrdu --out runs/demo --overwrite
+	@$(NEXT)
 
-peers-demo: install
+peers-demo: $(STAMP)
 	$(BIN)/python -m unwalk.peers.demo
 
-test: install
+test: $(STAMP)
 	$(STAGE) 'format' $(BIN)/ruff format --check $(CODE)
 	$(STAGE) 'lint' $(BIN)/ruff check $(CODE)
 	$(STAGE) 'types' $(BIN)/mypy $(CODE)
 	$(STAGE) 'import direction' $(BIN)/lint-imports --no-logo
 	$(STAGE) 'tests, doctests, snippets' $(PYTEST)
 
-soak: install
+soak: $(STAMP)
 	$(STAGE) 'soak' $(PYTEST) -m soak --timeout 3600
 
-bench: install
+bench: $(STAMP)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean:

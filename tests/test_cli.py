@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 import unwalk
+from tests.conftest import ROOT
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
@@ -71,6 +72,16 @@ def test_unwalk_alone_says_what_to_do_next(call):
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+@pytest.mark.parametrize(
+    "command", ["", "run", "compare", "verify", "forget", "net up", "peer start", "data fetch"]
+)
+def test_help_shows_no_value_for_a_flag(call, command):
+    said = call(*command.split(), "--help")
+    assert said.code == 0, said.err
+    assert "--help" in said.out
+    assert "<bool>" not in said.out
+
+
 def test_version(call):
     said = call("--version")
     assert (said.code, said.out.strip()) == (0, unwalk.__version__)
@@ -87,13 +98,21 @@ def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
         "Retraining",
         "ASR: attack success",
         "guarantee nominal (epsilon 1, delta 1e-05): the paper's Corollary 5.2",
-        "guarantee refused (no-noise): hop ",
         "report: runs/first/report.html",
     ):
         assert words in said.out
+    told = " ".join(said.out.split())
+    where = "For specialists (no-noise): hop 7, start at peer"
+    assert told.count("refused") == told.count(where) == 1, "one refusal is told once"
+    assert "trained on the forgotten records" in told
+    assert "D_f" not in told
+    assert said.out.splitlines()[-1].startswith("report: ")
     assert max(len(line) for line in said.out.splitlines()) <= 80
     assert said.err == ""
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in (tmp_path / "runs" / "first").iterdir():
+        assert f"`{path.name}`" in readme, "the README lists what --out gets"
 
 
 FLAT = options(
@@ -101,13 +120,14 @@ FLAT = options(
 )
 
 
-def last_paragraph(text: str) -> str:
-    return " ".join(text.rstrip().rpartition("\n\n")[2].split())
+def verdict_in(text: str) -> str:
+    """The paragraph before the last one, which says where the report is."""
+    return " ".join(text.rstrip().split("\n\n")[-2].split())
 
 
-def test_the_last_words_of_a_run_are_what_is_guaranteed_to_whom(call, tmp_path):
+def test_a_run_ends_with_what_is_guaranteed_to_whom_and_the_report(call, tmp_path):
     rehearsal = call("run", "--preset", "certified", *FLAT, "--out", "sealed")
-    said = last_paragraph(rehearsal.out)
+    said = verdict_in(rehearsal.out)
     assert said.startswith("rehearsal: would be certified. Nothing is guaranteed to anybody: ")
     assert "guarantee rehearsal: would be certified (epsilon 1, delta 1e-05): " in " ".join(
         rehearsal.out.split()
@@ -125,11 +145,11 @@ def test_the_last_words_of_a_run_are_what_is_guaranteed_to_whom(call, tmp_path):
     secret.write_bytes(bytes(range(32)))
     secret.chmod(0o600)
     drawn = options({"noise.source": "secret", "noise.secret_file": str(secret)})
-    said = last_paragraph(call("run", "--preset", "certified", *FLAT, *drawn).out)
+    said = verdict_in(call("run", "--preset", "certified", *FLAT, *drawn).out)
     assert said.startswith("certified. Guaranteed to everyone who sees the model after it has left")
     assert "rehearsal" not in said
 
-    said = last_paragraph(call("run", "--method", "restart", *FLAT).out)
+    said = verdict_in(call("run", "--method", "restart", *FLAT).out)
     assert said.startswith("exact. Guaranteed to everyone who sees the model after the request")
 
 
@@ -138,7 +158,7 @@ def test_a_refused_run_ends_with_what_to_do_instead(call):
     known = REFUSALS["no-noise"]
     told = f"refused. Nothing is guaranteed to anybody: {known.plain}. What to do instead: "
     told += f"{known.instead}."
-    assert last_paragraph(said.out) == told
+    assert verdict_in(said.out).startswith(f"{told} For specialists (no-noise): hop 7, start at")
     assert max(len(line) for line in said.out.splitlines()) <= 80
     checked = call("verify", "refused").out.splitlines()
     assert checked[-1] == told
@@ -172,11 +192,27 @@ def test_what_is_refused_before_a_run_says_what_to_do_instead(call, words, code)
 def test_the_way_out_of_a_refusal_is_one(call):
     """What ``--method seal`` is told to do instead, word by word."""
     words = REFUSALS["travelling-state"].instead
-    assert words.startswith("run --preset certified with --task digits-flat,")
+    command, *rest = words.partition(" (or heart")[0].split()
+    assert (command, rest[0]) == ("unwalk", "run")
     assert ", or --method restart, which is exact" in words
-    assert call("run", "--preset", "certified", *FLAT).code == 0
+    assert call(*rest, *FLAT).code == 0
     said = call("run", "--method", "restart", *SMALL_DIGITS, "--set", "compare=none")
-    assert last_paragraph(said.out).startswith("exact. ")
+    assert verdict_in(said.out).startswith("exact. ")
+
+
+@pytest.mark.parametrize("accountant", ["visits", "paper"])
+def test_calibrate_says_of_what_by_which_formula_and_how_to_use_it(call, accountant):
+    budget = ["--epsilon", "1", "--delta", "1e-5", "--sensitivity", "0.5"]
+    said = call("calibrate", "--accountant", accountant, *budget, "--hops", "100", "--p", "0.1")
+    lines = dict(line.split(": ", 1) for line in said.out.splitlines())
+    number, meaning = lines["sigma"].split(" ", 1)
+    assert "standard deviation of the Gaussian noise" in meaning
+    assert lines["for"] == "epsilon 1, delta 1e-05, sensitivity 0.5, hops 100, p 0.1"
+    assert lines["by"].startswith(f"{accountant}, ")
+    unwalk_, *words = lines["to use it"].split()
+    assert unwalk_ == "unwalk"
+    ran = call(*words, *SMALL, "--set", "compare=none", "--json")
+    assert ran.json["config"]["unlearn.sigma"] == float(number)
 
 
 def test_run_without_out_writes_nothing_and_says_how_to_keep_results(call, tmp_path):
@@ -339,7 +375,8 @@ def refused(call: Call, words: list[str], *named: str) -> None:
         (["--device", "cuda:77"], ["device is 'cuda:77'"]),
         (["--seed", "-1"], ["seed is -1", "0 or more"]),
         (["--resume"], ["out/first.partial does not exist", "nothing to resume"]),
-        (["nowhere.toml"], ["nowhere.toml cannot be read"]),
+        (["nowhere.toml"], ["FILE.toml is 'nowhere.toml', which does not exist"]),
+        (["--resume", "true"], ["FILE.toml is 'true'", "--resume takes no value"]),
         (["--model", "nowhere.net:make"], ["no module 'nowhere.net'"]),
         (["--set", "train.learning_rate=1e38"], ["hop ", "not finite", "smaller learning rate"]),
     ],

@@ -27,6 +27,7 @@ from tests.certificates.test_conditions import (
     transcript,
 )
 from tests.runs.small import DIGITS, small_run
+from unwalk.certificates import Verdict
 from unwalk.certificates.document import certificate_of
 from unwalk.certificates.words import claim_lines, in_words, verdict_line, verdict_of
 from unwalk.core import events as ev
@@ -36,7 +37,7 @@ UPHILL = replace(PLAIN, data="forgotten", direction=1, clip=1.0)
 NOISY = replace(RETAINED, noise=0.1, origin="secret", clip=1.0, steps=3)
 ANEW = ev.Start("unlearn", "initial", False, ())
 FROM_SECRET = "The noise came from a secret of the peer that added it."
-WENT_ON = "The model went on as training had left it."
+WENT_ON = "The walk continued from the trained model."
 
 
 def done(**changes: Any) -> list[str]:
@@ -149,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a restart": (
         {"method": "restart", "unlearn": [(3, (ANEW, RETAINED)), (U, (WIPE, RETAINED))]},
         [
-            "The old model was thrown away, and the walk began again from the public initial one.",
+            "The old model was discarded, and the walk began again from the public initial model.",
             "The walk had 2 hops, 1 of them at peer 0; the records were not used any more.",
             "No noise was added.",
         ],
@@ -295,14 +296,41 @@ def test_refusals_are_explained_by_their_code_alone(code):
     assert plain == (
         f"A guarantee was refused: {known.plain}. What to do instead: {known.instead}."
     )
-    assert technical == f"({code}): Hop 7: {code} of D_f."
-    assert claim_lines(document) == [f"refused ({code}): hop 7: {code} of D_f."]
+    assert technical == f"({code}): Hop 7: {code} of the forgotten records."
+    assert claim_lines(document) == [f"refused ({code}): hop 7: {code} of the forgotten records."]
 
 
 def test_each_of_several_refusals_says_what_to_do():
     lines = [*claim_lines(refused("formula", "no-noise")), verdict_line(refused("no-noise"))]
     for code in ("formula", "no-noise"):
         assert any(REFUSALS[code].instead in line for line in lines)
+
+
+def checked(**changed: Any) -> Verdict:
+    verdict = Verdict((), (), "ab" * 32, known=True, recomputed=True, model="checked")
+    return replace(verdict, **changed)
+
+
+def test_what_was_not_checked_is_no_guarantee_yet():
+    document = certificate()
+    line = verdict_line(document)
+    assert line.startswith("certified. Guaranteed to ")
+    assert checked().conclusion(document) == line
+    unknown = checked(known=False)
+    for verdict, first in (
+        (unknown, f"This holds only if you trust who signed it, {'ab' * 32}; that was not checked"),
+        (checked(signer=None, known=False), "Nobody has signed this, so nobody stands for it."),
+        (checked(model="not checked"), "This holds only if what was not checked is right."),
+        (checked(recomputed=False), "This holds only if what was not checked is right."),
+    ):
+        assert verdict.exit_code == 3
+        told = verdict.conclusion(document)
+        assert told.startswith(first)
+        assert told.endswith(f" What it says: {line}")
+        assert verdict.to_json(document)["words"][-1] == told
+    assert "(--trust with a fingerprint, or" in unknown.conclusion(document)
+    assert "(--trust with the network's ca.pem)" in unknown.conclusion({**document, "peers": {}})
+    assert unknown.conclusion(refused("no-noise")) == verdict_line(refused("no-noise"))
 
 
 def test_the_peers_page_knows_every_badge():

@@ -6,7 +6,10 @@ import importlib.util
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +25,7 @@ from tests.tiny import TinyTask, plan
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Performance
-from unwalk.engines import ray_cluster, ray_engine
+from unwalk.engines import ray_cluster, ray_engine, ray_witness
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.ray_engine import FarToken, Ray
 from unwalk.engines.ray_parcel import APART, packed
@@ -70,6 +73,44 @@ def host_pids():
     return sorted(found)
 
 
+def listening():
+    """The addresses at which processes that know the token of this one's cluster listen."""
+    inodes = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if _own((folder / "environ").read_bytes()):
+                inodes |= {os.readlink(fd) for fd in (folder / "fd").iterdir()}
+        except OSError:
+            continue
+    lines = [line for name in ("tcp", "tcp6") for line in _lines(f"/proc/net/{name}")]
+    rows = [line.split() for line in lines]
+    return {
+        row[1].partition(":")[0]
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+    }
+
+
+def _lines(path):
+    return Path(path).read_text().splitlines()
+
+
+LOOPBACK = {"0100007F", "0" * 16 + "FFFF0000" + "0100007F", "0" * 24 + "01000000"}
+
+
+def parametrized():
+    """A model that torch refuses to pickle."""
+    inner = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3, dtype=torch.float64))
+    outer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2, dtype=torch.float64))
+    return nn.Sequential(inner, outer)
+
+
+class Locked(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2, dtype=torch.float64)
+        self.lock = threading.Lock()
+
+
 def _own(started):
     token = os.environ.get("RAY_AUTH_TOKEN", "")
     return bool(token) and f"RAY_AUTH_TOKEN={token}".encode() in started
@@ -107,6 +148,15 @@ def test_a_cluster_gives_the_bits_of_one_process_and_a_killed_worker_changes_not
     same(contract.run(Ray(), [made], None, {0: stop.kept}), whole)
     contract.test_noise_source_decides_noise_and_nothing_else(Ray())
     contract.test_a_step_that_is_not_finite_stops_the_walk(Ray())
+
+    place = Path(cluster._private.worker._global_node.get_temp_dir_path())
+    assert place.parent.stat().st_mode & 0o777 == 0o700
+    assert listening()
+    assert listening() <= LOOPBACK
+    odd = replace(made, task=TinyTask(factory=parametrized))
+    same(contract.run(Ray(), [odd]), contract.run(InProcess(), [odd]))
+    with pytest.raises(InvalidInput, match=r"^the model Locked cannot be sent .*lock.*inprocess"):
+        contract.run(Ray(), [replace(made, task=TinyTask(factory=Locked))])
 
     lasting = replace(made, task=TinyTask(factory=slow))
     kill = Kill(3)
@@ -266,6 +316,97 @@ def test_the_driver_holds_no_token_that_nobody_looks_at(cluster):
     assert where["object_size"] >= APART
     assert torch.equal(seen[-1].parameters, journey._token(journey.place).parameters)
     assert "parameters" in vars(seen[-1])
+
+
+@installed
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 505 HTTP Version Not Supported\r\n\r\n", b""])
+def test_an_address_of_something_else(monkeypatch, answer):
+    """Somebody answers otherwise, or is silent."""
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.3)
+    ray_cluster.ray_module().shutdown()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listener.getsockname()[1]}")
+        held = []
+
+        def serve():
+            held.append(listener.accept()[0])
+            held[0].sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InvalidInput, match=r"no Ray cluster answers .*ray start --head"):
+            ray_cluster.connected()
+        held[0].close()
+
+
+@installed
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:x", ":6379"])
+def test_an_address_that_is_none(monkeypatch, address):
+    ray_cluster.ray_module().shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InvalidInput, match=r"^--ray-address is .*; allowed: auto, or HOST:PORT\.$"):
+        ray_cluster.connected()
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_the_process_that_stands_by_clears_up(tmp_path, heard):
+    """Whether anybody hears it or not; after an end in order it says nothing."""
+    place = tmp_path / "place"
+    for words, said in ((ray_witness.IN_ORDER, b""), (b"", ray_witness.LOST.encode() + b"\n")):
+        place.mkdir()
+        command = [sys.executable, "-S", str(ray_witness.__file__), str(place)]
+        with subprocess.Popen(command, stdin=-1, stderr=-1) as witness:
+            assert witness.stdin is not None
+            assert witness.stderr is not None
+            if not heard:
+                witness.stderr.close()
+            witness.stdin.write(words)
+            witness.stdin.close()
+            assert not heard or witness.stderr.read() == said
+            until(lambda: not place.exists(), 10)
+            witness.kill()
+
+
+@installed
+@pytest.mark.soak
+def test_a_lost_raylet_is_told_and_nothing_stays(tmp_path):
+    """Ray ends the command on the spot; what stands by says how to go on, and clears up."""
+    settings = ("train.hops=400", "performance.checkpoint=0", "compare=")
+    words = [sys.executable, "-m", "unwalk", "run", "--engine", "ray", "--method", "retrain"]
+    words += ["--task", "blobs", "--out", str(tmp_path / "out"), *(f"--set={s}" for s in settings)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as ended:
+        try:
+            until(lambda: list((tmp_path / "out.partial").glob("walks/*.safetensors")), 120)
+            raylet, folder = raylet_of(ended.pid)
+            assert folder.is_dir()
+            os.kill(raylet, signal.SIGKILL)
+            _, said = ended.communicate(timeout=120)
+        finally:
+            ended.kill()
+    assert ended.returncode != 0
+    assert said.decode().splitlines()[-1] == ray_witness.LOST  # Ray may say something before
+    assert "--resume" in ray_witness.LOST
+    until(lambda: not folder.exists(), 40)
+
+
+def until(done, patience):
+    deadline = time.monotonic() + patience
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def raylet_of(pid):
+    """The raylet of a cluster that a process started, and the folder of that cluster."""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line, parent = (place / "cmdline").read_text(), (place / "status").read_text()
+        except OSError:
+            continue
+        if f"PPid:\t{pid}\n" in parent and "/raylet\0" in line:
+            found = re.search(r"--temp_dir=([^\0]*)/r\0", line)
+            assert found is not None
+            return int(place.name), Path(found[1])
+    raise AssertionError("no raylet")
 
 
 def test_parcels_bring_tensors_of_every_kind():

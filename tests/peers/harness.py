@@ -27,6 +27,11 @@ from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import Memory
 
+JOURNAL_TIMES = frozenset(
+    ["at", "began", "ended", "written", "offered", "arrived", "checked", "stamped", "flushed"]
+)
+"""Fields of a peer's journal that hold times; all others hold words and whole numbers."""
+
 SETTINGS: dict[str, Any] = {
     "task": "blobs",
     "method": "finetune",
@@ -37,6 +42,9 @@ SETTINGS: dict[str, Any] = {
     "train.hops": 12,
     "performance.threads": 1,
 }
+ROUTE = 230987
+"""A seed for scenes: training begins 0 1 2 1 2 0 1 0 among three peers, 0 2 3 2 3 1 0 1 among four,
+and 1 2 4 2 4 1 0 among five."""
 
 
 def network(

@@ -88,7 +88,8 @@ class MemoryDesk:
         if unknown:
             raise request_form.UnknownRecords(unknown)
         if form.method == "seal":
-            raise Refused("seal cannot be certified for this model: its loss is not convex.")
+            words = "seal cannot be certified for this model: its loss is not convex."
+            raise Refused(words, "loss", "ask for grade exact")
         self.asked[form.id] = form
         self.clock += 1
         view = request_form.RequestView(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.peers.floods import bad_handshakes, listens
-from tests.peers.harness import CONTEXT, SETTINGS, check_end
+from tests.peers.harness import CONTEXT, JOURNAL_TIMES, ROUTE, SETTINGS, check_end
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
@@ -163,13 +163,11 @@ def gathered(folder: Path) -> list[Path]:
 
 def nothing_but_words(path: Path) -> None:
     """A log holds names, whole numbers, and times: no other number was made from anything."""
-    times = {"began", "ended", "written", "offered", "at"}
-    times |= {"arrived", "checked", "stamped", "flushed"}
     for line in path.read_text().splitlines():
         record = json.loads(line)
         for key, value in record.items():
             items = value if isinstance(value, list) else [value]
-            kinds = (float,) if key in times else (str, int, bool)
+            kinds = (float,) if key in JOURNAL_TIMES else (str, int, bool)
             assert all(isinstance(item, kinds) for item in items), record
 
 
@@ -198,7 +196,7 @@ def test_a_stopped_peer_hands_the_token_over_first(shell):
 
 
 def test_a_peer_that_finds_no_taker_keeps_its_token_and_says_so(shell):
-    folder = init(shell, hops=2000, limits=["stop=0.5"])
+    folder = init(shell, hops=2000, limits=["stop=0.5"], seed=ROUTE)
     path = folder / "peer-0"
     shell.begin("peer", "start", path, "--http=none")
     until(lambda: status(path).get("stage") == "visited")

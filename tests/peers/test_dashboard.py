@@ -220,10 +220,12 @@ def test_a_request_by_keyboard(page, served):
     press(page, *"r-50", Keys.ENTER, *"nobody")
     tab_to(page, "file")
     press(page, Keys.TAB)
-    assert page.script("return document.activeElement.value") == "certified"
-    press(page, Keys.ARROW_DOWN)
     assert page.script("return document.activeElement.value") == "exact"
     assert page.script("return document.querySelector('#budget').hidden")
+    press(page, Keys.ARROW_DOWN)
+    assert page.script("return document.activeElement.value") == "certified"
+    assert not page.script("return document.querySelector('#budget').hidden")
+    press(page, Keys.ARROW_UP)
     tab_to(page, "request-id")
     press(page, *"by-hand", Keys.ENTER)
     page.until("document.querySelector('#sure').open")
@@ -254,6 +256,7 @@ def test_a_request_by_keyboard(page, served):
 
 def test_a_budget_is_sent_as_it_was_typed(page, served):
     page.script("document.querySelector('#ask').open = true")
+    page.script("document.querySelector('input[value=certified]').click()")
     page.script("document.querySelector('#records').value = 'r-60'")
     page.script("document.querySelector('#epsilon').value = 'much'")
     page.script("document.querySelector('#request-id').value = 'typed'")
@@ -275,6 +278,8 @@ WAYS = (
 
 def test_a_method_is_chosen_among_those_of_its_grade(page, served):
     page.script("document.querySelector('#ask').open = true")
+    assert page.script(f"return {WAYS}") == ["", "rewind", "restart"]
+    page.script("document.querySelector('input[value=certified]').click()")
     assert page.script(f"return {WAYS}") == ["", "seal"]
     page.script("document.querySelector('#method').value = 'seal'")
     page.script("document.querySelector('input[value=exact]').click()")

@@ -95,7 +95,7 @@ def verify_as_a_stranger(file: Path, authority: Path, folder: Path) -> None:
     (folder / "transcript.jsonl").unlink()
     code, text = verified(folder)
     assert code == 3
-    assert "not checked: transcript.jsonl is not beside it" in text
+    assert "not checked: signatures of peers: transcript.jsonl is not beside it" in text
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     (folder / "changed.zip").write_bytes(data)

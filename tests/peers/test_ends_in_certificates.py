@@ -139,8 +139,8 @@ def test_visits_and_model_are_those_that_a_quorum_decided_on(told, tmp_path):
     assert problem == "the model is not the one that the peers decided on"
     (tmp_path / MODEL).unlink()
     assert "what was erased" in forged(told, tmp_path, erased_after_hop=10**6)[0]
-    checked = peer_certificate.verified(told.place, told.here.folder / "ca.pem")["checked"]
-    assert "said by the issuer alone: version, issued, composed" in checked
+    stated = peer_certificate.verified(told.place, told.here.folder / "ca.pem")["stated"]
+    assert "by the issuer alone: version, issued, composed" in stated
 
 
 def test_the_transcript_is_what_peers_signed_and_decided_on(told, tmp_path):
@@ -223,9 +223,7 @@ def test_a_revoked_peer_says_nothing_of_requests_without_a_walk(told, tmp_path):
     place = certificate(told.here, LIAR, "backdated")
     found = peer_certificate.verified(place, folder / "ca.pem", told.here.folder / "network.json")
     assert found["problems"] == []
-    assert any(
-        n.startswith("said by the issuer alone") and "records" in n for n in found["checked"]
-    )
+    assert any(n.startswith("by the issuer alone") and "records" in n for n in found["stated"])
     revoke(folder, f"peer-{LIAR}", chapter=1)
     found = peer_certificate.verified(place, folder / "ca.pem", folder / "network.json")
     assert "was revoked from chapter 1 on, and nobody else says" in found["problems"][0]

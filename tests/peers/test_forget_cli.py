@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from tests.peers.deletions import network
 from tests.peers.memory_desk import MemoryDesk, serving
 from unwalk.cli import app
-from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.errors import InvalidInput, Refused, UnwalkError
+from unwalk.core.grades import advised
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
 
@@ -62,7 +64,10 @@ def test_a_request_is_durable_and_the_same_when_asked_again(folder):
     ("names", "more", "why"),
     [
         (["person-1-001", "nobody"], ["--grade", "exact"], "no record 'nobody'"),
-        (["person-1-001"], ["--grade", "certified"], "momentum.*ask for grade 'exact'"),
+        (["person-1-001", "no", "one"], [], "no records 'no', 'one'"),
+        (["person-1-001"], ["--grade", "certified"], "cannot be proved .*momentum"),
+        (["person-1-001"], ["--epsilon", "1"], "'certified' cannot be proved"),
+        (["person-1-001"], ["--method", "seal"], "'certified' cannot be proved"),
         (["person-1-001"], ["--grade", "exact", "--method", "seal"], "rewind or restart"),
         (["person-1-001"], ["--grade", "exact", "--epsilon", "1"], "spends none"),
         (["person-1-001"], ["--grade", "best"], "grade is 'best'"),
@@ -78,6 +83,27 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(folder, names, more, wh
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
             if "requests" in tables:
                 assert db.execute("SELECT COUNT(*) FROM requests").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("record", "more"), [(4, []), (5, ["--method", "rewind"]), (6, ["--method", "restart"])]
+)
+def test_without_a_grade_a_request_is_for_one_that_the_network_gives(folder, record, more):
+    file = ids(folder, f"person-0-00{record}")
+    said = json.loads(run("forget", "--peer", folder / "peer-0", "--ids", file, *more, "--json"))
+    assert (said["grade"], said["stage"]) == ("exact", "received")
+
+
+def test_the_advice_of_a_refusal_at_a_peer_can_be_followed(folder):
+    where = ("forget", "--peer", folder / "peer-0", "--ids", ids(folder, "person-0-008"))
+    with pytest.raises(Refused) as refused:
+        run(*where, "--grade", "certified")
+    told = advised(refused.value)
+    assert "--preset certified --task" not in told
+    advice = told.partition("What to do instead: ")[2]
+    words = re.search(r"\((--grade [a-z]+)\)", advice)
+    assert words is not None, advice
+    assert json.loads(run(*where, *words[1].split(), "--json"))["stage"] == "received"
 
 
 def test_an_address_needs_the_token_and_ids_or_a_vanished_peer_are_needed(folder):

@@ -124,6 +124,8 @@ def test_who_was_first_forgets_and_then_others_do(tmp_path):
             ask(here, peer, f"r{number}", trained_on(here, peer)[0])
             await here.until(ended(here, **{f"r{number}": peer}))
             await here.until(here.trained)
+            view = Reception(here.peers[peer]).request(f"r{number}")
+            assert view.method == here.peers[0].specs[number].method, "nobody had named one"
         assert here.peers[0].specs[0].position == 0
 
     here = hamlet(tmp_path, script)
@@ -316,11 +318,18 @@ def test_records_that_were_never_used_need_no_walk(tmp_path):
         assert here.peers[0].records.find(ids_of(0, *out[:2])).forgotten == tuple(
             ids_of(0, *out[:2])
         )
+        desk = Reception(here.peers[0])
+        held = "the records were held out, never trained on"
+        assert desk.request("a").reason == f"{held}: nothing had to be walked"
+        said = await desk.verify("quiet-1")
+        assert said["stated"] == [f"by the issuer alone: version, issued, composed, that {held}"]
+        assert desk.overview().privacy.rule == "exact certificates spend nothing"
 
     here = hamlet(tmp_path, script)
     assert here.peers[0].specs == []
     document = check(here, 0, "quiet-1")
     assert document["claims"][0]["grade"] == "exact"
+    assert document["peers"]["held_out"] == document["public"]["forgotten"] == 2
 
 
 def test_the_ledger_counts_what_an_earlier_chapter_called_retained(tmp_path):

@@ -66,9 +66,21 @@ def test_a_request_is_taken_in_followed_and_certified(fresh):
     assert (code, status["queue"]) == (200, {"done": 1})
 
 
-def test_a_certified_request_gets_the_usual_budget(fresh):
-    _, made, _ = ask(fresh, "POST", "/v1/requests", {"records": ["r-1"]})
-    assert (made["grade"], made["epsilon"], made["delta"]) == ("certified", 1.0, 1e-5)
+@pytest.mark.parametrize(
+    ("asked", "grade", "epsilon", "delta"),
+    [
+        ({}, "exact", None, None),
+        ({"grade": None, "method": "restart"}, "exact", None, None),
+        ({"grade": "certified"}, "certified", 1.0, 1e-5),
+        ({"epsilon": 0.5}, "certified", 0.5, 1e-5),
+        ({"delta": 1e-6}, "certified", 1.0, 1e-6),
+    ],
+)
+def test_a_request_gets_a_grade_that_any_network_gives_and_the_usual_budget(
+    fresh, asked, grade, epsilon, delta
+):
+    _, made, _ = ask(fresh, "POST", "/v1/requests", {"records": ["r-1"], **asked})
+    assert (made["grade"], made["epsilon"], made["delta"]) == (grade, epsilon, delta)
     assert request_form.REQUEST_ID.fullmatch(made["id"])
 
 
@@ -82,7 +94,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(fresh):
     assert "'x-1', 'x-2'" in sentence(found)
     code, found, _ = ask(fresh, "POST", "/v1/requests", {"records": ["r-2"], "method": "seal"})
     assert code == 422
-    assert "not convex" in sentence(found)
+    assert "not convex. What to do instead: ask for grade exact." in sentence(found)
     assert list(fresh.desk.views) == ["a"]
 
 
@@ -94,7 +106,9 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(fresh):
         ({"records": ["a\nb"]}, r"records[0] is 'a\\nb'"),
         ({"records": ["r-1", 7]}, "records[1] is '7'"),
         ({"records": ["x" * 257]}, "records[0]"),
-        ({"records": "r-1"}, "lacks 'records'"),
+        ({"records": "r-1"}, "'records' is 'r-1'; allowed: a list"),
+        ({"records": {"r-1": 1}}, "'records' is "),
+        ({"records": None}, "lacks 'records'"),
         ({}, "lacks 'records'"),
         ([], "no JSON object"),
         ({"records": ["r-1"], "epsilom": 1}, "did you mean epsilon?"),
@@ -108,6 +122,7 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(fresh):
         ({"records": ["r-1"], "id": "../x"}, "id is '../x'"),
         ({"records": ["r-1"], "id": 5}, "id is '5'"),
         ({"records": ["r-1"], "method": "Seal it"}, "method is"),
+        ({"records": ["r-1"], "method": ["seal"]}, "method is"),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers import provision
 from unwalk.peers.identity import credentials
 from unwalk.peers.identity.credentials import Keys, fingerprint_of, request
-from unwalk.peers.identity.network_file import Member, Network
+from unwalk.peers.identity.network_file import Limits, Member, Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.hoplog import sign_entry
 
@@ -160,10 +160,14 @@ def test_limits_stand_in_the_network_file(tmp_path):
     large = run.invoke(app, [*words, str(tmp_path / "n"), "--set=data.features=400", *given])
     assert "limits.token_bytes is 2048; allowed: " in str(large.exception)
     assert not (tmp_path / "n").exists()
-    for wrong in ("speed=3", "messages", "messages=fast", "token_bytes=1.5", "stop=0"):
+    odd = ("rate=inf", "rate=1e-300", "visit=inf", "connect=1e9", "weight=inf", "messages=nan")
+    for wrong in ("speed=3", "messages", "messages=fast", "token_bytes=1.5", "stop=0", *odd):
         refused = run.invoke(app, [*words, str(tmp_path / wrong), f"--limit={wrong}"])
         assert isinstance(refused.exception, InvalidInput), wrong
         assert "allowed" in str(refused.exception), wrong
+        assert not (tmp_path / wrong).exists(), wrong
+    with pytest.raises(InvalidInput, match=r"^limits.rate is 1 bytes .* allowed: 772 or more\.$"):
+        Limits(rate=1.0).with_lease_for(10**9)
 
 
 def test_a_revoked_peer_does_not_start(made):

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,8 +23,10 @@ from typer.testing import CliRunner
 
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
+from unwalk.peers import local_network
 from unwalk.peers.daemon import status
 from unwalk.peers.local_network import LocalNetwork, make_local
+from unwalk.peers.provision import make_network
 from unwalk.peers.storage.store import running
 from unwalk.peers.supervisor import Supervisor
 
@@ -140,6 +143,11 @@ def test_up_killed_back_and_down(tmp_path):
         assert b"A peer's dashboard" in page
         with pytest.raises(urllib.error.HTTPError, match="401"):
             await asyncio.to_thread(network, supervisor.page.url[:-1])
+        with pytest.raises(InvalidInput) as second:
+            LocalNetwork(folder)
+        assert f"runs already, by process {os.getpid()}, page {supervisor.page.url};" in str(
+            second.value
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def both() -> None:
@@ -189,6 +197,52 @@ def test_a_network_that_is_there_is_not_made_anew(tmp_path):
     (folder / "network.json").unlink()
     with pytest.raises(InvalidInput, match="holds something else; choose another --folder"):
         make_local(folder, 3, degree=None, task="blobs", settings={})
+
+
+def test_what_is_there_stays(tmp_path):
+    """A folder of another name beside it, a file in its place or above it."""
+    beside = tmp_path / "net.partial"
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("precious")
+    make_local(tmp_path / "net", 2, degree=None, task="blobs", settings={"train.hops": 2})
+    assert (beside / "thesis.txt").read_text() == "precious"
+    file = tmp_path / "file"
+    file.write_text("dear")
+    for place, why in ((file, "Not a directory"), (file / "net", "File exists")):
+        with pytest.raises(InvalidInput, match=rf"^no network can be made in {place}: {why};"):
+            make_local(place, 2, degree=None, task="blobs", settings={})
+    assert file.read_text() == "dear"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "net", "net.partial"]
+
+
+def test_two_at_once_make_one_network(tmp_path, monkeypatch):
+    folder, made = tmp_path / "net", make_network
+
+    def late(*given: Any, **how: Any) -> Any:
+        found = made(*given, **how)
+        monkeypatch.setattr(local_network, "make_network", made)
+        make_local(folder, 2, degree=None, task="blobs", settings={"train.hops": 2})
+        return found
+
+    monkeypatch.setattr(local_network, "make_network", late)
+    with pytest.raises(InvalidInput, match=r"^another command has made .*net meanwhile; run the"):
+        make_local(folder, 3, degree=None, task="blobs", settings={"train.hops": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["net"]
+    assert len(LocalNetwork(folder).names) == 2
+
+
+def test_a_port_in_use_is_refused_before_anything_is_made(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["net", "up", "--folder", str(tmp_path / "net"), "--port", str(port)]
+        done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, InvalidInput)
+    assert str(done.exception) == (
+        f"--port is {port}, which cannot be used (Address already in use); choose another one, or "
+        "0 for one that is free."
+    )
+    assert done.output == ""
+    assert not (tmp_path / "net").exists()
 
 
 @pytest.mark.parametrize(

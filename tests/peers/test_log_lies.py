@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import Village, lived, network
+from tests.peers.harness import ROUTE, Village, lived, network
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.plan import Move
@@ -76,7 +76,7 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
         _draws(service, log)
         _sightings(here, service)
 
-    lived(tmp_path, script, peers=4, lease=60.0)
+    lived(tmp_path, script, peers=4, lease=60.0, seed=ROUTE)
 
 
 def _walk(service: Service, log: list[Entry]) -> None:

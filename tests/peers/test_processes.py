@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.harness import check_end, network, town
+from tests.peers.harness import JOURNAL_TIMES, check_end, network, town
 from tests.peers.trials import ENDED, PROCESSES, furthest, kind_of, run_trial
 
 QUICK = ("killed and back", "stopped past the lease", "holds the token up")
@@ -89,14 +89,10 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         "event",
         "run",
         "network",
-        "at",
         "hop",
         "leg",
         "generation",
-        "began",
-        "ended",
         "to",
-        "offered",
         "why",
         "sender",
         "reason",
@@ -114,7 +110,7 @@ def test_stop_hands_over_and_logs_hold_no_data(tmp_path):
         with (folder / f"peer-{peer}" / "store" / "log.jsonl").open() as file:
             records = [json.loads(line) for line in file]
         assert records
-        assert not {key for r in records for key in r} - allowed
+        assert not {key for r in records for key in r} - allowed - JOURNAL_TIMES
 
 
 def asked_to_forget(store: Path, epsilon: str) -> int:

@@ -26,6 +26,7 @@ from tests.peers.own_files import names_of, peer
 from unwalk.certificates.document import FORMAT, text_of
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.grades import advised
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
@@ -158,7 +159,7 @@ def test_a_submission_leaves_the_loop_free_and_a_refused_grade_says_what_to_do(t
             with pytest.raises(Refused) as refused:
                 await desk.submit(form("c", *ids_of(0, 1), grade="certified"))
             assert "momentum" in str(refused.value)
-            assert "grade 'exact'" in str(refused.value)
+            assert "ask for grade exact" in advised(refused.value)
             with pytest.raises(Refused, match="'rewind' does not reach grade 'certified'"):
                 await desk.submit(form("c", *ids_of(0, 1), grade="certified", method="rewind"))
             assert chapters.records is not None

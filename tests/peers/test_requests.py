@@ -11,8 +11,14 @@ import pytest
 
 from tests.peers.own_files import DECLARED, killed, make_csv, names_of, peer
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.forgetting.request_form import STAGES, Conflict, RequestForm, UnknownRecords
-from unwalk.peers.forgetting.requests import AlreadyAsked, Requests, read_ids
+from unwalk.peers.forgetting.request_form import (
+    STAGES,
+    Conflict,
+    RequestForm,
+    UnknownRecords,
+    read_ids,
+)
+from unwalk.peers.forgetting.requests import AlreadyAsked, Requests
 from unwalk.peers.records.record_store import Counts, Records
 from unwalk.peers.records.sources import DataSettings
 
@@ -23,9 +29,9 @@ def dump(records: Records) -> list[str]:
         return list(db.iterdump())
 
 
-def form(id: str, *numbers: int, **said) -> RequestForm:
+def form(id: str, *numbers: int, grade: str = "certified", **said) -> RequestForm:
     names = names_of(2000)
-    return RequestForm(id, tuple(names[n] for n in numbers), **said)
+    return RequestForm(id, tuple(names[n] for n in numbers), grade, **said)
 
 
 @pytest.fixture

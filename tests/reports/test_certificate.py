@@ -47,7 +47,7 @@ def test_it_says_what_was_asked_done_promised_and_not(result):
     told = page[places[0] :]
     assert "Peer 0 asked that the model forget 1 record." in told
     assert "passed from peer to peer 9 times by then" in told
-    assert "who held it for even odds beforehand, 50 %, can be 73.2 % sure" in told
+    assert "can be at most 73.2 % sure afterwards" in told
     assert told.index("Nothing yet: this is a rehearsal") < told.index("factor of 2.72")
     assert "factor of 2.72 at most, except with a probability of 1 in 100,000" in told
     assert "It is no secret who asked, when, and for how many records." in told
@@ -126,8 +126,20 @@ def test_a_refusal_stands_at_the_top_with_what_to_do_instead(result):
         "What to do instead: set train.keep=last ."
     )
     assert known.instead == "set train.keep=last"
-    assert "<code>train.keep=last</code>" in page
+    assert '<code><span class="word">train.keep=last</span></code>' in page
+    assert "hop 3: an average of the forgotten records." in text(page).lower()
     assert "code: iterate" in text(page)
+
+
+def test_a_command_breaks_between_its_words_only(result):
+    claim = {**result["claims"][0], "code": "no-noise", "grade": "refused"}
+    claim |= {"epsilon": None, "delta": None, "reason": "hop 3: no noise."}
+    page = render({**with_claims(result, claims=[claim]), "command": "unwalk run --out runs/a-b"})
+    words = ("unwalk", "run", "--preset", "certified", "--task", "digits-flat")
+    code = " ".join(f'<span class="word">{word}</span>' for word in words)
+    assert page.count(f"<code>{code}</code>") == 2, "at the top, and among the plain words"
+    assert '<span class="word">--out</span> <span class="word">runs/a-b</span></code>' in page
+    assert ".word{display:inline-block" in page
 
 
 def test_words_nobody_needs_are_not_there(result):

@@ -20,7 +20,7 @@ from unwalk.reports import page, render
 from unwalk.reports.reproduction_page import render_reproduction
 
 EVIL = "</style></title><script>alert('x')</script><img src=x onerror=\"y\">&amp;"
-CALM = "plain"
+CALM = "(plain) and calm"  # as many words, each an element in a command; no name of a setting
 
 
 def filled(value: Any, text: str) -> Any:

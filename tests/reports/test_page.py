@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.reports.conftest import fake_result, with_seeds
 from unwalk.core.errors import InvalidInput
 from unwalk.reports import render
 from unwalk.reports.page import DARK, LIGHT, rules, style_sheet
@@ -29,8 +30,11 @@ Array = npt.NDArray[np.float64]
 class Node:
     tag: str
     attributes: dict[str, str]
-    children: list[Node] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    parts: list[Node | str] = field(default_factory=list)
+
+    @property
+    def children(self) -> list[Node]:
+        return [part for part in self.parts if isinstance(part, Node)]
 
     def all(self, tag: str, kind: str = "") -> list[Node]:
         """Every element below with this tag and, if given, this class."""
@@ -41,7 +45,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        return "".join(self.words) + "".join(n.text for n in self.children)
+        return "".join(part.text if isinstance(part, Node) else part for part in self.parts)
 
 
 class Reader(HTMLParser):
@@ -56,7 +60,7 @@ class Reader(HTMLParser):
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), f"<{tag}> repeats an attribute: {names}"
         node = Node(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(node)
+        self.open[-1].parts.append(node)
         if tag not in VOID:
             self.open.append(node)
 
@@ -70,7 +74,7 @@ class Reader(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].words.append(data)
+        self.open[-1].parts.append(data)
 
 
 def parse(page: str) -> Node:
@@ -296,6 +300,40 @@ def test_story_judges_by_the_gap(usual: Json, gap: float, said: str) -> None:
     assert said in story.text
 
 
+JUDGED = ("still known", "below retraining", "level with")
+
+
+@pytest.mark.parametrize(
+    ("records", "gap", "said"),
+    [(20, 0.1, ""), (20, -0.15, ""), (20, 0.2, "still known"), (200, 0.1, "still known")],
+)
+def test_a_gap_of_a_few_records_is_not_judged(records: int, gap: float, said: str) -> None:
+    result = fake_result(backdoor=False)
+    result["task"]["forget"]["size"] = records
+    result["methods"][0]["gap"]["forget"] = gap
+    (story,) = parse(render(result)).all("p", "story")
+    assert [words for words in JUDGED if words in story.text] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "said"),
+    [
+        (0.0, 0.141, []),
+        (0.3, 0.02, ["The records are still known: 30.0 points above retraining, on average"]),
+        (0.0, 0.02, ["level with retraining, within 5 points, on average over 5 seeds"]),
+    ],
+)
+def test_several_seeds_are_judged_by_their_mean(mean: float, std: float, said: list[str]) -> None:
+    result = with_seeds(fake_result(backdoor=False))
+    result["methods"][0]["gap"]["forget"] = 0.9
+    main = next(m for m in result["seeds"]["methods"] if m["name"] == "rrdu")
+    main["mean"]["gap.forget"], main["std"]["gap.forget"] = mean, std
+    (story,) = parse(render(result)).all("p", "story")
+    assert "With seed 0, after 200 unlearning hops RR-DU gives" in story.text
+    assert all(words in story.text for words in said)
+    assert sum(words in story.text for words in JUDGED) == len(said)
+
+
 def test_samples_are_marked_right_and_wrong_by_sign_too(usual: Json) -> None:
     rows = table_named(parse(render(usual)), "Samples with the answers of each model")
     for index, sample in enumerate(usual["samples"]):
@@ -318,7 +356,7 @@ def test_claims_say_what_they_are(usual: Json) -> None:
     assert "nominal" in boxes[0]
     assert "not a guarantee" in boxes[0]
     assert "ε = 1, δ = 10⁻⁵; accountant: paper" in boxes[0]
-    assert "The walk started from a new model.ε = 0, δ = 0" in boxes[1]
+    assert "The walk started from a new model.\nε = 0, δ = 0" in boxes[1]
     assert "accountant" not in boxes[1]
     assert "does not know" in boxes[2]
 

@@ -363,7 +363,7 @@ def test_notes_are_plain_paragraphs_and_hostile_words_stay_words() -> None:
     page = page_of(documents, notes)
     assert not page.all("script")
     (box,) = page.all("div", "words")
-    assert [p.text for p in box.all("p")] == ["One.", evil, "Own.MNIST. "]
+    assert [p.text for p in box.all("p")] == ["One.", evil, "MNIST. Own."]
     assert page.all("h2")[-1].text == "Fair tuning"
     with pytest.raises(InvalidInput, match="the note 'table-rho' is a int"):
         render_reproduction({}, {"table-rho": 3})  # type: ignore[dict-item]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import time
 import pytest
 
 from tests.runs.small import BLOBS, options, small, untimed
+from unwalk.cli.terminal import Bars
 from unwalk.core.errors import InvalidInput
+from unwalk.reports import render
+from unwalk.reports.tables import summary_table
 from unwalk.runs import compare as comparing
 from unwalk.runs.compare import compare
 from unwalk.runs.run import forget
@@ -68,11 +72,26 @@ def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monke
     assert compared.mean("finetune", "clean") is not None
 
 
+def test_one_seed_has_no_deviation():
+    found = compare(small(compare=[]), 1)
+    assert found.mean("rrdu", "clean") is not None
+    assert found.std("rrdu", "clean") is None
+    assert "±" not in render(found.result)
+    table = summary_table(found.result)
+    assert str(table.title) == "blobs, 1 seed"
+    assert not any("±" in str(cell) for column in table.columns for cell in column.cells)
+
+
 def test_two_processes_give_the_same_bits(tmp_path):
     one, two = (compare(small(), 3, jobs=jobs, out=tmp_path / str(jobs)) for jobs in (1, 2))
     assert untimed(one.runs) == untimed(two.runs)
     assert untimed(one.result) == untimed(two.result)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+
+
+def test_without_a_terminal_a_line_is_said(capsys):
+    Bars().say("a worker was killed")
+    assert capsys.readouterr().err == "a worker was killed\n"
 
 
 def asked(*words):
@@ -112,14 +131,13 @@ def test_a_sweep_that_is_interrupted_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(
         words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
-    while not list((tmp_path / "out.partial" / "seeds").glob("*.json")):
-        assert process.poll() is None
-        time.sleep(0.01)
+    assert process.stderr is not None
+    assert re.fullmatch(rb"seed [01] is done, 1 of 8\n", process.stderr.readline())
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.decode().startswith("unwalk: stopped; go on with: unwalk compare")
-    assert said.count(b"\n") == 1
+    *_, stopped = said.decode().splitlines()
+    assert stopped.startswith("unwalk: stopped; go on with: unwalk compare")
 
 
 def children(pid):

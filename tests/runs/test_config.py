@@ -17,7 +17,16 @@ from unwalk.core.errors import InvalidInput
 from unwalk.methods import defaults
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import run
-from unwalk.settings.config import Value, apply, flatten, parse_set, read_toml, table, to_toml
+from unwalk.settings.config import (
+    Value,
+    apply,
+    flatten,
+    parse_set,
+    read_toml,
+    run_id,
+    table,
+    to_toml,
+)
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz-", min_size=1)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -234,3 +243,15 @@ def _bytes(path: Path) -> bytes:
     data = path.read_bytes()
     assert data
     return data
+
+
+def test_who_carries_a_run_does_not_name_it():
+    """Noise is drawn for a run by its name: the same walk on another engine is no second draw."""
+    name = run_id(resolve({}))
+    for same in (
+        {"performance.engine": "ray"},
+        {"performance.hosts": 3},
+        {"performance.checkpoint": 0.0},
+    ):
+        assert run_id(resolve(same)) == name
+    assert run_id(resolve({"performance.threads": 2})) != name

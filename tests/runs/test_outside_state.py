@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load
 from torch import nn
 
+from unwalk.core.errors import InvalidInput
 from unwalk.core.outside import Surroundings
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.fleet import Fleet
@@ -388,6 +389,18 @@ def test_measuring_on_the_forgotten_records_changes_nothing(model, method):
     assert claim_of(one)["grade"] == "exact"
     for name, tensor in one.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+class WithLock(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_model_that_cannot_be_copied_is_told():
+    result = forgetting(WithLock, 0.0, "restart")
+    with pytest.raises(InvalidInput, match=r"^the model WithLock cannot be copied \(.*lock"):
+        _ = result.model
 
 
 class Calls(Base):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from safetensors import safe_open
 from tests.runs.small import BLOBS, options, small, small_run, untimed
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
+from unwalk.engines import ray_cluster
+from unwalk.engines.inprocess import InProcess
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
@@ -414,8 +417,56 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         small_run(out=tmp_path / "file" / "out")
 
 
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_a_folder_that_somebody_writes_to_is_left_to_them(tmp_path, how):
+    out, refused = tmp_path / "out", list[str]()
+
+    def meanwhile(walk: str, done: int, hops: int) -> None:
+        if not refused:
+            with pytest.raises(InvalidInput) as refusal:
+                run(small(), out=out, **how)
+            refused.append(str(refusal.value))
+
+    run(small(), out=out, tell=meanwhile)
+    assert refused == [
+        f"{partial_of(out)} is in use by process {os.getpid()}; wait until that has ended, or "
+        "choose another --out."
+    ]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert not (out / "lock").exists()
+
+
+def test_a_wrong_address_costs_no_checkpoint(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    config = small(performance__engine="ray")
+
+    def nowhere() -> None:
+        raise InvalidInput("--ray-address is 'nonsense'; allowed: auto, or HOST:PORT.")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out=out, tell=Stop(3), engine=InProcess())
+    monkeypatch.setattr(ray_cluster, "connected", nowhere)
+    with pytest.raises(InvalidInput, match="--ray-address is 'nonsense'"):
+        run(config, out=out, resume=True)
+    assert partial_of(out).exists()
+
+
 def compared(out: Path | None = None, config: Config | None = None, **how: Any) -> Any:
-    return compare(config or small(), 3, out=out, **how)
+    return compare(config or small(), how.pop("seeds", 3), out=out, **how)
+
+
+def test_a_comparison_is_resumed_with_as_many_seeds_or_more(tmp_path):
+    out, config = tmp_path / "out", small(compare=[])
+    with pytest.raises(KeyboardInterrupt):
+        compared(out, config, seeds=2, tell=Stop(5, at="seed 2/2"))
+    with pytest.raises(InvalidInput, match=r"^--seeds is 1, but .*out.partial was started with 2;"):
+        compared(out, config, seeds=1, resume=True)
+    found = compared(out, config, seeds=3, resume=True)
+    assert [one["seed"] for one in found.runs] == [0, 1, 2]
+    with pytest.raises(InvalidInput, match="out is complete already; there is nothing to resume"):
+        compared(out, config, seeds=3, resume=True)
+    with pytest.raises(InvalidInput, match=r"out is complete with 3 seeds, and --seeds is 4; "):
+        compared(out, config, seeds=4, resume=True)
 
 
 def test_a_comparison_goes_on_after_its_last_finished_seed(tmp_path):

@@ -78,10 +78,14 @@ def test_a_visit_made_again_draws_the_same_noise_and_enters_it_once(tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
-    config = small(chosen(secret), method="noisy-start", performance__engine="ray")
-    run(config, out=tmp_path / "whole")
+    here = small(chosen(secret), method="noisy-start")
+    run(here, out=tmp_path / "here")
     before = lines(tmp_path)
     assert before
+    config = small(chosen(secret), method="noisy-start", performance__engine="ray")
+    run(config, out=tmp_path / "whole")
+    assert lines(tmp_path) == before, "another engine is no other run"
+    assert model(tmp_path / "whole") == model(tmp_path / "here")
 
     def kill(walk: str, done: int, hops: int) -> None:
         if (walk, done) in (("noisy-start", 1), ("noisy-start", 5)):

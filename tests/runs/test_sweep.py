@@ -85,7 +85,14 @@ def test_a_killed_worker_costs_its_own_cell_at_most(tmp_path, notes):
     for place, name, times in ((1, "once", 1), (6, "always", 9)):
         (tmp_path / name).mkdir()
         cells.insert(place, Cell(name, die, (tmp_path / name, times)))
-    found = dict(sweep(cells, jobs=2, folder=tmp_path / "cells"))
+    said: list[str] = []
+    found = dict(sweep(cells, jobs=2, folder=tmp_path / "cells", say=said.append))
+    lost = [line for line in said if "was killed" in line]
+    assert 1 <= len(lost) <= 2  # both may be killed at the same time
+    assert lost[0].startswith("a worker was killed; what was under way is run again, one by one: ")
+    assert "cell once" in lost[0]
+    ended = {line.partition(" is done, ")[0] for line in said if line not in lost}
+    assert ended == {f"cell {name}" for name in (*"0123456", "once")}
     assert [found[str(n)]["square"] for n in range(7)] == [n**2 for n in range(7)]
     assert found["once"] == "alive"
     assert found["always"] == Failed(KILLED)
@@ -123,13 +130,16 @@ def test_a_cluster_is_swept_as_processes_are(tmp_path, notes):
         cells.insert(1, Cell("once", die, (tmp_path / "once", 1)))
         cells.append(Cell("always", die, (tmp_path / "always", 9)))
         cells.append(Cell("refused", refuse, ("No.",)))
-        found = dict(sweep(cells, jobs=2, cluster="local"))
+        said: list[str] = []
+        found = dict(sweep(cells, jobs=2, cluster="local", say=said.append))
     finally:
         ray.shutdown()
     assert [found[str(n)]["square"] for n in range(4)] == [0, 1, 4, 9]
     assert found["once"] == "alive"
     assert found["always"] == Failed(KILLED)
     assert found["refused"].reason == "No."
+    ended = {line.partition(" is done, ")[0] for line in said if " is done, " in line}
+    assert ended == {f"cell {name}" for name in (*"0123", "once")}
 
 
 def test_a_cluster_without_ray_is_refused(monkeypatch, notes):

@@ -327,7 +327,7 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
 
 
 def refused(reason: str, code: str) -> dict[str, Any]:
-    """A claim that is not made, with the reason and its code."""
+    """A refused claim, with the reason and its code."""
     return {
         "code": code,
         "grade": "refused",

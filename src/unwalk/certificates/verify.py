@@ -10,7 +10,9 @@ from typing import Any
 
 from unwalk.certificates.document import MODEL, certificate_of, model_of
 from unwalk.certificates.signing import check_signature, of_a_peer, trusted
+from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, UnwalkError
+from unwalk.core.grades import PROVED, badge_of
 from unwalk.core.transcript import Transcript
 
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -23,12 +25,12 @@ LOUD = {
     "not bound": ", NO MODEL BOUND",
 }
 """The outcome for the released model, as shown in the headline."""
-NOTES = {
-    "checked": f"the model's file is the one that was certified: {MODEL} of this run",
-    "not checked": f"MODEL NOT CHECKED: the certificate is for one file, and {MODEL} is not beside "
-    "it; get the file that you were given and check it with --model FILE",
-    "not bound": "NO MODEL BOUND: who issued the certificate had no model at hand, so it does not "
-    "say which file it is for; ask for one that was issued where the model is",
+NOTE = f"the model's file is the one that was certified: {MODEL} of this run"
+UNCHECKED = {
+    "not checked": f"the MODEL: the certificate is for one file, and {MODEL} is not beside it; get "
+    "the file that you were given and check it with --model FILE",
+    "not bound": "the MODEL: who issued the certificate had none at hand, so it does not say which "
+    "file it is for; ask for one that was issued where the model is",
 }
 
 
@@ -36,6 +38,7 @@ NOTES = {
 class Verdict:
     """The result of a check: ``problems`` name what was changed, ``notes`` what was checked.
 
+    ``unchecked`` says what was not checked and why, ``stated`` what only the issuer asserts.
     ``signer`` is the fingerprint of a signature that fits, ``known`` whether it is trusted.
     ``model`` is the outcome for the released model: a key of :data:`LOUD`.
     """
@@ -46,12 +49,15 @@ class Verdict:
     known: bool
     recomputed: bool
     model: str
+    unchecked: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """0: all was checked and is intact, and somebody trusted signed; 1: changed.
 
-        3: intact as far as it goes, but the signer is unknown, or transcript or model are not here.
+        3: what could be checked is intact, but the signer is unknown, or the transcript or
+        the model is missing.
         """
         if self.problems:
             return 1
@@ -68,6 +74,41 @@ class Verdict:
         numbers = "" if self.recomputed else ", numbers not recomputed"
         return f"intact, {who}{numbers}{LOUD[self.model]}"
 
+    def conclusion(self, document: dict[str, Any]) -> str:
+        """What is guaranteed to whom; under which condition, if not all was checked."""
+        line = verdict_line(document)
+        if self.exit_code == 0 or badge_of(document) not in PROVED:
+            return line
+        if self.signer is None:
+            return f"Nobody has signed this, so nobody stands for it. What it says: {line}"
+        if not self.known:
+            which = (
+                "the network's ca.pem" if "peers" in document else "a fingerprint, or a CA's PEM"
+            )
+            return (
+                f"This holds only if you trust who signed it, {self.signer}; that was not checked "
+                f"(--trust with {which}). What it says: {line}"
+            )
+        return f"This holds only if what was not checked is right. What it says: {line}"
+
+    def to_json(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The same for programs, with what the certificate says where nothing was changed."""
+        words = [] if self.problems else [*claim_lines(document), self.conclusion(document)]
+        return {
+            "verdict": self.headline,
+            "problems": list(self.problems),
+            "checked": list(self.notes),
+            "not_checked": list(self.unchecked),
+            "stated": list(self.stated),
+            "signer": self.signer,
+            "trusted": self.known,
+            "model": self.model,
+            "claims": document.get("claims", []),
+            "badge": None if self.problems else badge_of(document),
+            "words": words,
+            "not_shown": document.get("not_shown", []),
+        }
+
 
 def verify(
     document: dict[str, Any],
@@ -83,17 +124,21 @@ def verify(
     """
     problems: list[str] = []
     notes: list[str] = []
+    unchecked: list[str] = []
     signer, known = None, False
     try:
         signer = check_signature(document)
-        notes.append("no signature" if signer is None else f"the signature of {signer} fits")
+        if signer is None:
+            unchecked.append("who issued it: it has no signature")
+        else:
+            notes.append(f"the signature of {signer} fits")
         if signer is not None and trust is not None:
             known = trusted(document, trust, now or datetime.max)
             if known and "peers" not in document and of_a_peer(document):
                 known = False
-                notes.append(
-                    "SIGNED BY A PEER, but it says nothing of peers: that is no certificate of a "
-                    "network, and what its peers did and decided was not checked"
+                unchecked.append(
+                    "what the peers of a network did and decided: SIGNED BY A PEER, but it says "
+                    "nothing of peers, so it is no certificate of a network"
                 )
     except Corrupt as error:
         problems.append(str(error))
@@ -102,11 +147,23 @@ def verify(
         notes.append(f"the transcript's chain of {len(transcript.hops)} hops holds")
         if not problems:
             notes.append("every number was recomputed from its events")
+    else:
+        unchecked.append("its numbers: transcript.jsonl is not beside it (--transcript FILE)")
     released, wrong = _check_model(document.get("model"), model)
     problems += wrong
-    notes += [NOTES[released]] if released in NOTES else []
-    has_transcript = transcript is not None
-    return Verdict(tuple(problems), tuple(notes), signer, known, has_transcript, released)
+    if released == "checked":
+        notes.append(NOTE)
+    elif released in UNCHECKED:
+        unchecked.append(UNCHECKED[released])
+    return Verdict(
+        tuple(problems),
+        tuple(notes),
+        signer,
+        known,
+        transcript is not None,
+        released,
+        tuple(unchecked),
+    )
 
 
 def _check_model(entry: Any, model: bytes | None) -> tuple[str, list[str]]:

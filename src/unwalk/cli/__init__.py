@@ -31,17 +31,17 @@ from unwalk.cli import (
     reproduce,
     running,
 )
-from unwalk.cli.terminal import say, say_refused
+from unwalk.cli.terminal import App, say, say_refused
 from unwalk.core.errors import Refused, UnwalkError
 
 FIRST_STEPS = (
     "Start with: unwalk run --out runs/first\n\n"
     "That trains on handwritten digits while one peer is poisoned, forgets the poison in three "
-    "ways, prints a table and writes runs/first/report.html, in less than a minute."
+    "ways, prints a table and writes runs/first/report.html, in about a minute on an idle "
+    "machine."
 )
-app = typer.Typer(
+app = App(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train one model by passing it from peer to peer, and make it forget again.",
     epilog=FIRST_STEPS,

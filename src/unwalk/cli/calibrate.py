@@ -13,6 +13,18 @@ from unwalk.cli.terminal import JsonOption, listing, show
 from unwalk.core.errors import InvalidInput
 
 Number = Annotated[float | None, typer.Option()]
+MEANINGS = {
+    "sigma": "the standard deviation of the Gaussian noise on each coordinate",
+    "epsilon": "the epsilon that this noise gives at this delta",
+    "steps": "how many steps, each a projection and noise, the seal takes",
+    "grade": "a published formula with unit constants, not a guarantee",
+}
+USES = {
+    "paper-ddp": "ddp --set ddp.sigma",
+    "paper": "rrdu --set unlearn.sigma",
+    "visits": "rrdu --set unlearn.sigma",
+}
+"""Which method takes the noise of accountants whose names begin so, and in which setting."""
 
 
 def calibrate(
@@ -73,7 +85,28 @@ def calibrate(
         print(json.dumps(answer))
         return
     for name, value in answer.items():
-        show(f"{name}: {value}")
+        show(f"{name}: {value} ({MEANINGS[name]})", soft_wrap=True)
+    given_text = ", ".join(f"{k} {v:g}" for k, v in named.items())
+    show(f"for: {given_text}", soft_wrap=True)
+    show(f"by: {accountant}, {ACCOUNTANTS[accountant].summary}", soft_wrap=True)
+    if "sigma" in answer:
+        show(f"to use it: {_use(accountant, answer['sigma'])}", soft_wrap=True)
+
+
+def _use(accountant: str, sigma: float) -> str:
+    """How a run gets this noise.
+
+    >>> _use("paper", 2.5)
+    'unwalk run --method rrdu --set unlearn.sigma=2.5'
+    """
+    for family, words in USES.items():
+        if accountant.startswith(family):
+            return f"unwalk run --method {words}={sigma}"
+    return (
+        "for mechanisms of your own; the methods of unwalk that prove something (seal, release, "
+        "noisy-start) compute their noise themselves, from epsilon and delta: "
+        "--set unlearn.epsilon=..., --set unlearn.delta=..."
+    )
 
 
 def _pairs(texts: list[str]) -> dict[str, float]:

@@ -15,7 +15,6 @@ import typer
 
 from unwalk.cli.terminal import JsonOption, show
 from unwalk.core.errors import Corrupt, InvalidInput, UnwalkError
-from unwalk.core.grades import badge_of
 
 if TYPE_CHECKING:
     from unwalk.certificates import Verdict
@@ -30,7 +29,7 @@ def verify(
         typer.Argument(help="certificate.json, its folder, or the zip archive that a peer gives."),
     ] = None,
     transcript: Annotated[
-        Path | None, typer.Option(help="Its transcript; without, transcript.jsonl beside it.")
+        Path | None, typer.Option(help="Its transcript; empty: transcript.jsonl beside it.")
     ] = None,
     trust: Annotated[
         str | None,
@@ -42,18 +41,22 @@ def verify(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="RUN_DIR", help="Do the run again from data and secrets, compare."),
+        typer.Option(
+            metavar="RUN_DIR", help="Repeat the run from its data and secrets, and compare."
+        ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The released model; without, the one beside it."),
+        typer.Option(metavar="FILE", help="The released model; empty: the one beside it."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Check a certificate: signature, hash chain, every number recomputed from events, model.
 
-    Exit codes: 0 intact and signed by --trust; 3 intact, but signer unknown or model (or
-    transcript) not there; 1 something was changed.
+    Exit codes:
+    0: intact, and signed by --trust;
+    3: intact, but the signer is unknown, or model or transcript is not there;
+    1: something was changed.
     """
     place = certificate or replay
     if place is None:
@@ -97,11 +100,16 @@ def _verify(
     verdict = check(document, recorded, model=released, trust=trust, now=datetime.now(UTC))
     if "peers" in document:
         verdict = _with_peers(verdict, document, recorded, place, trust, network)
-    differences: list[str] = []
     if replay is not None:
-        differences = _replayed(replay, recorded, document)
-    _report(verdict, document, replay is not None, differences, json_)
-    return 1 if differences else verdict.exit_code
+        verdict = _replayed(verdict, replay, recorded, document)
+    answer = {
+        **verdict.to_json(document),
+        "replayed": replay is not None,
+        "noise": document.get("noise"),
+        "redraws": document.get("redraws"),
+    }
+    _tell(json_, answer, _lines(verdict, document))
+    return verdict.exit_code
 
 
 def _with_peers(
@@ -117,16 +125,11 @@ def _with_peers(
         why = "that needs --trust with the network's CA"
         if recorded is None:
             why = "transcript.jsonl is not beside it, as in the archive that a peer gives"
-        note = f"signatures of peers were not checked: {why}"
-        return replace(verdict, known=False, notes=(*verdict.notes, note))
+        unchecked = (*verdict.unchecked, f"signatures of peers: {why}")
+        return replace(verdict, known=False, unchecked=unchecked)
     from unwalk.peers.forgetting.peer_certificate import check
 
-    problems, notes = check(document, recorded, place, Path(trust), network)
-    return replace(
-        verdict,
-        problems=(*verdict.problems, *problems),
-        notes=(*verdict.notes, *notes),
-    )
+    return check(document, recorded, place, Path(trust), network).added_to(verdict)
 
 
 def _transcript(place: Path, given: Path | None) -> Transcript | None:
@@ -160,53 +163,38 @@ def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes |
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _replayed(run_dir: Path, recorded: Transcript | None, document: dict[str, Any]) -> list[str]:
+def _replayed(
+    verdict: Verdict, run_dir: Path, recorded: Transcript | None, document: dict[str, Any]
+) -> Verdict:
+    """Also repeat the run and compare."""
     from unwalk.runs.replay import replay
 
     if recorded is None:
         raise InvalidInput(f"{run_dir} has no transcript to compare with.")
-    return replay(run_dir, recorded, certified=document.get("model"))
+    differences = replay(run_dir, recorded, certified=document.get("model"))
+    if differences:
+        return replace(verdict, problems=(*verdict.problems, *differences))
+    note = "done again from data and secrets, every hop came out the same"
+    return replace(verdict, notes=(*verdict.notes, note))
 
 
-def _report(
-    verdict: Verdict,
-    document: dict[str, Any],
-    replayed: bool,
-    differences: list[str],
-    json_: bool,
-) -> None:
-    from unwalk.certificates.words import claim_lines, verdict_line
+def _lines(verdict: Verdict, document: dict[str, Any]) -> list[str]:
+    """What is shown: the verdict, what was checked and what not, and last what is guaranteed."""
+    from unwalk.certificates.words import claim_lines
 
-    problems = [*verdict.problems, *differences]
-    lines = [verdict.headline if not differences else "changed"]
-    lines += [f"changed: {text}" for text in problems]
+    lines = [verdict.headline]
+    lines += [f"changed: {text}" for text in verdict.problems]
     lines += [f"checked: {text}" for text in verdict.notes]
-    if replayed and not differences:
-        lines.append("checked: done again from data and secrets, every hop came out the same")
-    if not problems:
-        lines += claim_lines(document)
-    if not problems and document.get("noise", {}).get("origin") != "none":
+    lines += [f"not checked: {text}" for text in verdict.unchecked]
+    lines += [f"stated: {text}" for text in verdict.stated]
+    if verdict.problems:
+        return lines
+    lines += claim_lines(document)
+    if document.get("noise", {}).get("origin") != "none":
         lines.append(f"noise: {document['noise']['meaning']}")
         lines.append(f"redraws: {document['redraws']['meaning']}")
-    if not problems:
-        lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
-        lines.append(verdict_line(document))
-    answer = {
-        "verdict": lines[0],
-        "problems": problems,
-        "checked": list(verdict.notes),
-        "signer": verdict.signer,
-        "trusted": verdict.known,
-        "model": verdict.model,
-        "replayed": replayed,
-        "claims": document.get("claims", []),
-        "badge": None if problems else badge_of(document),
-        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
-        "noise": document.get("noise"),
-        "redraws": document.get("redraws"),
-        "not_shown": document.get("not_shown", []),
-    }
-    _tell(json_, answer, lines)
+    lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
+    return [*lines, verdict.conclusion(document)]
 
 
 def _tell(json_: bool, answer: dict[str, Any], lines: list[str]) -> None:

@@ -19,16 +19,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from unwalk.cli.terminal import JsonOption, err_console, out_console
+from unwalk.cli.terminal import App, JsonOption, err_console, out_console
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from unwalk.tasks.official import Status
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Official data files: what is there, getting them, and where they belong.",
-)
+app = App(help="Official data files: what is there, getting them, and where they belong.")
 TaskName = Annotated[str | None, typer.Argument(help="mnist, cifar10, heart or a9a.")]
 
 
@@ -66,7 +63,7 @@ def fetch(
     all_: Annotated[bool, typer.Option("--all", help="The files of every task.")] = False,
     mirror: Annotated[
         str | None,
-        typer.Option(help="Address that serves the data folder's files; not the publishers'."),
+        typer.Option(help="Download from this mirror of the data folder, not from the publishers."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unwalk.cli.terminal import JsonOption, need_peers, say, show
+from unwalk.cli.terminal import BundleArgument, JsonOption, need_peers, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from unwalk.peers.records.record_store import Records
     from unwalk.peers.web.client import Asker
 
-Grade = Annotated[str, typer.Option(help="exact or certified.")]
-Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
-Delta = Annotated[float | None, typer.Option(help="The same; empty: 1e-5.")]
+Grade = Annotated[
+    str | None,
+    typer.Option(help="exact or certified; empty: exact, or what --method or a budget is for."),
+]
+Epsilon = Annotated[float | None, typer.Option(help="Epsilon of a certified request; empty: 1.")]
+Delta = Annotated[float | None, typer.Option(help="Delta of a certified request; empty: 1e-5.")]
 Method = Annotated[str | None, typer.Option(help="rewind, restart or seal; empty: the best.")]
 RequestId = Annotated[
-    str | None, typer.Option(help="Public name of the request; empty: made up. Again: the same.")
+    str | None,
+    typer.Option(help="Public id of the request; empty: a random one. Repeating one counts once."),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is done or refused.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done or refused.")]
 PAUSE = 0.2
 
 
@@ -49,7 +53,7 @@ def forget(
         str | None,
         typer.Option(help="Instead of ids: a peer that is gone for good, with all its records."),
     ] = None,
-    grade: Grade = "certified",
+    grade: Grade = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     method: Method = None,
@@ -61,15 +65,20 @@ def forget(
         Path | None, typer.Option(help="The network's ca.pem, needed with an https address.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The same: who it is, PEER.NETWORK as in peer-2.clinics.")
+        str | None,
+        typer.Option(help="With https: the peer's name, PEER.NETWORK, as in peer-2.clinics."),
     ] = None,
     wait: Wait = False,
     json_: JsonOption = False,
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
     need_peers()
-    from unwalk.peers.forgetting.request_form import RequestForm, new_request_id
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import (
+        RequestForm,
+        implied_grade,
+        new_request_id,
+        read_ids,
+    )
 
     address = _address(peer)
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
@@ -78,6 +87,7 @@ def forget(
         _give_up(Path(peer), vanished, request_id or f"vanished-{vanished}")
         return
     assert ids is not None
+    grade = grade or implied_grade(method, epsilon, delta)
     form = RequestForm(request_id or new_request_id(), read_ids(ids), grade, epsilon, delta, method)
     if address is not None:
         asker = _asker(address, token, authority, name)
@@ -235,11 +245,11 @@ def _tell(request: RequestView, bundle: Path | None, json_: bool) -> None:
 
 
 def leave(
-    bundle: Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")],
+    bundle: BundleArgument,
     forget_all: Annotated[
         bool, typer.Option("--forget-all", help="Have all of the peer's records forgotten first.")
     ] = False,
-    grade: Grade = "exact",
+    grade: Annotated[str, typer.Option(help="exact or certified.")] = "exact",
     wait: Wait = False,
 ) -> None:
     """Leave the network: all records of the peer are forgotten, then it ends for good."""
@@ -270,7 +280,7 @@ def leave(
 
 
 def data(
-    bundle: Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")],
+    bundle: BundleArgument,
     from_: Annotated[
         Path | None, typer.Option("--from", help="File or folder of the records.", metavar="PATH")
     ] = None,
@@ -293,7 +303,7 @@ def data(
 ) -> None:
     """Set where a peer's records are and read them in; without options, read again and count."""
     need_peers()
-    from unwalk.peers.forgetting.requests import read_ids
+    from unwalk.peers.forgetting.request_form import read_ids
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SETTINGS, DataSettings

@@ -104,8 +104,9 @@ def _show_start(result: dict[str, Any]) -> None:
 
 
 def _show_end(result: dict[str, Any], out: Path | None) -> None:
-    """The table, what is claimed, where the rest is, and last what is guaranteed to whom."""
+    """The table, what is claimed, what is guaranteed to whom, and last where the rest is."""
     from unwalk.certificates.words import claim_lines, verdict_line
+    from unwalk.core.grades import badge_of
     from unwalk.reports.tables import failed_lines, summary_table
 
     print_whole(summary_table(result))
@@ -115,18 +116,23 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
         show(MEANINGS[key])
     show()
     document = result["certificate"]["document"]
-    for line in claim_lines(document):
+    claims, verdict = claim_lines(document), verdict_line(document)
+    if badge_of(document) == "refused":  # the last claim is what the verdict explains
+        verdict += f" For specialists {claims.pop().removeprefix('refused ').rstrip('.')}."
+    for line in claims:
         show(f"guarantee {line}")
     if told := result["certificate"]["worth"]:
         show(told)
-    kept = "add --out DIR to keep the model, the transcript and a report"
-    show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
-    show()
+    if claims or told:
+        show()
     which = ""
     if "seeds" in result:
         main = next(method for method in result["methods"] if method["main"])
         which = f"{main['label']} with seed {result['seed']}: "
-    show(f"{which}{verdict_line(document)}")
+    show(f"{which}{verdict}")
+    show()
+    kept = "add --out DIR to keep the model, the transcript and a report"
+    show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)
 
 
 def _shown(result: dict[str, Any]) -> list[str]:
@@ -184,6 +190,7 @@ def compare(
             cluster=None if by_engine else ray_address,
             tell=bars.tell,
             count=bars.count,
+            say=bars.say,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))

@@ -9,23 +9,26 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import explained
 
 if TYPE_CHECKING:
     from unwalk.settings.config import Config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 out_console = Console()
 err_console = Console(stderr=True)
@@ -48,17 +51,47 @@ EngineOption = Annotated[
 ]
 RayAddressOption = Annotated[
     str | None,
-    typer.Option(help="The Ray cluster to work on: auto or HOST:PORT; not this machine alone."),
+    typer.Option(help="The Ray cluster to join: auto or HOST:PORT; empty: only this machine."),
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
+    bool, typer.Option("--resume", help="Continue the stopped run in the folder --out.")
 ]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
 ]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+BundleArgument = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _untyped(params: list[Any]) -> list[Any]:
+    """Options as help shows them: a flag takes no value, so none is shown."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+
+class App(typer.Typer):
+    """A group of commands whose help shows what an option takes, and nothing for a flag."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, no_args_is_help=True, **options)
+
+    def command(self, *args: Any, **options: Any) -> Callable[[Command], Command]:
+        """Add a command."""
+        return super().command(*args, cls=_Command, **options)
 
 
 def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
@@ -82,6 +115,11 @@ def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
 
     if file is None:
         return resolve(changes)
+    if not file.exists():
+        raise InvalidInput(
+            f"FILE.toml is {str(file)!r}, which does not exist; allowed: a file with settings. A "
+            "flag such as --resume takes no value."
+        )
     return resolve(changes, read_toml(file), file_name=str(file))
 
 
@@ -172,6 +210,11 @@ class Bars:
         shown = f"{done} of {cells} done"
         self.progress.update(self.sweep, completed=done, count=shown, at=now)
 
+    def say(self, text: str) -> None:
+        """One line, where there are no bars."""
+        if not err_console.is_terminal:
+            say(text)
+
 
 @contextmanager
 def loading() -> Generator[None]:
@@ -216,7 +259,7 @@ def say_refused(refusal: Refused) -> None:
     if refusal.code:
         known = explained(refusal.code)
         say(f"what it means ({refusal.code}): {known.plain}")
-        say(f"what to do instead: {known.instead}")
+        say(f"what to do instead: {refusal.instead or known.instead}")
 
 
 def print_whole(table: Table) -> None:

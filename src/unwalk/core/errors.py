@@ -27,12 +27,13 @@ class Diverged(UnwalkError):
 class Refused(UnwalkError):
     """A guarantee that cannot be proved for the events that happened; names the event.
 
-    ``code`` names the reason for programs: :data:`unwalk.core.grades.REFUSALS` explains each.
+    ``code`` names the reason for programs: :data:`unwalk.core.grades.REFUSALS` explains each, and
+    says what to do; ``instead`` is for who knows better than that.
     """
 
-    def __init__(self, message: str, code: str = "") -> None:
+    def __init__(self, message: str, code: str = "", instead: str = "") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.instead = code, instead
 
 
 class Corrupt(UnwalkError):

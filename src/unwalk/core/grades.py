@@ -85,10 +85,19 @@ def badge_of(document: Mapping[str, Any]) -> str:
     return shown_grade(proved, origin_of(document))
 
 
+def plain_reason(reason: str) -> str:
+    """A claim's reason without the symbol that proofs have for the records.
+
+    >>> plain_reason("the starting model was trained on D_f")
+    'the starting model was trained on the forgotten records'
+    """
+    return reason.replace("D_f", "the forgotten records")
+
+
 RESTART = "run --method restart, which is exact for any model and optimizer"
 PRESET = (
-    "run --preset certified with --task digits-flat, heart, a9a or mnist-gabor, whose training the "
-    "proof covers, or --method restart, which is exact for any model and optimizer"
+    "unwalk run --preset certified --task digits-flat (or heart, a9a, mnist-gabor), whose training "
+    "the proof covers, or --method restart, which is exact for any model and optimizer"
 )
 AGAIN = "repeat the run with this version of unwalk, and do not change its log"
 
@@ -366,7 +375,7 @@ def advised(error: Refused) -> str:
     """
     if not error.code:
         return str(error)
-    return f"{error} What to do instead: {explained(error.code).instead}."
+    return f"{error} What to do instead: {error.instead or explained(error.code).instead}."
 
 
 def explained(code: str | None) -> Refusal:

@@ -1,8 +1,9 @@
 """Finds or starts a Ray cluster, and the hosts on it.
 
 Ray is imported here, when the engine is used and not before.  A cluster of this machine alone is
-started where no address is given; it asks callers for a token that only this process and its
-workers know, and it reports nothing to anybody.  It ends with the process.
+started where no address is given.  It listens on the loopback interface, has its sockets and files
+in a folder that only its user can open, asks callers for a token that only this process and its
+workers know, and reports nothing to anybody.  It ends with the process, and its folder goes.
 
 Trusted clusters only: whoever can talk to a cluster can run code on it, and Ray pickles objects
 between its workers.
@@ -12,10 +13,14 @@ between its workers.
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import secrets
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +28,19 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import Draw
 from unwalk.core.plan import Plan
+from unwalk.engines import ray_witness
 from unwalk.engines.ray_host import Host, Keeper, versions
 
 ADDRESS = "RAY_ADDRESS"
 """The variable that names a cluster, Ray's own; ``--ray-address`` sets it."""
+OWN = "local"
+"""The address of a cluster that this process starts."""
 PATIENCE = 120.0
 """Seconds in which hosts must have started."""
+ANSWER = 10.0
+"""Seconds in which a cluster must answer."""
+SHORT = 25
+"""Characters of a folder in which Ray can have its sockets: their whole names have 107 at most."""
 
 ASIDE = "aside"
 """Calls that a host answers while it makes a visit."""
@@ -37,12 +49,11 @@ ASIDE = "aside"
 def ray_module() -> Any:
     """Ray itself, or the sentence that says how to get it.
 
-    Ray reads these variables when it is imported.  The ports of a cluster are open to the network
-    even if it is for this machine alone, so callers of our own clusters need a token.
+    Ray reads these variables when it is imported.
     """
     # The visits after one that failed fail as well, and the first one's error is ours to tell.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if ADDRESS not in os.environ and "ray" not in sys.modules:
+    if os.environ.get(ADDRESS, OWN) == OWN and "ray" not in sys.modules:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -61,39 +72,95 @@ def connected() -> Any:
     ray = ray_module()
     if ray.is_initialized():
         return ray
-    address = os.environ.get(ADDRESS, "local")
+    address = os.environ.get(ADDRESS, OWN)
+    # Ray tells of lost workers on the output stream, where a command's JSON goes.
+    ray._private.worker._worker_logs_enabled = False
+    if address == OWN:
+        _start(ray)
+    else:
+        _join(ray, address)
+    return ray
+
+
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+def _start(ray: Any) -> None:
+    """Start a cluster of this process's own."""
+    place = tempfile.gettempdir()
+    place = tempfile.mkdtemp(prefix="unwalk-", dir=place if len(place) <= SHORT else "/tmp")
+    # Ray would let tokens that nobody needs any more go once in a second, and the first one
+    # never, to make the later ones again from it: on one machine they are lost together.
+    frugal = {"free_objects_batch_size": 1, "lineage_pinning_enabled": False}
+    _watched(ray, place)
+    # Where clusters of several machines are off, Ray listens on the loopback interface alone.
+    constants = ray._private.ray_constants
+    several, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        ray.init(
+            OWN,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=f"{place}/r",  # a folder in it: Ray opens its own to everybody
+            _system_config=frugal,
+            **QUIET,
+        )
+    finally:
+        constants.ENABLE_RAY_CLUSTER = several
+
+
+def _join(ray: Any, address: str) -> None:
+    """Join the cluster at an address."""
     if address.startswith("ray://"):
         raise InvalidInput(
             f"--ray-address is {address!r}, a client of a cluster; allowed: auto, or HOST:PORT, on "
             "a machine that is part of the cluster (ray start --address=HOST:PORT joins it)."
         )
-    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    # Ray tells of lost workers on the output stream, where a command's JSON goes.
-    ray._private.worker._worker_logs_enabled = False
-    if address == "local":
-        # Ray would let tokens that nobody needs any more go once in a second, and the first one
-        # never, to make the later ones again from it: on one machine they are lost together.
-        frugal = {"free_objects_batch_size": 1, "lineage_pinning_enabled": False}
-        ray.init(
-            address,
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            _system_config=frugal,
-            **quiet,
-        )
-        return ray
+    if address != "auto" and not re.fullmatch(r".+:[0-9]{1,5}", address):
+        raise InvalidInput(f"--ray-address is {address!r}; allowed: auto, or HOST:PORT.")
     try:
         if address != "auto":  # Ray itself would try for minutes
-            name, _, port = address.rpartition(":")
-            socket.create_connection((name, int(port)), timeout=10.0).close()
-        ray.init(address, **quiet)
+            _check_answers(address)
+        ray.init(address, **QUIET)
     except Exception as error:  # Ray raises its own, the socket's and plain ones
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InvalidInput(
             f"--ray-address is {address!r}, where no Ray cluster answers ({why}); start one with "
             "ray start --head, or leave the address out."
         ) from error
-    return ray
+    _watched(ray, "")
+
+
+def _check_answers(address: str) -> None:
+    """Raise an error if nobody listens at an address, or somebody who does not speak Ray's HTTP/2.
+
+    Who does sends a frame of settings first.
+    """
+    name, _, port = address.rpartition(":")
+    with socket.create_connection((name.strip("[]"), int(port)), timeout=ANSWER) as line:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+            return
+        line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        frame = line.makefile("rb").read(9)
+    if len(frame) < 9 or frame[3] != 4:
+        raise ConnectionError("what listens there is something else")
+
+
+def _watched(ray: Any, place: str) -> None:
+    """Have a process that speaks for this one should Ray end it, and that clears ``place`` then.
+
+    Ray ends a process whose raylet is gone, on the spot.
+    """
+    words = [sys.executable, "-S", str(ray_witness.__file__), place]
+    witness = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def ended() -> None:
+        ray.shutdown()
+        witness.communicate(ray_witness.IN_ORDER)
+
+    atexit.register(ended)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,18 +23,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import count, islice
+from pickle import PicklingError
 from typing import Any
 
 import torch
 
-from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.errors import InvalidInput, UnwalkError, told
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Kept, Local, Move, Outcome, Plan, Progress, Resume, Sink, Task
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.engines.ray_cluster import crew_for
 from unwalk.engines.ray_host import FarRegister, FarTask, Lacks, Order, Visited
-from unwalk.engines.ray_parcel import APART, packed
+from unwalk.engines.ray_parcel import APART, packed, whole_models
 
 AHEAD = 8
 """Visits that are ordered before the first of them is known to have ended."""
@@ -140,7 +141,7 @@ class Journey:
         self.initial = self.work.anchors["initial"].clone()
         self.task, self.shards = self._task()
         self.id = uuid.uuid4().hex
-        self.sent = self.ray.put(self._far_plan())
+        self.sent = self._sent()
         self.transcript = Transcript(plan.header()) if resume is None else resume.transcript
         self.place = self.safe = self._begun(resume)
         self.given: set[tuple[int, str]] = set()
@@ -157,6 +158,21 @@ class Journey:
         if _shards is None or _shards[0] is not task or not _shards[1].startswith(cluster):
             _shards = (task, f"{cluster}/{uuid.uuid4().hex}", {})
         return _shards[1], _shards[2]
+
+    def _sent(self) -> Ref:
+        """The plan, put into the cluster."""
+        plan = self._far_plan()
+        assert isinstance(plan.task, FarTask)
+        model = plan.task.built
+        try:
+            with whole_models(model):
+                return self.ray.put(plan)
+        except (TypeError, PicklingError) as error:
+            why = told(error.__cause__ or error)
+            raise InvalidInput(
+                f"the model {type(model).__name__} cannot be sent to the hosts of a Ray cluster "
+                f"({why}); leave out of it what cannot be pickled, or use --engine inprocess."
+            ) from error
 
     def _far_plan(self) -> Plan:
         """The plan as hosts have it: without records, and with this machine's register of noise."""

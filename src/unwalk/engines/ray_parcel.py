@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -79,3 +84,32 @@ def packed(thing: Any, least: int = 0) -> Parcel:
     tensors: list[Bytes] = [np.frombuffer(b.raw(), np.uint8) for b in buffers]
     missing = least - sum(t.nbytes for t in tensors)
     return Parcel(file.getvalue(), tensors, np.zeros(missing, np.uint8) if missing > 0 else None)
+
+
+@contextmanager
+def whole_models(model: nn.Module) -> Iterator[None]:
+    """Let this model be pickled though tensors of it are parametrized, which torch refuses.
+
+    torch makes a class for each such module, which cannot be found by name; it is made again there.
+    """
+    made = {type(one) for one in model.modules() if parametrize.is_parametrized(one)}
+    for one in made:
+        copyreg.pickle(one, _taken_apart)
+    try:
+        yield
+    finally:
+        for one in made:
+            del copyreg.dispatch_table[one]
+
+
+def _taken_apart(module: nn.Module) -> tuple[Any, ...]:
+    names = tuple(module.parametrizations)  # type: ignore[arg-type]
+    return _parametrized, (type(module).__base__, names), vars(module)
+
+
+def _parametrized(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+    made = kind.__new__(kind)
+    parametrize._inject_new_class(made)
+    for name in names:
+        parametrize._inject_property(made, name)
+    return made

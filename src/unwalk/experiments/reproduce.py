@@ -196,9 +196,9 @@ def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, A
 
 
 def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
-    """The settings that all parts share where their cells do not ask for others.
+    """The settings that all parts share, except those that cells change.
 
-    Nothing where a part is older than its configuration in it.
+    Empty if a part was written before parts held their configuration.
     """
     if not all("configuration" in part for part in parts):
         return {}

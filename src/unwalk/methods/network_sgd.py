@@ -339,7 +339,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class Descending:
-    """A method whose visits descend, by one ``descent`` whose moments may travel in the token."""
+    """A method whose visits run one ``descent``, whose moments may travel in the token."""
 
     descent: Descent
 
@@ -407,7 +407,7 @@ def train_descent(config: Config) -> Descent:
 
 
 def unlearn_descent(config: Config) -> Descent:
-    """A visit of the unlearning walk away from u: training's, with unlearning's overrides."""
+    """An unlearning visit to a peer other than u: as in training, with overrides of ``unlearn``."""
     base, unlearn = train_descent(config), config.unlearn
     names = ("optimizer", "learning_rate", "momentum", "weight_decay")
     given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
@@ -422,7 +422,7 @@ def feasible(config: Config) -> Ball | None:
 
 
 def train_phase(config: Config) -> Phase:
-    """The walk that learns, on everybody's records."""
+    """The training walk, over the records of all peers."""
     return Phase(
         name="train",
         method=NetworkSGD(train_descent(config)),
@@ -440,7 +440,7 @@ def unlearn_phase(
     start: str = "token",
     reset_optimizer: bool = False,
 ) -> Phase:
-    """The walk that forgets, as ``unlearn`` says; from training's token, or from ``initial``."""
+    """The unlearning walk of section ``unlearn``; starts from training's token or ``initial``."""
     return Phase(
         name="unlearn",
         method=method,

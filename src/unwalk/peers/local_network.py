@@ -8,6 +8,7 @@ it, however that ended.
 from __future__ import annotations
 
 import csv
+import fcntl
 import multiprocessing
 import os
 import secrets
@@ -15,12 +16,13 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_count
@@ -39,6 +41,7 @@ DIGITS: dict[str, Any] = {"task": "records", "data.shape": "1x8x8", "data.classe
 PORTS = range(10000, 32768)
 """Below those that systems give to outgoing connections, which could take a peer's while it is
 away."""
+LOCK = "up.lock"
 REFUSED = 2
 """Exit code of a peer that says in one sentence why it does not run."""
 
@@ -114,21 +117,51 @@ def make_local(
     degree = min(4, peers - 1) if degree is None else degree
     graph: dict[str, Any] = {"graph.kind": "random-regular", "graph.degree": degree}
     data = DIGITS if task == "digits" else {"task": task, "forget.kind": "nothing"}
-    if folder.exists() and any(folder.iterdir()):
-        raise InvalidInput(f"{folder} holds something else; choose another --folder.")
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    network = make_network(
-        partial,
-        name="local",
-        addresses=free_addresses(peers),
-        settings={**data, **graph, **settings},
-        limits=limits_for(peers),
-    )
-    if network.settings["task"] == "records":
-        write_digits(partial, peers, folder)
-    partial.rename(folder)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise InvalidInput(f"{folder} holds something else; choose another --folder.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise InvalidInput(
+            f"no network can be made in {folder}: {error.strerror}; choose another --folder."
+        ) from error
+    try:
+        network = make_network(
+            partial,
+            name="local",
+            addresses=free_addresses(peers),
+            settings={**data, **graph, **settings},
+            limits=limits_for(peers),
+        )
+        if network.settings["task"] == "records":
+            write_digits(partial, peers, folder)
+        _put_there(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # there is none where all went well
     return network
+
+
+def _put_there(partial: Path, folder: Path) -> None:
+    """Give a network's folder its name, unless something has it by now."""
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        raise InvalidInput(
+            f"another command has made {folder} meanwhile; run the same one again to see where its "
+            "page is, or choose another --folder."
+        ) from error
+
+
+def check_port(port: int) -> None:
+    """Refuse a port at which somebody listens already."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise InvalidInput(
+            f"--port is {port}, which cannot be used ({os.strerror(error.errno or 0)}); choose "
+            "another one, or 0 for one that is free."
+        ) from error
 
 
 class LocalNetwork:
@@ -137,12 +170,15 @@ class LocalNetwork:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.network, _ = network_of(folder)
+        with _held(folder):
+            pass  # somebody else would be running it
         self.bundles = [Bundle.read(folder / member.name) for member in self.network.peers]
         self.names = [bundle.name for bundle in self.bundles]
         for bundle in self.bundles:
             if (pid := running(bundle.store)) is not None:
                 raise InvalidInput(
-                    f"{bundle.name} of {folder} runs already, as process {pid}; stop it first."
+                    f"{bundle.name} of {folder} runs already, as process {pid}, which somebody "
+                    f"started alone; stop it first: unwalk peer stop {folder / bundle.name}."
                 )
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([f"{__package__}.preload"])
@@ -212,6 +248,12 @@ class LocalNetwork:
             self.kill(peer)
         return [self.names[peer] for peer in left]
 
+    @contextmanager
+    def held(self) -> Iterator[Callable[[str], None]]:
+        """Keep others from running this network too; what is handed out tells them of a page."""
+        with _held(self.folder) as file:
+            yield lambda page: _write(file, f"{os.getpid()} {page}")
+
     def memory(self) -> dict[int, int]:
         """Bytes of memory by process: the peers, the one they are forked from, and this one.
 
@@ -222,6 +264,31 @@ class LocalNetwork:
         origin = {parent for pid in peers if (parent := _parent(pid))}
         found = {pid: _share(pid) for pid in {os.getpid(), *origin, *peers}}
         return {pid: size for pid, size in found.items() if size is not None}
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[IO[str]]:
+    """The lock of a network on this machine, which says who runs it and where its page is."""
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    with os.fdopen(handle, "r+", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            pid, _, page = file.read().partition(" ")
+            raise InvalidInput(
+                f"the network in {folder} runs already, by process {pid or '(starting)'}, page "
+                f"{page or '(not there yet)'}; stop it with Ctrl-C there or with kill "
+                f"{pid or 'PID'}, or choose another --folder."
+            ) from error
+        _write(file, str(os.getpid()))
+        yield file
+
+
+def _write(file: IO[str], text: str) -> None:
+    file.seek(0)
+    file.truncate()
+    file.write(text)
+    file.flush()
 
 
 def _share(pid: int) -> int | None:

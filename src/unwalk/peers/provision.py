@@ -7,7 +7,6 @@ its own keys and a request (``make_request``), whoever runs the network signs it
 
 from __future__ import annotations
 
-import math
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -67,14 +66,14 @@ def make_network(
     network = Network(name, members, said, given, noise, lies=lies)
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
-        lease = float(math.ceil(max(given.lease, given.shortest_lease(size))))
-        network = replaced(network, limits=replaced(given, lease=lease))
+        network = replaced(network, limits=given.with_lease_for(size))
     network.limits.check_token(size)
+    authority = Authority.new(name)
+    document = signed_document(network, authority.sign_words)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    authority = Authority.new(name)
     authority.write(folder)
-    write_file(folder / "network.json", signed_document(network, authority.sign_words))
+    write_file(folder / "network.json", document)
     (folder / ISSUED).mkdir()
     if bundles:
         for member in members:

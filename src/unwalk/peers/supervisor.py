@@ -67,11 +67,16 @@ class Supervisor:
 
     async def run(self) -> None:
         """Start everybody, keep them running, and end in order when a signal comes."""
+        with self.local.held() as say_where:
+            await self._run(say_where)
+
+    async def _run(self, say_where: Callable[[str], None]) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._stop)
         await self.page.start()
+        say_where(self.page.url)
         self.tell(f"page: {self.page.url}")
         work = [self._watch(), *(self._keep(peer) for peer in range(len(self.kept)))]
         tasks = [asyncio.create_task(one) for one in work]

@@ -17,6 +17,14 @@ from unwalk.privacy.network import check_chain
 from unwalk.privacy.renyi import mironov_epsilon_at
 
 
+def check_view(alpha: float, sigma: float, peers: int, lipschitz: float) -> None:
+    """Refuse arguments that no bound on a peer's view of a complete graph takes."""
+    check_number("alpha", alpha, above=1.0)
+    check_number("sigma", sigma, above=0.0)
+    check_count("peers", peers, low=2)
+    check_number("lipschitz", lipschitz, above=0.0)
+
+
 def published_complete_graph_rdp(
     alpha: float, sigma: float, peers: int, contributions: int, *, lipschitz: float
 ) -> float:
@@ -33,11 +41,8 @@ def published_complete_graph_rdp(
     >>> round(published_complete_graph_rdp(2.0, 10.0, 100, 10, lipschitz=1.0), 6)
     0.036841
     """
-    check_number("alpha", alpha, above=1.0)
-    check_number("sigma", sigma, above=0.0)
-    check_count("peers", peers, low=2)
+    check_view(alpha, sigma, peers, lipschitz)
     check_count("contributions", contributions, low=0)
-    check_number("lipschitz", lipschitz, above=0.0)
     needed = lipschitz * math.sqrt(2.0 * alpha * (alpha - 1.0))
     if sigma < needed:
         raise Refused(

@@ -12,19 +12,23 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from unwalk.core.grades import PROVED, SHOWN, Shown, shown_grade
+from unwalk.core.grades import PROVED, SHOWN, Shown, plain_reason, shown_grade
 from unwalk.reports import charts, numbers, tables
 from unwalk.reports.page import render_page
 from unwalk.reports.result import Answer, Certificate, Claim, Forget, Method, Result, read
 from unwalk.reports.tables import Cell, Row, Table
 
 MOST_ROWS = 120
-OPTION = re.compile(r"(--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)")
-"""An option or a setting, which must not be split over two lines."""
+OPTION = re.compile(
+    r"(unwalk [a-z]+(?: --[a-z]+ [\w-]+)+|--[a-z]+ [\w-]+|[a-z_]+\.[a-z_]+(?:=[\w-]+)?)"
+)
+"""A command, options or a setting, which are set as code."""
 LEVEL = 0.05
 """The largest gap to retraining in forgetting that still counts as level."""
+FEW = 3
+"""A difference to retraining of at most this many records may be chance."""
 SAMPLE = 128
-"""Pixels a sample is written with at most, so that small ones stay crisp on paper too."""
+"""Height in pixels to which a sample is enlarged, so that small ones stay crisp in print."""
 QUESTIONS = {
     "asked": "What was asked",
     "done": "What was done",
@@ -85,7 +89,10 @@ def render(result: Mapping[str, Any]) -> str:
         costs=costs(view),
         price=price(view),
         claims=claims(view),
-        certificate=certificate(view.certificate),
+        certificate=[
+            (heading, [OPTION.split(text) for text in texts])
+            for heading, texts in certificate(view.certificate)
+        ],
         facts=facts(view),
     )
 
@@ -235,9 +242,9 @@ def methods_note(result: Result) -> str:
 
 def seeds_note(result: Result) -> str:
     """How to read the table of seeds."""
-    text = "Mean ± standard deviation at the end."
     if result.runs < 2:
-        return text
+        return "At the end; one seed has no deviation."
+    text = "Mean ± standard deviation at the end."
     return f"{text} Everything else on this page is seed {result.seed}'s."
 
 
@@ -267,7 +274,7 @@ def claims(result: Result) -> list[tuple[Badge, str, str, str]]:
         grade = shown_grade(claim.grade, result.origin)
         code = f"code: {claim.code}" if claim.code else ""
         parts = "; ".join(part for part in (bound(claim), accountant(claim), code) if part)
-        reason = numbers.sentence(claim.reason)
+        reason = numbers.sentence(plain_reason(claim.reason))
         shown_claims.append((badge(grade), shown(grade).meaning, reason, parts))
     return shown_claims
 
@@ -398,17 +405,29 @@ def _ended(result: Result) -> str:
 
 
 def verdict(result: Result) -> str:
-    """Whether the main method ended level with retraining, which is the aim."""
+    """Whether the main method ended level with retraining, which is the aim.
+
+    Several seeds are judged by their mean.  A gap within the spread of the seeds, or of a few
+    records, may be chance, and nothing is said of it.
+    """
     main, key = result.main, "asr" if result.backdoor else "forget"
-    gap = main.gap.get(key)
+    gap, spread, over = main.gap.get(key), 0.0, ""
+    seeds = next((s for s in result.spreads if s.name == main.name), None)
+    if result.runs > 1 and seeds is not None and f"gap.{key}" in seeds.mean:
+        gap, spread = seeds.mean[f"gap.{key}"], seeds.std.get(f"gap.{key}", 0.0)
+        over = f", on average over {result.runs} seeds"
     if main.oracle or gap is None:
         return ""
+    records = result.task.forget.size if key == "forget" else None
+    few = records is not None and abs(gap) * records < FEW + 0.5
+    if abs(gap) <= spread > LEVEL or (few and abs(gap) > LEVEL):
+        return ""
     if abs(gap) <= LEVEL:
-        return "In forgetting it is level with retraining, within 5 points."
+        return f"In forgetting it is level with retraining, within 5 points{over}."
     if gap < 0:
-        return "That is below retraining: it forgot more than it was asked to."
+        return f"That is below retraining{over}: it forgot more than it was asked to."
     left = "The backdoor is still there" if key == "asr" else "The records are still known"
-    return f"{left}: {numbers.fixed(100 * gap)} points above retraining."
+    return f"{left}: {numbers.fixed(100 * gap)} points above retraining{over}."
 
 
 def _after(result: Result) -> str:
@@ -418,8 +437,10 @@ def _after(result: Result) -> str:
         return f"The model retrained from scratch{walked}"
     if result.unlearn_hops is not None:
         hops = result.unlearn_hops
-    after = "At the end" if hops is None else f"After {numbers.counted(hops, 'unlearning hop')}"
-    return f"{after} {result.main.label}"
+    after = "at the end" if hops is None else f"after {numbers.counted(hops, 'unlearning hop')}"
+    if result.runs > 1:
+        after = f"with seed {result.seed}, {after}"
+    return f"{numbers.sentence(after)} {result.main.label}"
 
 
 def _versus(result: Result, key: str) -> str:
@@ -499,7 +520,7 @@ def guarantee(result: Result) -> tuple[str, ...]:
 
 
 def shown(grade: str) -> Shown:
-    """What people are shown of a grade."""
+    """How a grade is shown to readers."""
     return SHOWN.get(grade, Shown("?", grade, "A grade that this version does not know."))
 
 

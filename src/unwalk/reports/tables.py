@@ -284,9 +284,9 @@ def summary_table(result: Mapping[str, Any]) -> rich.table.Table:
     view = read(result)
     title = f"{view.task.name or 'result'}, seed {view.seed or numbers.DASH}"
     if view.spreads:
-        title = (
-            f"{view.task.name}, mean ± standard deviation over {numbers.counted(view.runs, 'seed')}"
-        )
+        seeds = numbers.counted(view.runs, "seed")
+        words = seeds if view.runs == 1 else f"mean ± standard deviation over {seeds}"
+        title = f"{view.task.name}, {words}"
     table = terminal_table(title)
     table.add_column("method", vertical="bottom", no_wrap=True)
     for column in _summary_columns(view):

@@ -126,7 +126,7 @@ class Assembled:
         return self._calibrated[method]
 
     def public(self, method: str) -> dict[str, Any]:
-        """The public facts of a method's header, or of training's."""
+        """The public facts in the header of a method's transcript, or of training's."""
         if method not in self._public:
             facts = public_facts(self.config, self.task, self.model, method, self.p)
             if method in METHODS:
@@ -202,7 +202,7 @@ class Assembled:
         return self.plan(*(own or (train_phase(self.config),)), phase, method=method)
 
     def _known(self, method: str, decided: Decided) -> Decided:
-        """What was decided, completed with what is known without a request."""
+        """``decided`` with what needs no request: routing probability, noise scale and peers."""
         sigma = self.calibrated(method).scale
         return replace(decided, p=self.p, sigma=sigma, peers=self.task.peers)
 

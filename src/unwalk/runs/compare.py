@@ -28,7 +28,7 @@ from unwalk.runs.run import (
     train,
 )
 from unwalk.runs.store import write_file
-from unwalk.runs.sweep import Cell, Count, Failed, keep, kept, sweep, uncounted
+from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
 from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
@@ -45,7 +45,7 @@ class Comparison:
         return self._summary(method, "mean").get(measure)
 
     def std(self, method: str, measure: str) -> float | None:
-        """Standard deviation over seeds."""
+        """Standard deviation over seeds; None where there is one seed alone."""
         return self._summary(method, "std").get(measure)
 
     def _summary(self, method: str, kind: str) -> dict[str, float]:
@@ -70,13 +70,14 @@ def compare(
     cluster: str | None = None,
     tell: Tell = silent,
     count: Count = uncounted,
+    say: Say = unsaid,
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
     ``jobs`` seeds are run at once (:mod:`unwalk.runs.sweep`); with one job, ``tell`` is told of
     their walks.  With ``out``, every finished seed is kept, and ``resume`` continues with the
-    others.  Where a fleet carries the walks (``performance.engine``), all seeds are finished at the
-    same time, by this process.
+    others.  Where a fleet carries out the walks (``performance.engine``), this process finishes all
+    seeds at the same time.
 
     A method that cannot be run is left out, with its reason under ``failed``.  If no method can,
     the first reason is raised.
@@ -86,7 +87,9 @@ def compare(
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
-    with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
+    with growing_folder(
+        out, config, assembled, resume=resume, overwrite=overwrite, seeds=seeds
+    ) as folder:
         place = None if folder is None else folder.partial / "seeds"
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
         here = jobs == 1 and cluster is None
@@ -98,7 +101,10 @@ def compare(
         left = [cell for cell in cells if kept(place, cell.name) is None]
         found = _in_a_fleet(left, assembled, place)
         rest = [cell for cell in cells if cell.name not in found]
-        for name, result in sweep(rest, folder=place, jobs=jobs, cluster=cluster, count=count):
+        ends = sweep(
+            rest, folder=place, jobs=jobs, cluster=cluster, count=count, say=say, noun="seed"
+        )
+        for name, result in ends:
             found[name] = result
         summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})
         if folder is not None:
@@ -115,7 +121,7 @@ def _seed(config: Config, task: ShardedTask | None, command: str, tell: Tell) ->
 
 
 def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> dict[str, Any]:
-    """The results of cells whose walks one fleet carries; nothing where none does or it fails."""
+    """Results of the cells whose walks a fleet carries out; empty if none can, or it fails."""
     engine = assembled.config.performance.engine
     if len(cells) < 2 or not goes_together([assembled.training()] * 2, engine):
         return {}
@@ -130,7 +136,7 @@ def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> 
 
 
 def _results(seeds: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """The results of seeds whose walks are carried together, with the methods that failed."""
+    """The results of seeds whose walks are carried out together, and the methods that failed."""
     runners = [Runner(assemble(config, task), tell=tell) for config, task, _, tell in seeds]
     config: Config = seeds[0][0]
     engine, names = config.performance.engine, methods_of(config)
@@ -162,7 +168,7 @@ def _unfit(runner: Runner, name: str) -> Failed | None:
 def _forgotten(
     runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: str
 ) -> list[Walked | Failed]:
-    """The walks of a method, one by one where they cannot be carried together."""
+    """The walks of a method, carried out together, or one by one where that is not possible."""
     try:
         return list(forget(runners, trained, name, engine))
     except Exception as error:
@@ -192,7 +198,7 @@ def _found(
 
 
 def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
-    """Progress under the number of its seed."""
+    """Report progress with the number of the seed in front."""
 
     def told(walk: str, done: int, hops: int) -> None:
         tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
@@ -205,7 +211,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result of the first seed in which most methods ran, with all seeds; and all results."""
+    """The first seed in which most methods ran, with a summary over all; and all seeds' results."""
     lost = {seed: one for seed, one in found.items() if isinstance(one, Failed)}
     results = [one for seed, one in found.items() if seed not in lost]
     if not results:
@@ -215,7 +221,7 @@ def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _failures(found: dict[int, Any]) -> list[dict[str, Any]]:
-    """Methods that failed, each with its reason and the seeds; a seed that failed has no method."""
+    """Methods that failed, with reason and seeds; a failed seed is an entry without a method."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for seed, result in found.items():
         whole = isinstance(result, Failed)
@@ -250,5 +256,5 @@ def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
         "label": ones[0]["label"],
         "runs": len(ones),
         "mean": {k: statistics.fmean(v) for k, v in columns.items()},
-        "std": {k: statistics.stdev(v) if len(v) > 1 else 0.0 for k, v in columns.items()},
+        "std": {k: statistics.stdev(v) for k, v in columns.items() if len(v) > 1},
     }

@@ -54,7 +54,7 @@ class Comparing:
             self.sink.after(index, progress, look)
 
     def check(self, again: Transcript) -> None:
-        """Compare what was walked so far."""
+        """Compare the hops walked so far with the recorded ones."""
         lines = again.lines
         known = self.recorded.lines[: len(lines)]
         if lines[-1:] != known[len(lines) - 1 :]:  # chained: all before it is the same too
@@ -70,7 +70,7 @@ def replay(
 ) -> list[str]:
     """The differences; empty if every line and the model's bytes are the same.
 
-    ``certified`` is what a certificate says of its model: that has to be the one made here.
+    ``certified`` is the certificate's entry for its model, which the repeated model must match.
     """
     path = run_dir / CONFIG
     if not path.is_file():

@@ -26,7 +26,7 @@ from unwalk.certificates.document import FILE, MODEL, model_of, text_of
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core import __version__
-from unwalk.core.errors import Diverged, InvalidInput, Refused
+from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
@@ -160,13 +160,20 @@ class Walked:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, in evaluation mode; several that answer together where there are shards.
+        """The model, in evaluation mode; with shards, their models as one ensemble.
 
-        It is a copy: whoever runs it may change its buffers.
+        It is a copy, since running a model may change its buffers.
         """
         if self.constituents is not None:
             return self.constituents.together(self.outcome.plan.hops, self.outcome.workspace)
-        return copy.deepcopy(self.outcome.workspace.model).eval()
+        model = self.outcome.workspace.model
+        try:
+            return copy.deepcopy(model).eval()
+        except Exception as error:  # a user's model may raise anything
+            raise InvalidInput(
+                f"the model {type(model).__name__} cannot be copied ({told(error)}); leave out of "
+                "it what cannot be copied."
+            ) from error
 
     def saved(self) -> bytes:
         """The token as a model's file: parameters and buffers under the model's own names."""
@@ -177,7 +184,7 @@ class Walked:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A walk that is about to be carried, perhaps from where it was left."""
+    """A walk that is about to be carried out, from its start or its last checkpoint."""
 
     watch: Watch
     progress: Progress | None
@@ -203,7 +210,7 @@ class _Watches:
 
 
 def carry(begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
-    """Carry walks out by an engine, or by those that ``performance.engine`` names."""
+    """Carry out walks with an engine, or with those that ``performance.engine`` names."""
     plans = [one.watch.plan for one in begun]
     chosen = carriers(plans, engine) if isinstance(engine, str) else [(engine, range(len(plans)))]
     ended: dict[int, Walked] = {}
@@ -220,7 +227,7 @@ def carry(begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
 
 
 def _share_out(seconds: Sequence[list[float]], before: Sequence[int]) -> None:
-    """Walks that hop together take equal shares of the time; ``before`` are earlier hops.
+    """Share the time of a hop equally among walks that hop together, after ``before`` hops each.
 
     >>> took = [[9.0, 3.0, 1.0], [0.0]]
     >>> _share_out(took, [1, 0])
@@ -267,7 +274,7 @@ class RunResult:
 
 
 def _engine(config: Config) -> Engine | str:
-    """The reference itself, or the name of what carries walks instead."""
+    """The reference engine, or the name of the engine that replaces it."""
     name = config.performance.engine
     return InProcess() if name == "inprocess" else name
 
@@ -299,22 +306,34 @@ def run(
 
 @contextmanager
 def growing_folder(
-    out: Path | None, config: Config, assembled: Assembled, *, resume: bool, overwrite: bool
+    out: Path | None,
+    config: Config,
+    assembled: Assembled,
+    *,
+    resume: bool,
+    overwrite: bool,
+    seeds: int | None = None,
 ) -> Iterator[Folder | None]:
-    """The folder of results, or None where none is asked for: complete at the end, or gone."""
+    """The folder of results, or None without ``out``; completed at the end, removed on an error.
+
+    A resumed folder stays where an option is refused, such as a wrong address of a cluster.
+    """
     if out is None:
         if resume:
             raise InvalidInput("--resume needs --out, the folder of the run that was stopped.")
         yield None
         return
     data = data_digest(assembled.task, assembled.graph)
-    folder = Folder(out, config, data, resume=resume, overwrite=overwrite)
+    folder = Folder(out, config, data, resume=resume, overwrite=overwrite, seeds=seeds)
     try:
         yield folder
         folder.finish()
-    except (InvalidInput, Diverged, Refused):
-        folder.discard()
+    except (InvalidInput, Diverged, Refused) as error:
+        if not (resume and isinstance(error, InvalidInput)):
+            folder.discard()
         raise
+    finally:
+        folder.release()
 
 
 def methods_of(config: Config) -> list[str]:
@@ -323,7 +342,7 @@ def methods_of(config: Config) -> list[str]:
 
 
 class Runner:
-    """Carries the walks of one configuration out, measured and, with a folder, saved."""
+    """Carries out and measures the walks of one configuration; with a folder, saves them too."""
 
     def __init__(
         self,
@@ -355,7 +374,7 @@ class Runner:
         return self.begin(name, plan, trained)
 
     def walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
-        """Carry one plan out, going on from ``trained`` unless it starts from scratch."""
+        """Carry out one plan, continuing from ``trained`` unless it starts from scratch."""
         (walked,) = carry([self.begin(name, plan, trained)], self.engine)
         return walked
 
@@ -419,7 +438,7 @@ def forget(
 def finish(
     runner: Runner, before: list[dict[str, float | int]], walks: dict[str, Walked], command: str
 ) -> RunResult:
-    """What was found; the first of ``walks`` is the main one, ``before`` the trained model's."""
+    """The result of a run; ``walks`` starts with the main one, ``before`` is before unlearning."""
     after = {name: runner.answers(walk) for name, walk in walks.items()}
     result = _result(runner.assembled, walks, before, after, command)
     return RunResult(runner.config, result, walks)

@@ -2,7 +2,7 @@
 
 A run to ``DIR`` grows in ``DIR.partial`` and is renamed to ``DIR`` when it is complete, so a folder
 is never half-written.  After a kill, ``--resume`` continues from the last checkpoint in
-``DIR.partial``; after an error the partial folder is removed.
+``DIR.partial``; after an error the partial folder is removed.  Whoever writes there holds a lock.
 
 A run is resumed with the same settings and the same data only.  A checkpoint depends on row
 numbers: if the rows are in another order afterwards, or hold other records, resuming mixes two
@@ -46,6 +46,8 @@ from unwalk.tasks.sources import Ids
 
 CONFIG = "config.toml"
 DATA = "data.json"
+SEEDS = "seeds.json"
+LOCK = "lock"
 SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
 NAMED = 3
@@ -73,36 +75,110 @@ def write_file(path: Path, data: bytes | str) -> None:
 
 
 class Folder:
-    """An output folder under construction; ``data`` is the digest of what the run works on."""
+    """An output folder under construction; ``data`` is the digest of what the run works on.
+
+    ``seeds`` is how many a comparison is over.  Until :meth:`release` nobody else can use it.
+    """
 
     def __init__(
-        self, out: Path, config: Config, data: dict[str, str], *, resume: bool, overwrite: bool
+        self,
+        out: Path,
+        config: Config,
+        data: dict[str, str],
+        *,
+        resume: bool,
+        overwrite: bool,
+        seeds: int | None = None,
     ) -> None:
         self.out = out if out.name else out.resolve()
         self.overwrite = overwrite
+        self._lock: int | None = None
         if self.out.exists() and not (overwrite and _ours(self.out)):
-            raise InvalidInput(_occupied(out, resume=resume, overwrite=overwrite))
+            raise InvalidInput(_occupied(out, resume=resume, overwrite=overwrite, seeds=seeds))
         self.partial = partial_of(self.out)
         if resume and not self.partial.exists():
             raise InvalidInput(f"{self.partial} does not exist; there is nothing to resume.")
+        try:
+            if self.partial.is_dir():
+                self._take()
+                self._open(config, data, resume=resume, seeds=seeds)
+            self.new_parents = [p for p in self.partial.parents if not p.exists()]
+            self._make(config, data, seeds)
+        except BaseException:
+            self.release()
+            raise
+
+    def _open(
+        self, config: Config, data: dict[str, str], *, resume: bool, seeds: int | None
+    ) -> None:
+        """What is there is what is to be gone on with, or goes."""
         if resume:
             self._check_same(config)
             self._check_same_data(data)
-        elif self.partial.exists():
-            if not overwrite:
-                raise InvalidInput(
-                    f"{self.partial} holds an unfinished run; add --resume to continue it, or "
-                    "--overwrite to start again."
-                )
+            self._check_seeds(seeds)
+        elif self.overwrite:
             shutil.rmtree(self.partial)
-        self.new_parents = [p for p in self.partial.parents if not p.exists()]
+            self.release()
+        else:
+            raise InvalidInput(
+                f"{self.partial} holds an unfinished run; add --resume to continue it, or "
+                "--overwrite to start again."
+            )
+
+    def _make(self, config: Config, data: dict[str, str], seeds: int | None) -> None:
+        new = not self.partial.exists()
         try:
             self.partial.mkdir(parents=True, exist_ok=True)
+            self._take()
             write_file(self.partial / DATA, json.dumps(data))
+            if seeds is not None:
+                write_file(self.partial / SEEDS, json.dumps(seeds))
             write_file(self.partial / CONFIG, to_toml(config))
         except OSError as error:
-            self.discard()
+            if new:
+                self.discard()
             raise InvalidInput(f"{self.partial} cannot be made: {error.strerror}.") from error
+
+    def _take(self) -> None:
+        """Hold the lock; it goes with this process, however that ends."""
+        if self._lock is not None or os.name != "posix":
+            return
+        import fcntl  # Windows has none
+
+        try:
+            lock = os.open(self.partial / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"{self.partial} cannot be used: {error.strerror}.") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            by = os.pread(lock, 20, 0).decode("ascii", "replace")
+            os.close(lock)
+            raise InvalidInput(
+                f"{self.partial} is in use by {f'process {by}' if by else 'another process'}; wait "
+                "until that has ended, or choose another --out."
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_seeds(self, seeds: int | None) -> None:
+        """Refuse to resume a comparison over fewer seeds; more are added."""
+        path = self.partial / SEEDS
+        if seeds is None or not path.exists():
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if seeds < before:
+            raise InvalidInput(
+                f"--seeds is {seeds}, but {self.partial} was started with {before}; resume it with "
+                f"--seeds {before} or more."
+            )
 
     def _check_same(self, config: Config) -> None:
         """Refuse to resume under other settings; a run killed very early has none on disk."""
@@ -139,13 +215,15 @@ class Folder:
             )
 
     def finish(self) -> None:
-        """Drop what only a resume needs, and give the folder its name."""
+        """Delete what only a resume needs, and rename the folder to its final name."""
         for name in SCRATCH:
             shutil.rmtree(self.partial / name, ignore_errors=True)
-        (self.partial / DATA).unlink()
+        for name in (DATA, SEEDS):
+            (self.partial / name).unlink(missing_ok=True)
         if self.overwrite and self.out.exists():
             shutil.rmtree(self.out)
         self.partial.replace(self.out)
+        (self.out / LOCK).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove everything that was made."""
@@ -162,12 +240,28 @@ def _ours(out: Path) -> bool:
     return not any(out.iterdir()) or all((out / n).is_file() for n in (CONFIG, "result.json"))
 
 
-def _occupied(out: Path, *, resume: bool, overwrite: bool) -> str:
+def _occupied(out: Path, *, resume: bool, overwrite: bool, seeds: int | None) -> str:
     if overwrite:
         return f"{out} is no folder that unwalk wrote, so it stays; choose another --out."
     if resume and not partial_of(out).exists():
-        return f"{out} is complete already; there is nothing to resume."
+        held = None if seeds is None else _seeds_of(out)
+        if held is None or seeds is None or held >= seeds:
+            return f"{out} is complete already; there is nothing to resume."
+        return (
+            f"{out} is complete with {held} seed{'s' if held > 1 else ''}, and --seeds is {seeds}; "
+            "whether its data were the same is not known any more, so that none is added. Choose "
+            f"another --out, or --overwrite in place of --resume to run all {seeds}."
+        )
     return f"{out} exists already; choose another --out, or add --overwrite."
+
+
+def _seeds_of(out: Path) -> int | None:
+    """Over how many seeds a complete comparison is; None if that cannot be read."""
+    try:
+        held: int = json.loads((out / "result.json").read_text(encoding="utf-8"))["seeds"]["runs"]
+        return held
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _shown(value: Value) -> str:
@@ -177,8 +271,8 @@ def _shown(value: Value) -> str:
 def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
     """The parts of the data, each named in words, with its digest.
 
-    Other peers' shards are not built for it, so that they need not all be held at the same time.
-    Blobs are made from the settings alone, which are compared anyway: of them only u's are drawn.
+    Shards of other peers are not built for this: they would all be in memory at the same time.
+    Blobs follow from the settings, which are compared anyway, so only u's records are drawn.
     """
     u = task.unlearner
     parts = {"the names of the classes": _digest(json.dumps(task.source.labels))}
@@ -200,7 +294,7 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
-    """Which parts differ, in words; nothing where none does.
+    """The parts that differ, in words; empty if none does.
 
     >>> differences({"the graph": "a", "the test set": "b"}, {"the graph": "a"})
     'the test set'

@@ -619,8 +619,16 @@ def _toml_text(value: str) -> str:
 
 
 def settings_digest(config: Config) -> str:
-    """A SHA-256 digest of the settings."""
-    return hashlib.sha256(to_toml(config).encode()).hexdigest()
+    """A SHA-256 digest of the settings that a run is named by.
+
+    Which engine carries the walks, with how many hosts, and how often it is saved are not among
+    them: the same draw of noise on another engine is the same run's.
+    """
+    usual = PerformanceSettings()
+    neutral = replace(
+        config.performance, engine=usual.engine, hosts=usual.hosts, checkpoint=usual.checkpoint
+    )
+    return hashlib.sha256(to_toml(replace(config, performance=neutral)).encode()).hexdigest()
 
 
 def run_id(config: Config) -> str:

@@ -17,7 +17,7 @@ from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, ManyRoute, Move, Moves, Peers, Route
 
 NOBODY = -1
-"""The holder before the first hop: the first peer that is drawn has the token without a message."""
+"""The holder before the first hop: the first peer drawn has the token without any message."""
 
 
 def _travel(graph: Graph, at: int, target: int) -> tuple[int, ...]:

@@ -17,17 +17,15 @@ import math
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing as closing_file
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from unwalk.certificates import certificate_of, verify
+from unwalk.certificates import Verdict, certificate_of, verify
 from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
-from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
-from unwalk.core.grades import badge_of
 from unwalk.core.transcript import (
     LONGEST,
     Hop,
@@ -66,6 +64,9 @@ RULE = (
     "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
 )
 
+EXACT_ONLY = "exact certificates spend nothing"
+"""The same where there is nothing to add up."""
+
 ShownEnd = tuple[int, str, dict[str, Any], str]
 """The number of a chapter, what stays of its end, the votes for that, and the digest of those of
 its visits that are not on the line."""
@@ -77,7 +78,7 @@ class Facts:
 
     ``decisions`` are all chapters up to this one, with the votes that decided them, ``ends`` how
     those on the line ended.  Requests that needed no walk were not ``decided``: they are those of
-    the peer that issues the certificate.
+    the peer that issues the certificate, which may say how many of the records were ``held_out``.
     """
 
     chapter: int
@@ -89,6 +90,7 @@ class Facts:
     ends: Sequence[ShownEnd]
     decided: bool = True
     silent: bool = False
+    held_out: int | None = None
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -116,6 +118,18 @@ def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
         if claim["grade"] in ("certified", "exact"):
             return dict(claim)
     return None
+
+
+def unused(document: Mapping[str, Any]) -> str:
+    """Why no walk was needed for the records of a certificate, as its issuer says."""
+    held, records = document["peers"].get("held_out"), document["public"]["forgotten"]
+    if not isinstance(held, int) or not held:
+        return "no visit used the records"
+    if held == records:
+        return "the records were held out, never trained on"
+    return (
+        f"{held:d} of {records} records were held out, never trained on, and no visit used the rest"
+    )
 
 
 def chapter_name(number: int) -> str:
@@ -223,9 +237,9 @@ def states(
     return (said["run"], said["requests"], said["receipts"]) == wanted
 
 
-def rule_without(changed: Sequence[str]) -> str:
+def rule_without(changed: Sequence[str], rule: str = RULE) -> str:
     """How certificates were composed, and which were left out because they were changed."""
-    return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
+    return rule + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
 
 
 def issue(
@@ -260,6 +274,7 @@ def issue(
         "decisions": [list(decision) for decision in facts.decisions],
         "ends": [list(end) for end in facts.ends],
         "decided": facts.decided,
+        **({} if facts.held_out is None else {"held_out": facts.held_out}),
         "members": [p.name for p in network.peers],
         "peer": network.peers[document["public"]["unlearner"]].name,
         "issuer": bundle.name,
@@ -310,14 +325,33 @@ def read_visits(path: Path) -> list[dict[str, Any]]:
         raise Corrupt(f"{path.name} does not hold signed visits.") from error
 
 
+class Findings(NamedTuple):
+    """What a check found, as in :class:`~unwalk.certificates.verify.Verdict`."""
+
+    problems: Sequence[str]
+    notes: Sequence[str] = ()
+    unchecked: Sequence[str] = ()
+    stated: Sequence[str] = ()
+
+    def added_to(self, verdict: Verdict) -> Verdict:
+        """A verdict on the rest of the certificate, and these findings."""
+        return replace(
+            verdict,
+            problems=(*verdict.problems, *self.problems),
+            notes=(*verdict.notes, *self.notes),
+            unchecked=(*verdict.unchecked, *self.unchecked),
+            stated=(*verdict.stated, *self.stated),
+        )
+
+
 def check(
     document: Mapping[str, Any],
     transcript: Transcript,
     place: Path,
     authority: Path,
     network: Path | None = None,
-) -> tuple[list[str], list[str]]:
-    """Problems and notes about what a certificate says of peers.
+) -> Findings:
+    """What a check of all that a certificate says of peers found.
 
     ``place`` is its file, ``authority`` the file of the network's CA.  ``network`` is the newest
     file of the network: only with it can be seen what was revoked since.
@@ -327,13 +361,13 @@ def check(
         trust = _trust(said, authority, network)
         names = [p.name for p in trust.network.peers]
         if (said["members"], said["network"]) != (names, trust.network.name):
-            return ["members are not those of the network's file"], []
+            return Findings(["members are not those of the network's file"])
         _check_issuer(document, said, trust, newest=network is not None)
         path = place.with_name(VISITS)
         if not path.is_file():
-            return [f"{VISITS}, the visits as peers signed them, is not beside it"], []
+            return Findings([f"{VISITS}, the visits as peers signed them, is not beside it"])
         if hashlib.sha256(read_short(path, LONGEST)).hexdigest() != said["visits"]:
-            return [f"{VISITS} is not the file that was certified"], []
+            return Findings([f"{VISITS} is not the file that was certified"])
         visits = read_visits(path)
         specs = _check_decided(said, trust, names)
         _check_header(transcript, specs, said, trust.network)
@@ -341,21 +375,22 @@ def check(
         _check_visits(visits, transcript, trust, places)
         last = _check_ends(said, trust, specs, visits, places)
         if document["model"] != released_as(last):
-            return ["the model is not the one that the peers decided on"], []
+            return Findings(["the model is not the one that the peers decided on"])
         signers = _check_receipts(said, trust, specs, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
-            return ["peers.peer is not the peer that forgets"], []
+            return Findings(["peers.peer is not the peer that forgets"])
     except UnwalkError as error:
-        return [str(error).rstrip(".")], []
+        return Findings([str(error).rstrip(".")])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        return [f"peers lacks or mistypes {error}"], []
+        return Findings([f"peers lacks or mistypes {error}"])
+    unchecked: list[str] = []
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
     notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
     if said["decisions"]:
         notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
     notes.append("a quorum signed which visits and which model each chapter on the line ended with")
     if network is None:
-        notes.append("revocation not checked: that needs --network with the network's newest file")
+        unchecked.append("revocation: that needs --network with the network's newest file")
     else:
         notes.append(f"revocation checked with version {trust.network.version} of the network")
     if signers:
@@ -368,9 +403,8 @@ def check(
         notes.append(f"still pending: {', '.join(said['pending'])}")
     alone = ["version", "issued", "composed"]
     if said["decided"] is not True:
-        alone.append("that no visit used the records")
-    notes.append(f"said by the issuer alone: {', '.join(alone)}")
-    return [], notes
+        alone.append(f"that {unused(document)}")
+    return Findings([], notes, unchecked, [f"by the issuer alone: {', '.join(alone)}"])
 
 
 def _trust(said: Mapping[str, Any], authority: Path, newest: Path | None) -> Trust:
@@ -583,20 +617,6 @@ def verified(place: Path, authority: Path, network: Path | None = None) -> dict[
     transcript = Transcript.read(path) if path.is_file() else None
     model = released(document, place)
     verdict = verify(document, transcript, model=model, trust=str(authority), now=now())
-    problems, notes = list(verdict.problems), list(verdict.notes)
     if transcript is not None:
-        found, said = check(document, transcript, place, authority, network)
-        problems, notes = problems + found, notes + said
-    return {
-        "verdict": "changed" if problems else verdict.headline,
-        "problems": problems,
-        "checked": notes,
-        "signer": verdict.signer,
-        "trusted": verdict.known,
-        "model": verdict.model,
-        "replayed": False,
-        "claims": document["claims"],
-        "badge": None if problems else badge_of(document),
-        "words": [] if problems else [*claim_lines(document), verdict_line(document)],
-        "not_shown": document["not_shown"],
-    }
+        verdict = check(document, transcript, place, authority, network).added_to(verdict)
+    return {**verdict.to_json(document), "replayed": False}

@@ -32,6 +32,13 @@ from unwalk.runs.assemble import Assembled, public_facts
 from unwalk.settings.config import Config
 from unwalk.walks import FirstTo, Uniform
 
+BETWEEN_PEERS = ("grade", "peer-visits", "token-gone")
+"""Codes of refusals whose advice is for peers; that of others is for the simulator."""
+EXACT = (
+    "ask for grade exact without a method (--grade exact), which every network can give; a network "
+    "that is made with --set preset=certified can prove grade certified"
+)
+
 Visits = Mapping[int, Sequence[dict[str, Any]]]
 """Chapter number to its committed visits, in order, each as it was signed."""
 
@@ -180,6 +187,13 @@ class Book:
         return replace(plan, phases=(*before, replace(phase, hops=0)), public=public)
 
 
+def for_peers(error: Refused) -> Refused:
+    """A refusal with advice that can be followed at a peer."""
+    if error.code in BETWEEN_PEERS:
+        return error
+    return Refused(str(error), error.code, EXACT)
+
+
 def silent_spec(
     earlier: Sequence[Spec], before: int, peer: int, requests: tuple[str, ...], records: int
 ) -> Spec:
@@ -250,6 +264,7 @@ __all__ = [
     "Visits",
     "as_walked",
     "first_visit",
+    "for_peers",
     "line",
     "silent_spec",
     "visits_at",

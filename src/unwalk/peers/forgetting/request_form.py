@@ -12,11 +12,13 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_number, near
 from unwalk.peers.protocol.codec import DELTAS, EPSILONS
+from unwalk.peers.protocol.schedule import METHODS
 
 GRADES = ("certified", "exact")
 STAGES = ("received", "waiting", "walking", "committed", "erasing", "done", "refused")
@@ -49,7 +51,23 @@ class UnknownRecords(InvalidInput):
         self.ids = tuple(ids)
         shown = ", ".join(repr(i) for i in self.ids[:10])
         more = f" and {len(self.ids) - 10} more" if len(self.ids) > 10 else ""
-        super().__init__(f"this peer has no record {shown}{more}; nothing was changed.")
+        what = "record" if len(self.ids) == 1 else "records"
+        super().__init__(f"this peer has no {what} {shown}{more}; nothing was changed.")
+
+
+def implied_grade(method: Any, epsilon: Any, delta: Any) -> str:
+    """The grade of a request that names none: that of its method or budget, else exact.
+
+    Every network can give ``exact``, and only some ``certified``.
+
+    >>> implied_grade(None, None, None), implied_grade("seal", None, None)
+    ('exact', 'certified')
+    >>> implied_grade(None, 0.5, None), implied_grade("restart", None, None)
+    ('certified', 'exact')
+    """
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]
+    return "exact" if epsilon is None and delta is None else "certified"
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,8 @@ class RequestForm:
 
     ``id`` is public in the network, so make it from nothing personal; the same request sent again
     under the same id is the same request, and without one an id is made up.  ``records`` are the
-    ids as the organisation knows them, without repetition.  ``epsilon`` and ``delta`` belong to
+    ids as the organisation knows them, without repetition.  ``grade``, if not given, is that of
+    ``method`` or ``certified`` with a budget, else ``exact``.  ``epsilon`` and ``delta`` belong to
     ``certified`` alone and are 1 and 1e-5 if not given.
     """
 
@@ -72,7 +91,7 @@ class RequestForm:
         },
     )
     grade: str = field(
-        default="certified", metadata={"json_schema_extra": {**OR_NULL, "enum": [*GRADES, None]}}
+        default="exact", metadata={"json_schema_extra": {**OR_NULL, "enum": [*GRADES, None]}}
     )
     epsilon: float | None = field(default=None, metadata={"ge": EPSILONS[0], "le": EPSILONS[1]})
     delta: float | None = field(default=None, metadata={"ge": DELTAS[0], "le": DELTAS[1]})
@@ -126,10 +145,16 @@ class RequestForm:
                     f"the request has a field {str(name)[:80]!r}{near(str(name)[:80], known)}; "
                     f"allowed: {', '.join(known)}."
                 )
-        if not isinstance(record.get("records"), list):
-            raise InvalidInput("the request lacks 'records'; allowed: a list of record ids.")
+        ids = record.get("records")
+        if not isinstance(ids, list):
+            wrong = f"'records' is {str(ids)[:80]!r}"
+            if ids is None:
+                wrong = "the request lacks 'records'"
+            raise InvalidInput(f"{wrong}; allowed: a list of record ids.")
         given = {k: v for k, v in record.items() if v is not None and k != "records"}
-        return RequestForm(**{"id": new_request_id(), **given, "records": tuple(record["records"])})
+        asked = (given.get(name) for name in ("method", "epsilon", "delta"))
+        given.setdefault("grade", implied_grade(*asked))
+        return RequestForm(**{"id": new_request_id(), **given, "records": tuple(ids)})
 
 
 def _check_text(name: str, value: Any, pattern: re.Pattern[str], allowed: str) -> None:
@@ -158,6 +183,20 @@ def _check_records(records: tuple[str, ...]) -> None:
         raise InvalidInput(f"records names {twice[:80]!r} twice.")
 
 
+def read_ids(path: Path) -> tuple[str, ...]:
+    """The record ids in a text file, one a line; empty lines are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
+    ids = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not ids:
+        raise InvalidInput(f"{path} names no record; allowed: one id a line.")
+    return ids
+
+
 def new_request_id() -> str:
     """An id that says nothing."""
     return secrets.token_hex(8)
@@ -167,9 +206,10 @@ def new_request_id() -> str:
 class RequestView:
     """A request as its asker and the dashboard see it.
 
-    ``records`` is their number.  ``chapter`` is the chapter that forgets them, once there is one.
-    ``reason`` says why a request was refused or what it waits for.  ``certificate`` is the name of
-    its certificate.  ``received`` is a time in UTC, ISO 8601.
+    ``records`` is their number.  ``method`` is the one that was asked for or, once there is a
+    chapter, taken.  ``chapter`` is the chapter that forgets them, once there is one.
+    ``reason`` says why a request was refused, what it waits for, or why nothing was walked for it.
+    ``certificate`` is the name of its certificate.  ``received`` is a time in UTC, ISO 8601.
     """
 
     id: str = field(metadata={"pattern": f"^{REQUEST_ID.pattern}$"})

@@ -15,7 +15,6 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
@@ -317,25 +316,12 @@ def _may_follow(before: str, after: str) -> bool:
 
 
 def _refuse_asked(found: Found) -> None:
-    for ids, words in (
-        (found.forgotten, "was forgotten before"),
-        (found.asked, "is named in a request that is still open"),
+    for ids, one, several in (
+        (found.forgotten, "was forgotten before", "were forgotten before"),
+        (found.asked, "is named in a request that is still open", "are named in open requests"),
     ):
         if ids:
             shown = ", ".join(map(repr, ids[:10]))
             more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
-            raise AlreadyAsked(f"record {shown}{more} {words}; nothing was changed.")
-
-
-def read_ids(path: Path) -> tuple[str, ...]:
-    """The record ids in a text file, one a line; empty lines are passed over."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
-    ids = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    if not ids:
-        raise InvalidInput(f"{path} names no record; allowed: one id a line.")
-    return ids
+            what, words = ("record", one) if len(ids) == 1 else ("records", several)
+            raise AlreadyAsked(f"{what} {shown}{more} {words}; nothing was changed.")

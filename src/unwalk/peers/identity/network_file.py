@@ -25,6 +25,8 @@ from unwalk.settings.config import UNSAID
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
 ADDRESS = re.compile(r"([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\]):([0-9]{1,5})")
+LONGEST = 30 * 86400.0
+"""Seconds that a limit of time can have: a month."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,11 @@ class Limits:
     weight: float = 1e9
 
     def __post_init__(self) -> None:
-        for name in ("lease", "messages", "rate", "connect", "stop", "visit", "weight"):
-            check_number(f"limits.{name}", getattr(self, name), above=0.0)
+        for name in ("lease", "connect", "stop", "visit"):
+            check_number(f"limits.{name}", getattr(self, name), above=0.0, high=LONGEST)
+        for name in ("messages", "weight"):
+            check_number(f"limits.{name}", getattr(self, name), above=0.0, below=math.inf)
+        check_number("limits.rate", self.rate, low=1.0, below=math.inf)
         if self.token_bytes is not None:
             check_count("limits.token_bytes", self.token_bytes, low=1024)
 
@@ -63,6 +68,17 @@ class Limits:
         200.0
         """
         return 2.0 * size / self.rate
+
+    def with_lease_for(self, size: int) -> Limits:
+        """The same, with a lease that is long enough for tokens of ``size`` bytes."""
+        lease = float(math.ceil(max(self.lease, self.shortest_lease(size))))
+        if lease > LONGEST:
+            raise InvalidInput(
+                f"limits.rate is {self.rate:g} bytes a second, at which a token of {size} bytes "
+                f"needs a lease of {lease:.3g} s; allowed: {math.ceil(2.0 * size / LONGEST)} or "
+                "more."
+            )
+        return replace(self, lease=lease)
 
     def check_token(self, size: int) -> None:
         """Refuse limits under which a token of ``size`` bytes would never arrive."""

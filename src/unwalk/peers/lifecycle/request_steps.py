@@ -19,7 +19,7 @@ from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Kept, erase_since, receipt_of
-from unwalk.peers.forgetting.plans import first_visit, visits_at, walked
+from unwalk.peers.forgetting.plans import first_visit, for_peers, visits_at, walked
 from unwalk.peers.forgetting.requests import Batch, Request
 from unwalk.peers.identity.credentials import now
 from unwalk.peers.lifecycle.certifying import Certifying
@@ -264,7 +264,7 @@ class RequestSteps:
         except NotYet:
             return
         except (Refused, InvalidInput, Corrupt) as error:
-            why = advised(error) if isinstance(error, Refused) else str(error)
+            why = advised(for_peers(error)) if isinstance(error, Refused) else str(error)
             requests.advance(batch.ids, "refused", reason=why)
             progress.journal.write(
                 "request refused", requests=list(batch.ids), why=str(error)[:300]

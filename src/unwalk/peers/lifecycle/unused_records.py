@@ -49,9 +49,11 @@ class UnusedRecords:
         progress = self.progress
         requests = progress.requests
         assert requests is not None
-        batch = requests.batch_of(fresh)
+        batch, records = requests.batch_of(fresh), progress.records
+        assert records is not None
         if not progress.over or not await self.certifying.have_line():
             return  # while a chapter is under way the line is not what it will be
+        held_out = records.held_out(batch.records)
         if not await self.certifying.erase_records(batch):
             return
         requests.advance(batch.ids, "erasing")
@@ -60,8 +62,8 @@ class UnusedRecords:
         visits = progress.visits(places)
         last = progress.present
         run, earlier = progress.runs[last], progress.specs[:last]
-        records = sum(r.records for r in batch.requests)
-        spec = silent_spec(earlier, len(places), progress.me, batch.ids, records)
+        count = sum(r.records for r in batch.requests)
+        spec = silent_spec(earlier, len(places), progress.me, batch.ids, count)
         header = progress.book.quiet(spec, run, earlier).header()
         signed = [visits[chapter][place - 1] for chapter, place in places]
         known = await self.certifying.receipts(last) if last else {}
@@ -75,6 +77,7 @@ class UnusedRecords:
             self.certifying.ends(places),
             decided=False,
             silent=not last,
+            held_out=held_out,
         )
         name = f"{peer_certificate.QUIET}{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
@@ -112,11 +115,13 @@ class UnusedRecords:
                 tuple((text, decision) for text, decision in stated["decisions"]),
                 tuple(tuple(end) for end in stated["ends"]),
                 decided=False,
+                held_out=stated.get("held_out"),
             )
-            stated = peer_certificate.issue(
+            document = peer_certificate.issue(
                 progress.bundle, name, transcript, visits, facts, stated["issued"]
-            )["peers"]
-        if not stated["pending"] and await self.certifying.verifies(name, ids):
-            requests.advance(ids, "done")
+            )
+        if not document["peers"]["pending"] and await self.certifying.verifies(name, ids):
+            why = f"{peer_certificate.unused(document)}: nothing had to be walked"
+            requests.advance(ids, "done", reason=why)
             progress.store.fault("request done")
         return True

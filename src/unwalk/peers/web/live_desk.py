@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -13,9 +14,9 @@ from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
 from unwalk.core.plan import Graph
 from unwalk.peers.forgetting import certificate_archive, peer_certificate
-from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.forgetting.plans import Book, for_peers
 from unwalk.peers.forgetting.request_form import RequestForm, RequestView
-from unwalk.peers.forgetting.requests import Requests
+from unwalk.peers.forgetting.requests import Request, Requests
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
 from unwalk.peers.storage.disk_space import DiskFull, means_no_files
@@ -43,13 +44,14 @@ def check_reachable(
     try:
         book.check(peer, grade, method, records)
     except Refused as error:
+        advised = for_peers(error)
         if grade != "certified" or method not in (None, "seal"):
-            raise
+            raise advised from error
         raise Refused(
-            f"grade 'certified' cannot be proved for the way this network trains "
-            f"({str(error).rstrip('.')}); ask for grade 'exact', or make a network with preset "
-            "'certified'.",
+            "grade 'certified' cannot be proved for the way this network trains "
+            f"({str(error).rstrip('.')}).",
             error.code,
+            advised.instead,
         ) from error
 
 
@@ -153,7 +155,9 @@ class Reception:
                     )
                 )
         epsilon, delta = peer_certificate.compose((p.epsilon, p.delta) for p in parts)
-        rule = peer_certificate.rule_without(changed)
+        exact = all(part.grade == "exact" for part in parts)
+        how = peer_certificate.EXACT_ONLY if exact else peer_certificate.RULE
+        rule = peer_certificate.rule_without(changed, how)
         if any(part.badge == "rehearsal" for part in parts):
             rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
         return Privacy(epsilon, delta, rule, tuple(parts))
@@ -184,18 +188,25 @@ class Reception:
         chapters.store.fault("request durable")
         chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
         chapters.wake.set()
-        return found.view()
+        return self._view(found)
+
+    def _view(self, request: Request) -> RequestView:
+        """A request; if it left the method open, with the one that its chapter took."""
+        view = request.view()
+        if view.method is not None or not view.chapter:
+            return view
+        return replace(view, method=self.chapters.specs[view.chapter - 1].method)
 
     def requests(self, after: str | None, limit: int) -> Sequence[RequestView]:
         """Newest first."""
         if self.chapters.requests is None:
             return []
-        return [r.view() for r in self.chapters.requests.page(after, limit)]
+        return [self._view(r) for r in self.chapters.requests.page(after, limit)]
 
     def request(self, id: str) -> RequestView | None:
         """One request."""
         found = None if self.chapters.requests is None else self.chapters.requests.get(id)
-        return None if found is None else found.view()
+        return None if found is None else self._view(found)
 
     def certificates(self) -> Sequence[CertificateView]:
         """The latest version of each certificate, newest first; changed ones before them."""

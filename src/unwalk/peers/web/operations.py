@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.grades import advised
 from unwalk.peers.forgetting.request_form import Conflict, UnknownRecords
 from unwalk.peers.storage.disk_space import DiskFull, NoDescriptors, means_no_files
 from unwalk.peers.web.answers import JSON, Json, Problem, tagged
@@ -136,7 +137,8 @@ async def _refused(_request: Request, error: Exception) -> Response:
     status = next(code for kind, code in REFUSED.items() if isinstance(error, kind))
     further = {"unknown": list(error.ids)} if isinstance(error, UnknownRecords) else {}
     headers = SOON if isinstance(error, DiskFull) else None
-    return Problem(status, str(error), headers).answer(**further)
+    said = advised(error) if isinstance(error, Refused) else str(error)
+    return Problem(status, said, headers).answer(**further)
 
 
 HANDLERS: dict[Any, Any] = {HTTPException: _no_route, **dict.fromkeys(REFUSED, _refused)}

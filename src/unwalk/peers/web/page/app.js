@@ -253,7 +253,9 @@ async function verify(name) {
   verdict(name, ["is being checked …"], false);
   const said = await (await ask(`${pathOf(name)}/verify`)).json();
   verdict(name, [said.verdict, ...said.problems.map((problem) => `changed: ${problem}`),
-    ...(said.checked || []).map((words) => `checked: ${words}`), ...(said.words || [])], said.problems.length > 0);
+    ...(said.checked || []).map((words) => `checked: ${words}`),
+    ...(said.not_checked || []).map((words) => `not checked: ${words}`),
+    ...(said.stated || []).map((words) => `stated: ${words}`), ...(said.words || [])], said.problems.length > 0);
 }
 
 function verdict(name, lines, wrong) {
