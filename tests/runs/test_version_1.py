@@ -1,7 +1,7 @@
 """Runs that were made before there was a version 2 of public streams: ``version_1`` holds two.
 
-``ended`` is a whole run, ``stopped`` what was on disk when the same run was stopped at its third
-hop.  Their settings, headers and checkpoints say nothing of streams.
+``ended`` is a whole run, ``stopped`` what was on disk when the same run was stopped after its
+fourth hop.  Their settings, headers and checkpoints say nothing of streams.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unwalk.settings.config import to_toml
 
 OLD = Path(__file__).parent / "version_1"
 ENDED = OLD / "ended"
-REWIND = small(method="rewind", compare=[], streams=1)
+REWIND = small(method="rewind", compare=[], streams=1, performance__checkpoint=2.0)
 
 
 def walked(folder: Path) -> list[object]:
@@ -68,7 +68,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path):
     out = tmp_path / "out"
     shutil.copytree(OLD / "stopped", partial_of(out))
     lines = (OLD / "stopped" / "walks" / "train.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["hop"] == 3
+    assert json.loads(lines[-1])["hop"] == 4
     run(REWIND, out=out, resume=True)
     assert walked(out) == walked(ENDED)
     assert same_model(out)
