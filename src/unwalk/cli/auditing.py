@@ -1,0 +1,110 @@
+"""``unwalk audit``: play the unlearning game and set what is shown beside what is claimed."""
+
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from unwalk.cli.terminal import (
+    DeviceOption,
+    EngineOption,
+    File,
+    JobsOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    OverwriteOption,
+    PresetOption,
+    ResumeOption,
+    SeedOption,
+    Set,
+    TaskOption,
+    changes_of,
+    command_line,
+    config_of,
+    loading,
+    print_whole,
+    progress,
+    show,
+)
+
+
+def audit(
+    file: File = None,
+    set_: Set = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated.")] = "rrdu",
+    pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(help="released, peer:K, coalition:K,L or coalition:others; may be repeated."),
+    ] = None,
+    coins: Annotated[
+        str, typer.Option(help="fresh per run, or fixed: the attacker knows all but the noise.")
+    ] = "fresh",
+    seeds: Annotated[
+        str, typer.Option(help="paired: runs of one number share a seed; or independent.")
+    ] = "paired",
+    canary: Annotated[
+        str, typer.Option(help="Records to plant: none, mislabelled, blank or gradient.")
+    ] = "none",
+    task: TaskOption = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    model: ModelOption = None,
+    jobs: JobsOption = 1,
+    engine: EngineOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
+
+    Exit code 1: a claim that is proved was refuted.
+    """
+    with progress(out) as bars:
+        with loading():
+            from unwalk.audits.audit import audit as audit_game
+            from unwalk.audits.game import Game
+
+        main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
+        changes = changes_of(
+            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+        )
+        config = config_of(file, {**changes, "method": main, "compare": others})
+        game = Game(config, tuple(observer or ["released"]), coins, seeds, canary)
+        document = audit_game(
+            game,
+            pairs,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=command_line(),
+            jobs=jobs,
+            tell=bars.tell,
+            count=bars.count,
+        )
+    if json_:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        _show(document)
+        if out is not None:
+            show(f"report: {out / 'report.html'}", soft_wrap=True)
+    if document["refuted"]:
+        raise typer.Exit(1)
+
+
+def _show(document: dict[str, Any]) -> None:
+    from unwalk.reports.audit_page import audit_table, verdict_lines
+
+    print_whole(audit_table(document))
+    for one in document["failed"]:
+        show(f"{one['label']} was not played: {one['reason']}")
+    show()
+    for line in verdict_lines(document):
+        show(line)
