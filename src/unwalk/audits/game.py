@@ -25,6 +25,7 @@ from unwalk.audits.canaries import planted
 from unwalk.audits.views import ANSWERS, Examiner, Floats, Observer, Seen, Viewer
 from unwalk.audits.worlds import COINS, SEEDS, WITH, WITHOUT, Worlds
 from unwalk.certificates.document import claims_of
+from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GaussianNoise, GradientSteps
 from unwalk.core.plan import Outcome, Plan, Progress
 from unwalk.core.transcript import Transcript
@@ -196,7 +197,7 @@ class _Table:
     def played(self, method: str) -> Played | Failed:
         """Both worlds of one method."""
         try:
-            self.base.unlearning(method)
+            self._check(method)
             played = Played()
             for world in (WITHOUT, WITH):
                 self._play(method, world, played)
@@ -204,20 +205,31 @@ class _Table:
         except Exception as error:
             return Failed.by(error)
 
+    def _check(self, method: str) -> None:
+        """Refuse what can be refused before training."""
+        record = METHODS[method]
+        if self.worlds.coins == "fixed" and record.way_back is not None:
+            raise InvalidInput(
+                f"{method} draws coins again and is exact over them, so that with fixed ones its "
+                "worlds differ; allowed: --coins fresh."
+            )
+        self.base.unlearning(method)
+
     def _play(self, method: str, world: int, played: Played) -> None:
         record = METHODS[method]
         shares = self.base.shares_training(method)
         trained = self._trained(world) if shares else [None] * len(self.numbers)
-        plans, resume = [], {}
+        known = [None if one is None else one.transcript for one in trained]
+        plans = self.worlds.unlearning(world, self.numbers, method, known)
+        resume = {
+            at: one.fork(plan.header(), end_digest=False)
+            for at, (one, plan) in enumerate(zip(trained, plans, strict=True))
+            if one is not None
+        }
         shard = None if record.shard is None else record.shard(self.base.config)
         viewer = Viewer(self.examiner, self.observers, shard)
         whole = not shares and (record.from_scratch or record.guarantee.threat.training_time_view)
-        for at, (number, progress) in enumerate(zip(self.numbers, trained, strict=True)):
-            transcript = None if progress is None else progress.transcript
-            plan = self.worlds.unlearning(world, number, method, transcript)
-            plans.append(plan)
-            if progress is not None:
-                resume[at] = progress.fork(plan.header(), end_digest=False)
+        for at, plan in enumerate(plans):
             viewer.watch(plan, whole=whole, resume=resume.get(at))
         runs: dict[int, dict[str, dict[str, Seen]]] = {}
         for at, outcome in self._carried(plans, viewer, resume):

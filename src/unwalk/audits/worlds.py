@@ -10,20 +10,20 @@ method, with the same public facts, on a model that was trained without the reco
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, final
+from typing import TypeGuard
 
 import numpy as np
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SimulatedNoise
-from unwalk.core.plan import Method, Phase, Plan
+from unwalk.core.plan import Method, Plan
 from unwalk.core.program import Op, Program, Records, Steps, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
-from unwalk.methods.record import Calibrated
+from unwalk.methods import METHODS
 from unwalk.runs.assemble import Assembled
-from unwalk.settings.config import Config
 from unwalk.tasks import ShardedTask
 
 WITH, WITHOUT = 1, 0
@@ -41,22 +41,6 @@ def without(task: ShardedTask) -> ShardedTask:
     twin = replace(task)
     twin._shards[task.unlearner] = replace(shard, records=Records(len(shard.y), absent=absent))
     return twin
-
-
-@final
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Bereft(Assembled):
-    """The world without the records: it works on ``task``, and is public as ``other`` is."""
-
-    other: Assembled
-
-    def calibrated(self, method: str) -> Calibrated:
-        """The noise scale of the world with the records."""
-        return self.other.calibrated(method)
-
-    def public(self, method: str) -> dict[str, Any]:
-        """The facts of the world with the records: m is public, the records are not."""
-        return self.other.public(method)
 
 
 @dataclass(frozen=True)
@@ -131,36 +115,48 @@ class Worlds:
             )
         return Worlds(base, without(base.task), coins, seeds)
 
-    def assembled(self, world: int, number: int) -> Assembled:
-        """Run ``number`` of a world: the same data and graph, randomness of its own."""
-        config, noise = self._drawn(world, number)
-        base = replace(self.base, config=config, noise=noise)
-        if world == WITH:
-            return base
-        return Bereft(
-            config=config, task=self.bereft_task, graph=base.graph, noise=noise, other=base
-        )
-
-    def _drawn(self, world: int, number: int) -> tuple[Config, SimulatedNoise]:
+    def _assembled(self, world: int, number: int) -> Assembled:
+        """Run ``number`` of a world, as it is in the world with the records."""
         config = self.base.config
+        if self.coins == "fresh":
+            config = replace(config, seed=self._seed(world, number))
+        return replace(self.base, config=config, noise=self._noise(world, number))
+
+    def _seed(self, world: int, number: int) -> int:
         name = (number,) if self.seeds == "paired" else (number, world)
-        own = PublicSeeds(config.seed).integer("audit", *name)
-        seed = config.seed if self.coins == "fixed" else own
-        noise = SimulatedNoise(PublicSeeds(own).integer("simulated-noise"))
-        return replace(config, seed=seed), noise
+        return PublicSeeds(self.base.config.seed).integer("audit", *name)
+
+    def _noise(self, world: int, number: int) -> SimulatedNoise:
+        return SimulatedNoise(PublicSeeds(self._seed(world, number)).integer("simulated-noise"))
 
     def training(self, world: int, number: int) -> Plan:
         """The walk that learns."""
-        return self.assembled(world, number).training()
+        plan = self._assembled(world, number).training()
+        return plan if world == WITH else replace(plan, task=self.bereft_task)
 
-    def unlearning(self, world: int, number: int, method: str, trained: Transcript | None) -> Plan:
-        """The whole walk of a method."""
-        plan = self.assembled(world, number).unlearning(method, trained)
+    def unlearning(
+        self, world: int, numbers: Sequence[int], method: str, trained: Sequence[Transcript | None]
+    ) -> list[Plan]:
+        """The whole walks of a method; where coins are fixed, walks from one training differ in
+        their noise only."""
+        plans: list[Plan] = []
+        for at, (number, transcript) in enumerate(zip(numbers, trained, strict=True)):
+            if at and self.coins == "fixed" and transcript is trained[0]:
+                plans.append(replace(plans[0], noise=self._noise(world, number)))
+            else:
+                plans.append(self._unlearning(world, number, method, transcript))
+        return plans
+
+    def _unlearning(self, world: int, number: int, method: str, trained: Transcript | None) -> Plan:
+        """In the world without the records a method decides from what is public in both, m
+        included; one that goes back looks for the first use of records, and finds none."""
+        assembled = self._assembled(world, number)
         if world == WITH:
-            return plan
+            return assembled.unlearning(method, trained)
+        if METHODS[method].way_back is not None:
+            return replace(assembled, task=self.bereft_task).unlearning(method, trained)
+        plan = assembled.unlearning(method, trained)
         *before, last = plan.phases
-        return replace(plan, phases=(*before, self._asked_for_nothing(last)))
-
-    def _asked_for_nothing(self, phase: Phase) -> Phase:
         records = self.base.task.records(self.base.config.forget.peer)
-        return replace(phase, method=NothingToForget(phase.method, records))
+        asked = replace(last, method=NothingToForget(last.method, records))
+        return replace(plan, task=self.bereft_task, phases=(*before, asked))
