@@ -52,7 +52,7 @@ def whitened(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     ones, others = _differences(with_), _differences(without)
     for slot in ones:
         apart = ones[slot].mean(0) - others[slot].mean(0)
-        spread = np.var(np.concatenate([ones[slot], others[slot]]), axis=0)
+        spread = 0.5 * (ones[slot].var(0) + others[slot].var(0))
         weights = apart / (spread + 1e-6 * max(float(spread.mean()), 1e-300))
         size = float(np.linalg.norm(weights))
         if size > 0.0:
@@ -89,11 +89,12 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
 
     x = np.concatenate([_everything(with_), _everything(without)])
     y = np.repeat([1, 0], [len(with_), len(without)])
-    mean, spread = x.mean(0), x.std(0)
-    useful = spread > 1e-12 * np.abs(x).max(initial=1.0)
-    if len(np.unique(y)) < 2 or not useful.any():
+    useful = np.ptp(x, axis=0) > 0.0
+    if not useful.any():
         return
-    mean, spread = mean[useful], spread[useful] * np.sqrt(useful.sum())
+    within = np.sqrt(0.5 * (x[y == 1].var(0) + x[y == 0].var(0)))[useful]
+    mean = x.mean(0)[useful]
+    spread = np.maximum(within, 1e-3 * x.std(0)[useful]) * np.sqrt(useful.sum())
     fitted = LogisticRegression(max_iter=500).fit((x[:, useful] - mean) / spread, y)
 
     def score(views: Views) -> Floats:
@@ -222,8 +223,23 @@ def split(views: Views) -> tuple[Views, Views, Views]:
     return tuple(views.rows(part.start, part.stop) for part in (fit, choose, count))  # type: ignore[return-value]
 
 
+def _equally_wide(with_: Views, without: Views) -> tuple[Views, Views]:
+    """Both, with zeros where messages of one world are shorter or never came."""
+    wide = {
+        k: max(with_.messages[k].shape[1], without.messages[k].shape[1]) for k in with_.messages
+    }
+
+    def padded(views: Views) -> Views:
+        messages = {
+            k: np.pad(v, ((0, 0), (0, wide[k] - v.shape[1]))) for k, v in views.messages.items()
+        }
+        return Views(messages, views.answers)
+
+    return padded(with_), padded(without)
+
+
 def attacked(with_: Views, without: Views, delta: float) -> list[tuple[Rule, Tally]]:
     """Every rule with its errors in the runs that count; the rule that was chosen comes first."""
-    (fit1, choose1, count1), (fit0, choose0, count0) = split(with_), split(without)
+    (fit1, choose1, count1), (fit0, choose0, count0) = map(split, _equally_wide(with_, without))
     made = rules((fit1, fit0), (choose1, choose0), delta)
     return [(rule, rule.tally(count1, count0)) for rule in made]

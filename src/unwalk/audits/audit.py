@@ -121,7 +121,7 @@ def _document(
     if not names:
         raise UnwalkError(next(iter(failed.values())))
     played = {name: Played.joined([cell["played"][name] for cell in cells]) for name in names}
-    rows = rows_of(played, game.config.unlearn.delta)
+    rows = rows_of(played, game.config)
     config, task = game.config, base.task
     fit, choose, counted = parts(pairs)
     return {

@@ -19,6 +19,7 @@ from unwalk.audits.game import Played
 from unwalk.audits.worlds import WITH, WITHOUT
 from unwalk.core.grades import PROVED
 from unwalk.methods import METHODS
+from unwalk.settings.config import Config
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -94,10 +95,30 @@ class Row:
         return asdict(self)
 
 
-def rows_of(played: dict[str, Played], delta: float) -> list[Row]:
+OUTSIDE = "not covered"
+"""The grade of a row whose observer the claim says nothing about."""
+
+
+def uncovered(method: str, observer: str, config: Config) -> str | None:
+    """Why a method's claim says nothing about this observer; None if it does."""
+    record = METHODS[method]
+    if observer == "released":
+        return None
+    threat = record.guarantee.threat
+    if record.grade in PROVED and threat.coalition.startswith("none:"):
+        return f"the claim is for {threat.observers}"
+    if record.way_back is not None and record.way_back(config) == "first-use":
+        return (
+            "where a walk goes back to is public, and depends on the records that were drawn; the "
+            "world without them has no such walk, so that only released models are compared"
+        )
+    return None
+
+
+def rows_of(played: dict[str, Played], config: Config) -> list[Row]:
     """The rows of all methods, with verdicts over all of them together."""
     rows = [
-        _row(method, observer, one, delta)
+        _row(method, observer, one, config)
         for method, one in played.items()
         for observer in dict.fromkeys(name for name, _ in one.views)
     ]
@@ -109,8 +130,10 @@ def rows_of(played: dict[str, Played], delta: float) -> list[Row]:
     return [_judged(row, least.get(at)) for at, row in enumerate(rows)]
 
 
-def _row(method: str, observer: str, played: Played, delta: float) -> Row:
-    claim = Claim.over(played.claims, delta)
+def _row(method: str, observer: str, played: Played, config: Config) -> Row:
+    claim = Claim.over(played.claims, config.unlearn.delta)
+    if (why := uncovered(method, observer, config)) is not None:
+        claim = Claim(OUTSIDE, None, config.unlearn.delta, why)
     found = attacked(played.views[observer, WITH], played.views[observer, WITHOUT], claim.delta)
     runs = len(played.views[observer, WITH]) - len(played.views[observer, WITH]) // 2
     tried = tuple(
