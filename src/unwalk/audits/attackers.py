@@ -53,7 +53,10 @@ def whitened(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     for slot in ones:
         apart = ones[slot].mean(0) - others[slot].mean(0)
         spread = 0.5 * (ones[slot].var(0) + others[slot].var(0))
-        weights = apart / (spread + 1e-6 * max(float(spread.mean()), 1e-300))
+        least = 1e-6 * float(spread.mean()) + 1e-9 * float((apart**2).mean())
+        if least == 0.0:
+            continue
+        weights = apart / (spread + least)
         size = float(np.linalg.norm(weights))
         if size > 0.0:
             yield slot, _along(slot, weights / size)
