@@ -74,6 +74,21 @@ def test_the_number_format_betrays_what_noise_was_added_to():
     assert best(with_, without, "projection") == 0.0
 
 
+def test_reachable_sums_tell_two_known_centres_apart():
+    """Noise that is added to floats; both centres known, a thousandth of the noise apart."""
+    rng = np.random.default_rng(4)
+    centres = rng.normal(size=(2, 650)).astype(np.float32)
+    centres[1] = centres[0] + np.float32(1e-4) * rng.normal(size=650).astype(np.float32)
+    made = []
+    for centre in centres:
+        noise = (0.1 * rng.normal(size=(RUNS, 650))).astype(np.float32)
+        views_ = views((centre + noise).astype(float))
+        views_.centres = {"released": centre.astype(float)}
+        made.append(views_)
+    assert best(*made, "number format") > 2.0
+    assert best(*made, "projection") == 0.0
+
+
 def test_runs_that_count_are_not_looked_at_before(monkeypatch):
     """Whatever the runs of the second half say, attackers and thresholds are the same."""
     one, other = drawn(0, 2.0), drawn(1)

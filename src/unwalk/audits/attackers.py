@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unwalk.audits.bounds import Tally, clopper_pearson
 from unwalk.audits.game import Views
@@ -116,8 +118,13 @@ def number_format(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     """Which floats can be reached: a sum of two floats leaves traces in its lowest bits.
 
     Where noise is added in floating point to a number larger than the sum, the sum's last bits are
-    zero, and the more of them, the larger the number was.  The statistic counts those bits.
+    zero, and the more of them, the larger the number was.  The first statistic counts those bits.
+    An attacker who knows all coins knows both numbers to which the noise may have been added; the
+    second statistic counts the sums that can be reached from one and not from the other.
     """
+    for slot in with_.centres:
+        if slot in without.centres:
+            yield f"reachable, {slot}", _reachable(slot, with_.centres[slot], without.centres[slot])
     for slot in with_.messages:
         ones, others = _zeros(with_.messages[slot]), _zeros(without.messages[slot])
         apart = ones.mean(0) - others.mean(0)
@@ -131,6 +138,37 @@ def _zeros_along(slot: str, direction: Floats) -> Score:
         return along
 
     return score
+
+
+def _reachable(slot: str, with_: Floats, without: Floats) -> Score:
+    def score(views: Views) -> Floats:
+        table = views.messages[slot]
+        narrow = bool((table.astype(np.float32) == table).all())
+        kind = np.float32 if narrow else np.float64
+        ones, others = (_reached(table.astype(kind), c.astype(kind)) for c in (with_, without))
+        counted: Floats = ones.sum(1) - 1.0 * others.sum(1)
+        return counted
+
+    return score
+
+
+def _reached(sums: npt.NDArray[Any], centre: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Whether some float, added to ``centre``, gives each of ``sums`` after rounding.
+
+    >>> one, tiny = np.float32(1), np.float32(2**-24)
+    >>> _reached(np.array([[one + 2 * tiny, tiny]]), np.array([one, one])).tolist()
+    [[True, True]]
+    >>> _reached(np.array([[np.float32(2**-30)]]), np.array([one + 2 * tiny])).tolist()
+    [[False]]
+    """
+    width = min(sums.shape[1], centre.size)
+    sums, centre = sums[:, :width], centre[:width]
+    near = sums - centre
+    found = centre + near == sums
+    for way in (-np.inf, np.inf):
+        found |= centre + np.nextafter(near, near.dtype.type(way)) == sums
+    reached: npt.NDArray[np.bool_] = found
+    return reached
 
 
 def _zeros(values: Floats) -> Floats:
@@ -236,7 +274,7 @@ def _equally_wide(with_: Views, without: Views) -> tuple[Views, Views]:
         messages = {
             k: np.pad(v, ((0, 0), (0, wide[k] - v.shape[1]))) for k, v in views.messages.items()
         }
-        return Views(messages, views.answers)
+        return Views(messages, views.answers, views.centres)
 
     return padded(with_), padded(without)
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from unwalk.audits.canaries import planted
 from unwalk.audits.views import ANSWERS, Examiner, Floats, Observer, Seen, Viewer
-from unwalk.audits.worlds import COINS, SEEDS, WITH, WITHOUT, Worlds
+from unwalk.audits.worlds import COINS, SEEDS, WITH, WITHOUT, NoNoise, Worlds
 from unwalk.certificates.document import claims_of
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import GaussianNoise, GradientSteps
@@ -64,15 +64,21 @@ class Game:
         return [Observer.named(name, peers, u) for name in self.observers]
 
 
+KINDS = ("messages", "answers", "centres")
+
+
 @dataclass(eq=False)
 class Views:
     """What one observer saw in many runs of one world; an entry per slot.
 
-    ``messages`` and ``answers`` have a row per run: zeros where it saw no such message.
+    ``messages`` and ``answers`` have a row per run: zeros where it saw no such message.  Where all
+    public coins are fixed, ``centres`` are the messages of a run without noise, which an attacker
+    who knows the coins can compute.
     """
 
     messages: dict[str, Floats]
     answers: dict[str, Floats]
+    centres: dict[str, Floats] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.messages.values())))
@@ -82,6 +88,7 @@ class Views:
         return Views(
             {k: v[start:stop] for k, v in self.messages.items()},
             {k: v[start:stop] for k, v in self.answers.items()},
+            self.centres,
         )
 
     @staticmethod
@@ -110,23 +117,23 @@ class Views:
         return Views(
             {slot: together([p.messages[slot] for p in parts]) for slot in slots},
             {slot: np.concatenate([p.answers[slot] for p in parts]) for slot in slots},
+            parts[0].centres,
         )
 
     def to_json(self) -> dict[str, Any]:
         """A form that a sweep can keep."""
         return {
             kind: {slot: _packed(table) for slot, table in tables.items()}
-            for kind, tables in (("messages", self.messages), ("answers", self.answers))
+            for kind, tables in zip(KINDS, (self.messages, self.answers, self.centres), strict=True)
         }
 
     @staticmethod
     def from_json(kept: Mapping[str, Any]) -> Views:
         """What :meth:`to_json` gave."""
-        messages, answers = (
-            {slot: _unpacked(table) for slot, table in kept[kind].items()}
-            for kind in ("messages", "answers")
+        messages, answers, centres = (
+            {slot: _unpacked(table) for slot, table in kept[kind].items()} for kind in KINDS
         )
-        return Views(messages, answers)
+        return Views(messages, answers, centres)
 
 
 def _packed(table: Floats) -> list[Any]:
@@ -221,6 +228,10 @@ class _Table:
         trained = self._trained(world) if shares else [None] * len(self.numbers)
         known = [None if one is None else one.transcript for one in trained]
         plans = self.worlds.unlearning(world, self.numbers, method, known)
+        fixed = self.worlds.coins == "fixed"
+        if fixed:  # one more, without noise
+            plans.append(replace(plans[0], noise=NoNoise()))
+            trained = [*trained, trained[0]]
         resume = {
             at: one.fork(plan.header(), end_digest=False)
             for at, (one, plan) in enumerate(zip(trained, plans, strict=True))
@@ -232,14 +243,19 @@ class _Table:
         for at, plan in enumerate(plans):
             viewer.watch(plan, whole=whole, resume=resume.get(at))
         runs: dict[int, dict[str, dict[str, Seen]]] = {}
+        pairs = len(self.numbers)
         for at, outcome in self._carried(plans, viewer, resume):
             runs[at] = viewer.ended(at, outcome.token)
-            if world == WITH:
+            if world == WITH and at < pairs:
                 played.claims.append(_claims(outcome.transcript))
             self.tell(f"{method}, {'with' if world else 'without'}", at + 1, len(plans))
         for observer in self.observers:
-            seen = [runs[at][observer.name] for at in range(len(plans))]
-            played.views[observer.name, world] = Views.of(seen, observer.slots)
+            seen = [runs[at][observer.name] for at in range(pairs)]
+            views = Views.of(seen, observer.slots)
+            if fixed:
+                silent_run = runs[pairs][observer.name]
+                views.centres = {k: v.message for k, v in silent_run.items() if k in observer.slots}
+            played.views[observer.name, world] = views
 
     def _trained(self, world: int) -> list[Progress]:
         """The models of a world after training, one for each run."""

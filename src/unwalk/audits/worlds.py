@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.events import Draw
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.plan import Method, Plan
 from unwalk.core.program import Op, Program, Records, Steps, Visit
@@ -83,6 +86,22 @@ def _idle(op: Steps, records: Records) -> Steps:
     """The same steps, noise included, with weight 0 on one of the records that there are."""
     batches = np.full_like(op.batches[..., :1], records.all[0] if records.all.size else 0)
     return replace(op, batches=batches, weights=np.zeros(batches.shape), data="retained")
+
+
+@dataclass(frozen=True)
+class NoNoise:
+    """Noise of zero, for what an attacker who knows all coins can compute."""
+
+    origin: str = field(default="simulation", init=False)
+    needs_digest: bool = field(default=False, init=False)
+
+    def draw(self, like: torch.Tensor, *, hop: int, step: int, digest: str | None) -> torch.Tensor:
+        return torch.zeros(like.numel(), dtype=like.dtype, device=like.device)
+
+    def release(
+        self, values: npt.NDArray[Any], *, std: float, grid: float, peer: int, hop: int, step: int
+    ) -> tuple[npt.NDArray[Any], Draw | None]:
+        return values, None
 
 
 @dataclass(frozen=True, eq=False)
