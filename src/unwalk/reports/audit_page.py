@@ -210,7 +210,7 @@ def render_audit(document: Document) -> str:
     attackers = {one["name"].partition(":")[0] for row in document["rows"] for one in row["tried"]}
     return render_page(
         "audit",
-        title=f"Audit of {numbers.joined(_labels(document))} on {task['name']}",
+        title=f"Audit of {_audited(document)} on {task['name']}",
         story=verdict_lines(document),
         picture=chart(document),
         table_of_rows=_table(document),
@@ -231,8 +231,10 @@ def render_audit(document: Document) -> str:
     )
 
 
-def _labels(document: Document) -> list[str]:
-    return list(dict.fromkeys(row["label"] for row in document["rows"]))
+def _audited(document: Document) -> str:
+    """The methods by name, or their number where they are many."""
+    labels = list(dict.fromkeys(row["label"] for row in document["rows"]))
+    return numbers.joined(labels) if len(labels) < 4 else numbers.counted(len(labels), "method")
 
 
 def _game(game: Document, task: Document) -> list[str]:
