@@ -58,7 +58,8 @@ def test_a_difference_of_messages_shows_what_each_of_them_hides():
         both = {"after u": first, "next": second}
         tables.append(Views(both, dict.fromkeys(both, quiet)))
     bounds = {
-        rule.name: clopper_pearson(tally, 0.0) for rule, tally in attacked(*tables, delta=0.0)
+        rule.name: clopper_pearson(tally, 0.0)
+        for rule, tally in attacked(tables[0], tables[1], 0.0)
     }
     assert bounds["projection: next - after u"] > 2.0
     assert bounds["projection: next"] == bounds["projection: after u"] == 0.0
@@ -85,8 +86,8 @@ def test_reachable_sums_tell_two_known_centres_apart():
         views_ = views((centre + noise).astype(float))
         views_.centres = {"released": centre.astype(float)}
         made.append(views_)
-    assert best(*made, "number format") > 2.0
-    assert best(*made, "projection") == 0.0
+    assert best(made[0], made[1], "number format") > 2.0
+    assert best(made[0], made[1], "projection") == 0.0
 
 
 def test_runs_that_count_are_not_looked_at_before(monkeypatch):

@@ -15,7 +15,7 @@ from unwalk import cli
 from unwalk.audits import audit as audits
 from unwalk.audits.audit import audit
 from unwalk.audits.bounds import cap
-from unwalk.audits.game import Game
+from unwalk.audits.game import Game, play
 from unwalk.core.errors import InvalidInput
 from unwalk.reports.audit_page import chart, render_audit, verdict_lines
 from unwalk.runs.store import partial_of
@@ -144,9 +144,12 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, monkeyp
         audit(game(), 12, out=out, count=stop)
     assert len(list((partial_of(out) / "seeds").iterdir())) == 2
     played = []
-    monkeypatch.setattr(
-        audits, "play", lambda *a, play=audits.play: played.append(a[1]) or play(*a)
-    )
+
+    def noted(game, first, *more):
+        played.append(first)
+        return play(game, first, *more)
+
+    monkeypatch.setattr(audits, "play", noted)
     again = audit(game(), 12, out=out, resume=True)
     assert played == [8]
     assert again == whole

@@ -17,6 +17,7 @@ from scipy.stats import binom, norm
 from unwalk.audits import bounds
 from unwalk.audits.bounds import Tally, cap, clopper_pearson
 from unwalk.core.errors import InvalidInput
+from unwalk.privacy.gaussian import gaussian_epsilon
 
 ORACLE = Path(__file__).with_name("jax_privacy.json")
 
@@ -182,7 +183,7 @@ def test_the_gaussian_bound_finds_mu_of_two_gaussians():
     mu, runs = 1.2, 10**9
     tally = Tally(round(runs * norm.sf(0.6)), runs, round(runs * norm.cdf(0.6 - mu)), runs)
     assert bounds.gaussian_trade_off(tally, 1e-5) == pytest.approx(
-        bounds.gaussian_epsilon(1e-5, mu), abs=2e-3
+        gaussian_epsilon(1e-5, mu), abs=2e-3
     )
 
 

@@ -124,7 +124,8 @@ class Examiner:
             signs = rng.choice([-1.0, 1.0], message.size)
             self.folds[message.size] = rng.integers(LONGEST, size=message.size), signs
         places, signs = self.folds[message.size]
-        return np.bincount(places, signs * message, LONGEST)
+        folded: Floats = np.bincount(places, signs * message, LONGEST).astype(np.float64)
+        return folded
 
     @torch.no_grad()
     def answers(self, token: Token) -> Floats:
