@@ -168,14 +168,13 @@ def test_an_assumed_shape_refutes_nothing():
 
 
 def test_many_rows_of_nothing_refute_nothing():
-    """Two dozen true claims of epsilon 0, each attacked by everybody: none may fall."""
-    names = [name for name in METHODS if name != "release"]
-    for seed in range(0, 2 * len(names), len(names)):
-        many = {
-            name: played(0.0, proved(0.0, grade="exact"), 100 + 2 * (seed + at))
-            for at, name in enumerate(names)
-        }
-        assert not refuted(rows_of(many, defaults()))
+    """True claims of epsilon 0, each attacked by everybody: none may fall."""
+    many = {
+        name: played(0.0, proved(0.0, grade="exact"), 100 + 2 * at)
+        for at, name in enumerate(METHODS)
+        if name != "release"
+    }
+    assert not refuted(rows_of(many, defaults()))
 
 
 def test_the_weakest_claim_of_all_runs_is_judged():

@@ -24,6 +24,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.soak
 def test_a_model_that_did_not_forget_betrays_its_canaries():
     kept = one_run(small(SETTINGS, method="finetune"))
     assert kept.canaries == 120
@@ -34,7 +35,7 @@ def test_a_model_that_did_not_forget_betrays_its_canaries():
 
 
 def test_a_model_that_never_met_them_does_not():
-    assert one_run(small(SETTINGS, method="restart")).epsilon == 0.0
+    assert one_run(small(SETTINGS, method="restart", train__epochs=1)).epsilon == 0.0
 
 
 def test_one_canary_is_too_few():

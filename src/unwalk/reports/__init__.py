@@ -1,8 +1,8 @@
 """Reports: self-contained HTML pages, and tables for the terminal.
 
 In come plain dictionaries: the content of ``result.json`` (a run, a comparison), of ``audit.json``,
-or the documents that ``unwalk reproduce`` writes.  Out comes one HTML text, an SVG file, or a table of rich.
-Nothing is measured here, and no other file is read.
+or the documents that ``unwalk reproduce`` writes.  Out comes one HTML text, an SVG file, or a table
+of rich.  Nothing is measured here, and no other file is read.
 
 Start reading at :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reproduction_page`: each
 turns its dictionary into tables (``tables``) and pictures (``charts``) and hands
