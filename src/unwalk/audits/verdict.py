@@ -68,8 +68,8 @@ class Row:
     """One method before one observer.
 
     ``attacker`` was chosen on other runs; ``audited`` is its bound with 95 % confidence, by itself.
-    ``gaussian`` assumes a shape.  ``adjusted`` is the smallest p-value of the row after Holm's rule
-    over all rows and attackers.
+    ``gaussian`` assumes a shape, and has none at delta 0.  ``adjusted`` is the smallest p-value of
+    the row after Holm's rule over all rows and attackers.
     """
 
     method: str
@@ -84,7 +84,7 @@ class Row:
     false_alarms: int
     misses: int
     audited: float
-    gaussian: float
+    gaussian: float | None
     cap: float
     adjusted: float | None
     verdict: str
@@ -161,7 +161,7 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
         false_alarms=best.false_alarms,
         misses=best.misses,
         audited=clopper_pearson(best, claim.delta, CONFIDENCE),
-        gaussian=gaussian_trade_off(best, max(claim.delta, 1e-12), CONFIDENCE),
+        gaussian=gaussian_trade_off(best, claim.delta, CONFIDENCE) if claim.delta else None,
         cap=cap(runs, CONFIDENCE, claim.delta),
         adjusted=None,
         verdict=UNCLAIMED,
