@@ -163,6 +163,7 @@ def test_a_true_claim_stands_and_a_false_one_is_refuted():
 def test_an_assumed_shape_refutes_nothing():
     """At mu = 4 the Gaussian bound is far above 2.9, and what 60 runs show without it is not."""
     (row,) = rows_of({"seal": played(4.0, proved(2.9, 1e-5))}, defaults())
+    assert row.gaussian is not None
     assert row.gaussian > 2.9 > row.audited
     assert row.verdict != "refuted"
 
