@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.transport.wire import CHUNK
 
 OPTIONS = [

@@ -5,7 +5,8 @@
 Two peers on loopback pass a token to and fro.  The time of a hop is from the moment a token is
 offered until its sender knows that it was taken: sent, hashed, written and flushed at both peers,
 checked, signed, committed.  Beside it stands ``cp`` of the same file on the same disk, flushed
-with ``sync``, in the same run; the ratio is the median hop over the median copy.
+with ``sync``, in the same run; the ratio is the median hop over the median copy.  A second table
+says when each phase of a hop was over.
 
 Memory is what a peer needs at its peak (``VmHWM``, from its start to its end) beyond what a peer
 with a token of 457 KB has when it is idle, in tokens.
@@ -16,14 +17,12 @@ At the end the peers' model is compared with the simulator's, bit for bit.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -33,16 +32,14 @@ import torch
 from torch import nn
 from torch.nn.utils import skip_init
 
+from benchmarks.peers import at_the_end, events, memory, wide
 from unwalk.core.token import Token
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers.daemon import run_peer, status
-from unwalk.peers.demo import free_addresses
+from unwalk.peers.daemon import status
 from unwalk.peers.handover.visit import plan_of
 from unwalk.peers.identity.network_file import Network
-from unwalk.peers.provision import make_network
 from unwalk.peers.storage.token_files import open_token
 
-FEATURES = 10
 WIDTHS = {"457KB": (332, 1), "20MB": (707, 10), "100MB": (1581, 10), "1GB": (5000, 10)}
 """Width and number of the inner layers."""
 SIZES = ("100MB", "1GB")
@@ -54,13 +51,18 @@ HOPS = 8
 WARM = 2
 """Hops that are not counted: the first token does not leave before it is written."""
 COPIES = 5
-PATIENCE = 900.0
-
-
-def wide(width: int, depth: int) -> nn.Module:
-    """``depth`` layers of ``width`` x ``width`` between a first and a last one."""
-    inner = [layer for _ in range(depth) for layer in (linear(width), nn.ReLU())]
-    return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), *inner, nn.Linear(width, 2))
+LAST = "acknowledged"
+PHASES = {
+    "sender: hashed, written and flushed": ("visited", "written"),
+    "receiver: all bytes there, hashed and written": ("received", "arrived"),
+    "receiver: looked through (beside the flush)": ("received", "checked"),
+    "receiver: flushed": ("received", "flushed"),
+    "receiver: the stamp has come": ("received", "stamped"),
+    "receiver: accepted": ("received", "at"),
+    LAST: ("handed", "at"),
+}
+"""What happens on a hop, and where a peer's journal says when it was done.  The sender's part and
+the receiver's go on at once, so the times are those since the offer."""
 
 
 def linear(width: int) -> nn.Module:
@@ -73,19 +75,19 @@ def linear(width: int) -> nn.Module:
 
 
 def of_457kb() -> nn.Module:
-    return wide(*WIDTHS["457KB"])
+    return wide(*WIDTHS["457KB"], linear)
 
 
 def of_20mb() -> nn.Module:
-    return wide(*WIDTHS["20MB"])
+    return wide(*WIDTHS["20MB"], linear)
 
 
 def of_100mb() -> nn.Module:
-    return wide(*WIDTHS["100MB"])
+    return wide(*WIDTHS["100MB"], linear)
 
 
 def of_1gb() -> nn.Module:
-    return wide(*WIDTHS["1GB"])
+    return wide(*WIDTHS["1GB"], linear)
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Result:
     copies: tuple[float, ...]
     idle_mb: float
     peak_mb: float
+    phases: dict[str, float]
 
     @property
     def hop(self) -> float:
@@ -122,52 +125,17 @@ class Result:
         return self.ratio <= TIMES and self.memory <= TOKENS
 
 
-@contextmanager
-def walked(folder: Path, token: str, hops: int) -> Iterator[tuple[Network, list[Path], list[Any]]]:
+def walked(
+    folder: Path, token: str, hops: int
+) -> AbstractContextManager[tuple[Network, list[Path], list[Any]]]:
     """Two peers that have walked ``hops`` hops and are still there."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "unwalk.peers.daemon"])
     settings = {
-        "task": "blobs",
-        "method": "finetune",
-        "compare": "none",
-        "forget.kind": "nothing",
         "data.records": 8,
-        "data.features": FEATURES,
-        "data.classes": 2,
         "train.batch": 4,
-        "train.optimizer": "sgd",
         "train.hops": hops,
-        "performance.threads": 1,
         "model.name": f"benchmarks.big_tokens:of_{token.lower()}",
     }
-    made = make_network(
-        folder, name="big", addresses=free_addresses(2), settings=settings, noise="simulation"
-    )
-    paths = [folder / f"peer-{n}" for n in range(2)]
-    running = [context.Process(target=run_peer, args=(p,), daemon=True) for p in paths]
-    try:
-        for process in running:
-            process.start()
-        end = time.monotonic() + PATIENCE
-        while not all(status(p).get("model") for p in paths):
-            if time.monotonic() > end or not all(p.is_alive() for p in running):
-                raise SystemExit("the walk did not end")
-            time.sleep(0.5)
-        yield made, paths, running
-    finally:
-        for process in running:
-            if process.is_alive():
-                os.kill(process.pid or 0, signal.SIGTERM)
-            process.join(60)
-
-
-def memory(pid: int, what: str) -> float:
-    """A line of a process's status, in MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(f"{what}:"):
-            return int(line.split()[1]) / 1024
-    raise SystemExit(f"/proc/{pid}/status has no {what}")
+    return at_the_end(folder, settings, 2)
 
 
 def measure(token: str, hops: int = HOPS) -> Result:
@@ -179,18 +147,31 @@ def measure(token: str, hops: int = HOPS) -> Result:
         ends = [Path(status(p)["model"]) for p in paths]
         copies = [copied(ends[0], Path(place) / "copy") for _ in range(COPIES)]
         check_bits(made, ends)
-        times = sorted(t for p in paths for t in acknowledged(p))
-        size = ends[0].stat().st_size
-        counted = tuple(seconds for hop, seconds in times if hop > WARM)
-        return Result(token, size, counted, tuple(copies), idle, peak)
+        counted = [since for hop, since in sorted(hops_of(paths).items()) if hop > WARM]
+        return Result(
+            token=token,
+            size=ends[0].stat().st_size,
+            hops=tuple(since[LAST] for since in counted),
+            copies=tuple(copies),
+            idle_mb=idle,
+            peak_mb=peak,
+            phases={name: median(since[name] for since in counted) for name in PHASES},
+        )
 
 
-def acknowledged(path: Path) -> Iterator[tuple[int, float]]:
-    """Number of each token that a peer handed on, and seconds from offer to acknowledgement."""
-    for line in (path / "store" / "log.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if record["event"] == "handed":
-            yield record["hop"], record["at"] - record["offered"]
+def hops_of(paths: Sequence[Path]) -> dict[int, dict[str, float]]:
+    """For each token that was handed on, seconds from its offer to the end of each phase."""
+    by_event: dict[str, dict[int, dict[str, Any]]] = {}
+    for path in paths:
+        for record in events(path):
+            by_event.setdefault(record["event"], {})[record.get("hop", 0)] = record
+    return {
+        hop: {
+            name: by_event[event][hop][moment] - sent["offered"]
+            for name, (event, moment) in PHASES.items()
+        }
+        for hop, sent in by_event["handed"].items()
+    }
 
 
 def copied(source: Path, target: Path) -> float:
@@ -231,4 +212,8 @@ def report(results: Sequence[Result], *, as_json: bool) -> int:
             f"{r.ratio:6.2f} {TIMES:6.1f} {r.memory:7.2f} tokens {TOKENS:6.1f}  "
             f"{'ok' if r.ok else 'missed'}"
         )
+    for r in results:
+        print(f"{r.token}: since the offer, median of {len(r.hops)} hops")
+        for name, seconds in r.phases.items():
+            print(f"  {name:46} {seconds:7.2f} s {seconds / r.copy:6.2f} copies")
     return 0 if all(r.ok for r in results) else 1

@@ -5,6 +5,7 @@
     python benchmarks/gpu.py --ablate                   what each group of kernels saves of a step
     python benchmarks/gpu.py walks [mnist] [cifar10]    seconds for 100 training hops
     python benchmarks/gpu.py steps                      milliseconds of a ResNet-18's steps
+    python benchmarks/gpu.py shared                     the same of 1, 2 and 3 processes at once
     python benchmarks/gpu.py convolutions               our convolutions beside cuDNN's
 
 ``--out DIR`` writes ``gpu_baselines.json`` or ``gpu_ablation.json`` there after each number, and
@@ -19,10 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +53,8 @@ from unwalk.tasks.models import MODELS
 
 WALK_LIMITS = {"mnist": 1.5, "cifar10": 10.0}
 STEPS = 64
+SHARING = 4.0
+"""Seconds that processes share the device."""
 LAYERS = {  # channels in and out, places across, size, stride
     "64, 32 x 32": (64, 64, 32, 3, 1),
     "128, 16 x 16": (128, 128, 16, 3, 1),
@@ -101,8 +107,8 @@ def walks(tasks: list[str]) -> list[Row]:
     return rows
 
 
-def step(model: str, bound: float | None) -> float:
-    """Milliseconds of a captured step of batch 64, clipped by record and noised if bounded."""
+def stepper(model: str, bound: float | None) -> Callable[[], None]:
+    """So many captured steps of batch 64, clipped by record and noised if bounded."""
     device = torch.device("cuda")
     work = Workspace(build_model(lambda: MODELS[model].build((3, 32, 32), 10), 0), device)
     work.model.train()
@@ -118,7 +124,13 @@ def step(model: str, bound: float | None) -> float:
     def run() -> None:
         steps.run(op, x, y, moments, 0, lambda: torch.randn_like(work.parameters))
 
-    return seconds(run, device) / STEPS * 1e3  # the first of them captures
+    return run
+
+
+def step(model: str, bound: float | None) -> float:
+    """Milliseconds of a captured step."""
+    run = stepper(model, bound)
+    return seconds(run, torch.device("cuda")) / STEPS * 1e3  # the first of them captures
 
 
 def our_step(kind: str, *off: str) -> float:
@@ -129,6 +141,41 @@ def our_step(kind: str, *off: str) -> float:
 
 def steps(_: list[str]) -> list[Row]:
     return [(f"{kind}, ms a step", our_step(kind), math.inf) for kind in MODELS_OF]
+
+
+def _sharing(model: str, bound: float | None, together: Barrier, done: Queue[int]) -> None:
+    """What one of several processes does: captures, waits for the others, then counts its steps."""
+    run = stepper(model, bound)
+    for _ in range(3):
+        run()
+    torch.cuda.synchronize()
+    together.wait()
+    count, end = 0, time.perf_counter() + SHARING
+    while time.perf_counter() < end:
+        run()
+        torch.cuda.synchronize()
+        count += STEPS
+    done.put(count)
+
+
+def shared(_: list[str]) -> list[Row]:
+    """Milliseconds per step of all processes together; CUDA's multi-process service should run."""
+    spawn = multiprocessing.get_context("spawn")
+    rows: list[Row] = []
+    for kind in (PLAIN, PRIVATE):
+        for count in (1, 2, 3):
+            together, done = spawn.Barrier(count), spawn.Queue()
+            given = MODELS_OF[kind], 1.0 if kind == PRIVATE else None, together, done
+            workers = [
+                spawn.Process(target=_sharing, args=given, daemon=True) for _ in range(count)
+            ]
+            for worker in workers:
+                worker.start()
+            made = sum(done.get() for _ in workers)
+            for worker in workers:
+                worker.join()
+            rows.append((f"{kind}, {count} at once, ms a step", SHARING / made * 1e3, math.inf))
+    return rows
 
 
 def baselines(report: Report) -> None:
@@ -227,7 +274,7 @@ def convolutions(_: list[str]) -> list[Row]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    measures = {"walks": walks, "steps": steps, "convolutions": convolutions}
+    measures = {"walks": walks, "steps": steps, "shared": shared, "convolutions": convolutions}
     parser.add_argument("what", nargs="?", choices=("baselines", *measures), default="baselines")
     parser.add_argument("tasks", nargs="*", choices=(*WALK_LIMITS, []), metavar="TASK")
     parser.add_argument("--ablate", action="store_true", help="what each group of kernels saves")

@@ -34,7 +34,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -45,8 +45,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from unwalk.peers.daemon import run_peer, status
-from unwalk.peers.demo import free_addresses
-from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 
 if TYPE_CHECKING:
@@ -54,6 +54,16 @@ if TYPE_CHECKING:
 
 PEERS = 3
 FEATURES = 10
+SETTINGS = {
+    "task": "blobs",
+    "method": "finetune",
+    "compare": "none",
+    "forget.kind": "nothing",
+    "data.features": FEATURES,
+    "data.classes": 2,
+    "train.optimizer": "sgd",
+    "performance.threads": 1,
+}
 SHAPES = {"457 KB": (332, 1), "45 MB": (1056, 10)}
 RECORDS = {"457 KB": 10 * 32 * PEERS, "45 MB": 32 * PEERS}
 LIMITS = {"457 KB": 6.0, "45 MB": 150.0}
@@ -65,12 +75,17 @@ TIMES = 50.0
 WARM = 6
 BARE = 12
 """Tokens that the bare minimum is measured with, at least."""
-PATIENCE = 600.0
+PATIENCE = 900.0
 
 
-def wide(width: int, depth: int) -> nn.Module:
+def plain(width: int) -> nn.Module:
+    """An inner layer as torch makes it."""
+    return nn.Linear(width, width)
+
+
+def wide(width: int, depth: int, layer: Callable[[int], nn.Module] = plain) -> nn.Module:
     """``depth`` layers of ``width`` x ``width`` between a first and a last one."""
-    inner = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    inner = [part for _ in range(depth) for part in (layer(width), nn.ReLU())]
     return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), *inner, nn.Linear(width, 2))
 
 
@@ -125,76 +140,79 @@ def measure(name: str, hops: int) -> Result:
 @contextmanager
 def walked(name: str, hops: int) -> Iterator[tuple[list[Path], float]]:
     """Peers whose walk has ended: their bundles, and the most memory that one of them used, MB."""
+    settings = {
+        "data.records": RECORDS[name],
+        "train.batch": 32,
+        "train.hops": hops,
+        "model.name": f"benchmarks.peers:{FACTORIES[name].__name__}",
+    }
+    limits = Limits(lease=30.0, stop=2.0)
+    with (
+        tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as place,
+        at_the_end(Path(place) / "net", settings, PEERS, limits=limits) as (_, paths, running),
+    ):
+        yield paths, max(memory(p.pid, "VmHWM") for p in running)
+
+
+@contextmanager
+def at_the_end(
+    folder: Path, settings: dict[str, Any], peers: int, **more: Any
+) -> Iterator[tuple[Network, list[Path], list[Any]]]:
+    """Peers whose walk has ended and that are still there: network, bundles and processes."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "unwalk.peers.daemon"])
-    with tempfile.TemporaryDirectory(dir=os.environ.get("UNWALK_BENCH_DIR")) as place:
-        folder = Path(place) / "net"
-        settings = {
-            "task": "blobs",
-            "method": "finetune",
-            "compare": "none",
-            "forget.kind": "nothing",
-            "data.records": RECORDS[name],
-            "data.features": FEATURES,
-            "data.classes": 2,
-            "train.batch": 32,
-            "train.optimizer": "sgd",
-            "train.hops": hops,
-            "performance.threads": 1,
-            "model.name": f"benchmarks.peers:{FACTORIES[name].__name__}",
-        }
-        make_network(
-            folder,
-            name="bench",
-            addresses=free_addresses(PEERS),
-            settings=settings,
-            limits=Limits(lease=30.0, stop=2.0),
-            noise="simulation",
-        )
-        paths = [folder / f"peer-{n}" for n in range(PEERS)]
-        running = [context.Process(target=run_peer, args=(p,), daemon=True) for p in paths]
-        try:
-            for process in running:
-                process.start()
-            yield paths, _until_done(paths, running)
-        finally:
-            for process in running:
-                if process.is_alive():
-                    os.kill(process.pid or 0, signal.SIGTERM)
-                process.join(20)
+    made = make_network(
+        folder,
+        name="bench",
+        addresses=free_addresses(peers),
+        settings={**SETTINGS, **settings},
+        noise="simulation",
+        **more,
+    )
+    paths = [folder / f"peer-{n}" for n in range(peers)]
+    running = [context.Process(target=run_peer, args=(p,), daemon=True) for p in paths]
+    try:
+        for process in running:
+            process.start()
+        end = time.monotonic() + PATIENCE
+        while not all(status(p).get("model") for p in paths):
+            if time.monotonic() > end or not all(p.is_alive() for p in running):
+                raise SystemExit("the walk did not end")
+            time.sleep(0.5)
+        yield made, paths, running
+    finally:
+        for process in running:
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.SIGTERM)
+            process.join(60)
 
 
 def _final_size(path: Path) -> int:
     return Path(status(path)["model"]).stat().st_size
 
 
-def _until_done(paths: list[Path], processes: Sequence[Any]) -> float:
-    """Wait for the end; the most memory that a peer had in use, in MB."""
-    end = time.monotonic() + PATIENCE
-    while not all(status(p).get("model") for p in paths):
-        if time.monotonic() > end or not all(p.is_alive() for p in processes):
-            raise SystemExit("the walk did not end")
-        time.sleep(0.5)
-    return max(_peak(p.pid) for p in processes)
-
-
-def _peak(pid: int) -> float:
+def memory(pid: int, what: str) -> float:
+    """A line of a process's status, in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{what}:"):
             return int(line.split()[1]) / 1024
-    return 0.0
+    raise SystemExit(f"/proc/{pid}/status has no {what}")
+
+
+def events(path: Path) -> Iterator[dict[str, Any]]:
+    """What a peer wrote into its journal."""
+    for line in (path / "store" / "log.jsonl").read_text().splitlines():
+        yield json.loads(line)
 
 
 def read(name: str, paths: list[Path], resident: float, bare: list[float]) -> Result:
     visits, acknowledged = {}, []
     for path in paths:
-        with (path / "store" / "log.jsonl").open() as file:
-            for line in file:
-                record = json.loads(line)
-                if record["event"] == "visited":
-                    visits[record["hop"]] = (record["began"], record["ended"])
-                elif record["event"] == "handed":
-                    acknowledged.append(1e3 * (record["at"] - record["offered"]))
+        for record in events(path):
+            if record["event"] == "visited":
+                visits[record["hop"]] = (record["began"], record["ended"])
+            elif record["event"] == "handed":
+                acknowledged.append(1e3 * (record["at"] - record["offered"]))
     order = sorted(visits)
     gaps = [1e3 * (visits[b][0] - visits[a][1]) for a, b in pairwise(order)][WARM:]
     return Result(

@@ -61,10 +61,10 @@ from unwalk.peers.daemon import committed_log  # noqa: E402
 from unwalk.peers.decisions.ballot import Poll  # noqa: E402
 from unwalk.peers.decisions.history import bare_visits, check_visit  # noqa: E402
 from unwalk.peers.decisions.votes import Clerk, Matter, decision_to, digest_of  # noqa: E402
-from unwalk.peers.demo import free_addresses  # noqa: E402
 from unwalk.peers.forgetting.erasure import Receipt  # noqa: E402
 from unwalk.peers.forgetting.peer_certificate import visits_text  # noqa: E402
 from unwalk.peers.identity.trust import Bundle  # noqa: E402
+from unwalk.peers.local_network import free_addresses  # noqa: E402
 from unwalk.peers.protocol import codec  # noqa: E402
 from unwalk.peers.provision import make_network  # noqa: E402
 from unwalk.peers.storage.store import Store  # noqa: E402

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from unwalk.peers.demo import free_addresses
+from unwalk.peers.local_network import free_addresses
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = {

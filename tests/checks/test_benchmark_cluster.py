@@ -7,7 +7,9 @@ from dataclasses import replace
 from benchmarks.cluster import LIMIT, TIMES, Result, rival_line
 from benchmarks.rivals.environments import Measured
 
-OURS = Result(overhead_ms=2.0, p90_ms=3.0, visit_ms=20.0, hops=100, hosts=2, ray="2.60.0")
+OURS = Result(
+    overhead_ms=2.0, p90_ms=3.0, visit_ms=20.0, bare_ms=4.0, hops=100, hosts=2, ray="2.60.0"
+)
 FLOWER = Measured("Flower, simulation", version="1.41.0", overhead_ms=2.0 * TIMES, hops=50)
 
 

@@ -63,7 +63,7 @@ GUARDS = (
     Guard(
         "the route of every token is drawn again",
         "peers/handover/receiving.py",
-        'gate.route(offer, file.header["memory"])',
+        'self.walk.gate.route(offer, file.header["memory"])',
         "pass",
         "tests/peers/test_log_lies.py::test_a_token_that_leaves_the_route_is_refused",
         "assert refused()",

@@ -25,7 +25,7 @@ from unwalk.core.plan import Performance
 from unwalk.engines import ray_cluster, ray_engine
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.ray_engine import FarToken, Ray
-from unwalk.engines.ray_host import APART, packed
+from unwalk.engines.ray_parcel import APART, packed
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: unwalk[ray]"
@@ -130,6 +130,33 @@ def test_workers_killed_again_and_again_change_nothing(cluster):
     kill = Kill(2, 17, 33, 39, 41, 60, 79)
     same(contract.run(Ray(), [made], kill), contract.run(InProcess(), [made]))
     assert len(kill.killed) == 7
+
+
+@installed
+@pytest.mark.soak
+def test_large_tokens_and_shut_doors_change_nothing(cluster, monkeypatch):
+    """Tokens that go through Ray alone, one by one; then hosts that cannot reach each other."""
+    made = plan(
+        contract.train(hops=12, optimizer="adam", rate=0.01, state="local"),
+        contract.unlearn(hops=12),
+        task=TinyTask(factory=slow),
+    )
+    whole = contract.run(InProcess(), [made])
+    asked = []
+
+    def shut(crew, before, host):
+        asked.append((before, host))
+        return "/nobody/is/here"
+
+    monkeypatch.setattr(ray_cluster.Crew, "door", shut)
+    monkeypatch.setattr(ray_engine, "DIRECT", 0)
+    kill = Kill(3)
+    same(contract.run(Ray(), [made], kill), whole)
+    assert kill.killed
+    assert not asked
+    monkeypatch.setattr(ray_engine, "DIRECT", 1 << 20)
+    same(contract.run(Ray(), [made]), whole)
+    assert asked
 
 
 @pytest.fixture
@@ -256,6 +283,9 @@ def test_parcels_bring_tensors_of_every_kind():
     for name in ("half", "count", "none"):
         assert came[name].dtype == sent[name].dtype
         assert torch.equal(came[name], sent[name])
+    seen = parcel.viewed()
+    assert all(torch.equal(seen[name], sent[name]) for name in ("half", "count", "none"))
+    assert seen["half"].data_ptr() == half.data_ptr()
     came["half"] += 1
     assert torch.equal(half, torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
 

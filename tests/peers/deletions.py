@@ -11,7 +11,6 @@ import numpy as np
 
 from tests.peers.harness import Village
 from unwalk.certificates.document import FILE, read_certificate
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.handover.service import Service
@@ -19,6 +18,7 @@ from unwalk.peers.identity.credentials import write_private
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 from unwalk.peers.records.id_hashing import KEY
 from unwalk.peers.records.sources import DataSettings

@@ -41,12 +41,16 @@ NUMBERS = re.compile(r"[0-9a-f]{16,}|\d+")
 INNER = re.compile(r"\((.*)\)\.\Z", re.DOTALL)
 """A reason within a reason."""
 FILES = "about a file of this peer's own, read when it starts"
+ENDS = "tests/peers/test_ends_in_certificates.py"
+FETCHED = "tests/peers/test_log_fetched.py"
+LOGS = "tests/peers/test_log_lies.py"
 ELSEWHERE = {
     "network_file: ": FILES,
     "transcript: the first line": FILES,
     "transcript: the transcript is empty": FILES,
     "transcript: transcript line": FILES,
     "transcript: … does not end": FILES,
+    "transcript: … has more than": FILES,
     "trust: … cannot be used": FILES,
     "trust: … does not belong": FILES,
     "trust: … has no": FILES,
@@ -70,12 +74,27 @@ ELSEWHERE = {
     "hoplog: a log entry tells of no visit": "seen before, when the visit is read",
     "token_files: … has … bytes, which is no": "seen before, by the checks",
     "hoplog: the body of a log entry": "seen before, by codec",
-    "hoplog: log entry … does not follow": "seen before, when a log is put together",
+    "hoplog: log entry …": "seen before, when a log is put together: tests/peers/test_hoplog.py",
     "hoplog: the log does not end": "seen before, when a log is put together",
     "receiving: a message of that kind": "a test of its own: tests/peers/test_fuzz.py",
     "receiving: a token is offered": "a test of its own: tests/peers/test_fuzz.py",
     "ballot: two things were decided": "needs more liars than the network allows for",
     "next_chapter: two chapters": "needs more liars than the network allows for",
+    "codec: … is nested too deeply": "seen before, when the message is read",
+    "control_messages: the log of a generation": "takes a lease",
+    "decided: chapter … was signed with": "needs a stolen key: tests/peers/test_revocations.py",
+    "decided: those votes on … are": f"needs votes on two ends: {ENDS}",
+    "erasure: … signed that it left": "a peer that left: tests/peers/test_certificates_kept.py",
+    "last_token: another log": f"while a log is fetched: {FETCHED}",
+    "last_token: the log that leads": f"while a log is fetched: {FETCHED}",
+    "last_token: … other ends": f"needs several walks that ended: {ENDS}",
+    "log_rules: a sighting has": f"needs a lineage of many generations: {LOGS}",
+    "log_rules: peer … has no copy": f"needs a graph on which no peer relays: {LOGS}",
+    "log_rules: peer … has opened": f"needs many recoveries: {LOGS}",
+    "log_rules: peer … opens more than": f"needs many recoveries: {LOGS}",
+    "log_rules: the route leads nowhere": f"needs a log that passes all peers over: {LOGS}",
+    "next_chapter: its visits did not come": "takes a lease: tests/peers/test_visits_fetched.py",
+    "next_chapter: those visits are not": f"needs another walk's visits: {ENDS}",
 }
 """Beginnings of sentences that no message of a fuzzer leads to, and why."""
 ERRORS = {name for name, value in vars(errors).items() if inspect.isclass(value)}

@@ -23,10 +23,10 @@ from cryptography.x509.oid import NameOID
 
 from tests.peers.deletions import SETTINGS as RECORDS
 from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.credentials import Authority, Keys, now, request
 from unwalk.peers.identity.network_file import Limits, Network
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.provision import make_bundle, make_network, revoke
@@ -286,7 +286,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
     end, next_chapter = here.memory.at(2), here.peers[2].next_chapter
     bundle = here.peers[2].bundle
     service = here.peers[2].service
-    talk = service.talk
+    control_messages = service.control_messages
     recovery = next(c for c in record.calls if c.kind == "fence")
     opened = json.loads(recovery.parts[0])["entry"]["body"]["generation"]
     text, decision = next_chapter.known[0]
@@ -299,12 +299,12 @@ async def _made_up(record: Record, here: Recorded) -> None:
         next_chapter.words(ms.AgendaReady, number=1),
         next_chapter.words(ms.AgendaLeaver, number=0, peer=1),
         next_chapter.words(ms.AgendaDecided, number=1, value=text, decision=decision),
-        talk.words(ms.Where, chain=service.state.committed.chain),
-        talk.words(ms.Opening, generation=opened),
-        talk.words(ms.Beginning),
-        talk.words(ms.EntryOf, chain=service.state.committed.chain),
-        talk.words(ms.Entries, chain=service.state.committed.chain, most=ms.PAGE),
-        talk.words(ms.Decide, poll=service.poll.record()),
+        control_messages.words(ms.Where, chain=service.state.committed.chain),
+        control_messages.words(ms.Opening, generation=opened),
+        control_messages.words(ms.Beginning),
+        control_messages.words(ms.EntryOf, chain=service.state.committed.chain),
+        control_messages.words(ms.Entries, chain=service.state.committed.chain, most=ms.PAGE),
+        control_messages.words(ms.Decide, poll=service.poll.record()),
     ):
         await end.tell(0, message, 5.0)
     time = now().isoformat(timespec="seconds")

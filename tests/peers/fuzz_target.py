@@ -205,7 +205,7 @@ class Target:
         """Put the peer back to where it was in the scene, without starting it anew."""
         chapters = self.chapters
         service = chapters.service
-        for task in [*chapters.tasks, *service.talk.tasks]:
+        for task in [*chapters.tasks, *service.control_messages.tasks]:
             task.cancel()
         await asyncio.to_thread(lambda: None)  # what was to be removed is not in the way
         for one, values in self.saved:
@@ -239,7 +239,7 @@ class Target:
 
     async def close(self) -> None:
         chapters = self.chapters
-        for task in [*chapters.tasks, *chapters.service.talk.tasks]:
+        for task in [*chapters.tasks, *chapters.service.control_messages.tasks]:
             task.cancel()
         service = chapters.service
         service.closed = True
@@ -371,7 +371,7 @@ class Target:
         tally.high("token files", files)
         waiting = chapters.service.visits._work_queue.qsize()
         tally.high("visits that wait", waiting)
-        tasks = len(chapters.tasks) + len(chapters.service.talk.tasks)
+        tasks = len(chapters.tasks) + len(chapters.service.control_messages.tasks)
         tally.high("tasks", tasks)
         log = sum(p.stat().st_size for p in self.place.glob("log*.jsonl"))
         tally.high("bytes of the log", log)
@@ -529,20 +529,22 @@ class Target:
         """Let the peer ask something; the liar answers whatever it likes."""
         chapters, rng = self.chapters, self.rng
         service, next_chapter = chapters.service, chapters.next_chapter
-        talk, true = service.talk, self.record.true
+        control_messages, true = service.control_messages, self.record.true
         self.transport.answer = self.mutator.answer
         end = rng.choice(sorted(true["ends"], key=lambda v: v.chain))
         chain = rng.choice(list(self.mutator.entries))
         asks: dict[str, Callable[[], Awaitable[Any]]] = {
-            "where": lambda: talk.ask_all(chain),
-            "catch up": talk.catch_up,
-            "fence": lambda: talk.hear_fence(self.liar, (1, self.liar)),
+            "where": lambda: control_messages.ask_all(chain),
+            "catch up": control_messages.catch_up,
+            "fence": lambda: control_messages.hear_fence(self.liar, (1, self.liar)),
             "end": lambda: service.poll.show(self.liar),
-            "entry": lambda: talk.find_entry(chain, self.liar),
-            "log": lambda: LogFetch(service, talk, end, self.liar).whole(),
-            "page": lambda: talk.page(self.liar, chain),
-            "beginning": talk.beginnings,
-            "release": lambda: talk._release(self.liar, service.state.kept or _parcel(service)),
+            "entry": lambda: control_messages.find_entry(chain, self.liar),
+            "log": lambda: LogFetch(service, control_messages, end, self.liar).whole(),
+            "page": lambda: control_messages.page(self.liar, chain),
+            "beginning": control_messages.beginnings,
+            "release": lambda: control_messages._release(
+                self.liar, service.state.kept or _parcel(service)
+            ),
             "final": lambda: (
                 service.last_token._bring_final(self.liar, end) if _there(service, end) else _none()
             ),

@@ -30,9 +30,9 @@ from tests.peers.fuzz_target import MORE, Tally, framed, outcome_of, scene_calls
 from unwalk.peers.daemon import LOG, run_peer
 from unwalk.peers.decisions.ballot import end_of
 from unwalk.peers.decisions.votes import Matter, state_from
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.identity.credentials import host_name
 from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import MOST_ENDS
 from unwalk.peers.storage.database import read_only
@@ -60,8 +60,8 @@ class Daemon:
         shutil.copytree(record.place(scene), self.place)
         self.address = free_addresses(1)[0]
         command = [sys.executable, "-m", "tests.peers.fuzz_tls", str(self.place), self.address]
-        self.errors = (self.place / "errors.txt").open("wb")
-        self.process = subprocess.Popen(command, stdout=self.errors, stderr=self.errors)
+        with (self.place / "errors.txt").open("wb") as errors:
+            self.process = subprocess.Popen(command, stdout=errors, stderr=errors)
 
     @property
     def database(self) -> Path:
@@ -100,7 +100,6 @@ class Daemon:
         return f"the daemon ended with {code}: {self.said()}" if code else None
 
     def said(self) -> str:
-        self.errors.flush()
         return (self.place / "errors.txt").read_text(errors="replace")[-1500:]
 
 

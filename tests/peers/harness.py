@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.peers.daemon import HTTP, run_peer, status
-from unwalk.peers.demo import equal_bytes, free_addresses, same_walk
+from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.protocol.hoplog import chain_start, check_chain
 from unwalk.peers.provision import make_network
 from unwalk.peers.storage.store import Store

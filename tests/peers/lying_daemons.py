@@ -126,10 +126,15 @@ def believes_every_decision() -> None:
 
 
 def believes_every_log() -> None:
-    """An entry of the log may follow any other."""
+    """An entry of the log may follow any other, off the route and off the plan.
+
+    For walks whose route remembers nothing: the memory is drawn with the route.
+    """
     from unwalk.peers.handover.log_rules import Succession
 
-    Succession.entry = lambda self, entry, before, known: None  # type: ignore[method-assign]
+    Succession.entry = lambda self, entry, before: None  # type: ignore[method-assign]
+    Succession._led = lambda self, body, place: {}  # type: ignore[method-assign]
+    Succession._told = lambda self, body, place: None  # type: ignore[method-assign]
 
 
 def takes_every_weight() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,29 @@ from unwalk.tasks.declared import declare
 
 FEATURES = 6
 DECLARED = declare({"features": FEATURES, "labels": "well|ill"})
+
+CAPABILITIES = 0x20080522
+"""Version 3 of the kernel's records of capabilities."""
+READ_ALL = 0b110
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: what lets root read whatever its mode says."""
+
+
+@contextmanager
+def unreadable(folder: Path) -> Iterator[None]:
+    """A folder that this thread cannot list meanwhile, also as root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    head, held = (ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(head, held) == 0
+    mode, effective = folder.stat().st_mode, held[0]
+    folder.chmod(0o300)
+    held[0] &= ~READ_ALL
+    assert libc.capset(head, held) == 0
+    try:
+        yield
+    finally:
+        held[0] = effective
+        assert libc.capset(head, held) == 0
+        folder.chmod(mode)
 
 
 def rows_of(count: int, seed: int = 0, features: int = FEATURES) -> np.ndarray:

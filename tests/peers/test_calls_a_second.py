@@ -11,8 +11,8 @@ import pytest
 from tests.peers.deletions import SETTINGS, records_of, write_records
 from tests.peers.scheduler import in_virtual_time
 from tests.peers.trials_scenes import DidNotEnd, InMemory
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 
 ASKED = (0, 1)

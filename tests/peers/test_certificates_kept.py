@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,19 @@ from tests.peers.deletions import (
     hamlet,
     trained_on,
 )
+from tests.peers.floods import no_descriptors
 from tests.peers.liars import Liar
+from tests.peers.own_files import unreadable
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.certificates.signing import sign
+from unwalk.core.errors import UnwalkError
 from unwalk.peers.forgetting import peer_certificate
+from unwalk.peers.forgetting.certificate_archive import pack
 from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.provision import revoke
+from unwalk.peers.storage.disk_space import means_no_files
+from unwalk.peers.web.live_desk import Reception
 
 TIME = "2026-01-01T00:00:00+00:00"
 AWAY = "peer-3"
@@ -92,6 +99,39 @@ def test_files_that_are_not_a_peers_own_certificates_are_issued_again(past: Past
     for number, id in ((1, "one"), (2, "two")):
         said = check(past.here, 0, f"chapter-{number}")["peers"]
         assert (said["chapter"], said["requests"], said["pending"]) == (number, [id], [])
+
+
+def test_a_certificate_that_cannot_be_read_for_a_while_is_neither_changed_nor_forgotten(
+    past: Past,
+) -> None:
+    bundle = Bundle.read(past.here.folder / "peer-0")  # nothing of it was looked at before
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        peer_certificate.read_all(bundle)
+    with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
+        peer_certificate.own(bundle, certificate(past.here, 0, "chapter-1"))
+    found, changed = peer_certificate.read_all(bundle)
+    assert ([name for name, _ in found], changed) == (["chapter-1", "chapter-2"], [])
+    with unreadable(bundle.store / peer_certificate.FOLDER), pytest.raises(PermissionError):
+        peer_certificate.read_all(bundle)
+
+
+def test_the_desk_says_nothing_of_a_certificate_while_it_can_open_no_file(past: Past) -> None:
+    desk = Reception(past.here.peers[0])
+
+    async def main() -> None:
+        place = certificate(past.here, 0, "chapter-2")
+        said, files = await desk.verify(place.parent.name), pack(place)
+        assert said is not None
+        with no_descriptors():
+            for ask in (desk.verify, desk.evidence):
+                with pytest.raises((OSError, UnwalkError)) as caught:
+                    await ask(place.parent.name)
+                assert means_no_files(caught.value)
+            with pytest.raises(OSError, match="Too many open files"):
+                peer_certificate.intact(place)
+        assert (await desk.verify(place.parent.name), pack(place)) == (said, files)
+
+    asyncio.run(main())
 
 
 def test_where_nobody_lies_no_signature_is_refused(past: Past) -> None:

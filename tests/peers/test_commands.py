@@ -23,8 +23,8 @@ from tests.peers.harness import CONTEXT, SETTINGS, check_end
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.lifecycle.leaving import GONE
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.records.record_store import DATABASE
 from unwalk.peers.storage.error_file import LARGEST, LOOK, NAME
 from unwalk.peers.telemetry import HELP
@@ -163,7 +163,8 @@ def gathered(folder: Path) -> list[Path]:
 
 def nothing_but_words(path: Path) -> None:
     """A log holds names, whole numbers, and times: no other number was made from anything."""
-    times = {"began", "ended", "offered", "at"}
+    times = {"began", "ended", "written", "offered", "at"}
+    times |= {"arrived", "checked", "stamped", "flushed"}
     for line in path.read_text().splitlines():
         record = json.loads(line)
         for key, value in record.items():

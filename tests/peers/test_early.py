@@ -39,11 +39,11 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         return die
 
     def noted(service):
-        begin = service.ahead.begin
+        begin = service.early_visits.begin
 
         def one(incoming, offer, file, kept):
             begin(incoming, offer, file, kept)
-            if service.ahead.begun is not None and offer.parcel.hop == 4:
+            if service.early_visits.begun is not None and offer.parcel.hop == 4:
                 begun.append(service.me)
 
         return one
@@ -52,7 +52,7 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         for peer in range(PEERS):
             service = here.start(peer)
             service.store.fault = dying(service)
-            service.ahead.begin = noted(service)
+            service.early_visits.begin = noted(service)
         while not died:
             await asyncio.sleep(0.005)
         (holder,) = died
@@ -63,7 +63,7 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         service = here.services[receiver]
         assert receiver != holder, "the next peer had all bytes and had begun its visit"
         assert not service.receiving
-        assert service.ahead.begun is None
+        assert service.early_visits.begun is None
         assert service.state.held is None
         assert max(e["body"]["hop"] for e in service.store.entries(service.run_id)) < 4
         assert not list(service.store.tokens.glob("*.new"))
@@ -198,15 +198,15 @@ def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, 
         file = open_token(service.store.file(held.token), PEERS)
         offer = SimpleNamespace(path=(service.me,), parcel=held, move=Move(service.me, (), {}))
         kept = service.store.local(service.run_id, held.lineage)
-        service.ahead.begin(None, offer, file, kept)
-        if service.ahead.begun is not None:
-            await service.ahead.begun.result
+        service.early_visits.begin(None, offer, file, kept)
+        if service.early_visits.begun is not None:
+            await service.early_visits.begun.result
         way.go.set()
         await here.until(lambda: way.ended == "sent")
         assert way.digest == held.token
-        service.ahead.begin(None, offer, file, kept)
-        assert service.ahead.begun is not None, "now it may"
-        await service.ahead.begun.result
+        service.early_visits.begin(None, offer, file, kept)
+        assert service.early_visits.begun is not None, "now it may"
+        await service.early_visits.begun.result
 
     lived(tmp_path, script, PEERS, lease=600.0)
 
@@ -223,7 +223,7 @@ def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, sma
         await asyncio.sleep(0.05)
         assert len(way.pieces) == 2
         assert service.store.pinned == set()
-        assert service.ahead.free
+        assert service.early_visits.free
 
     lived(tmp_path, script, PEERS, lease=600.0)
 
@@ -250,7 +250,7 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(
     late: list[int] = []
 
     def noted(service):
-        send = service.delivery.send
+        send = service.token_sender.send
 
         def one(state, move, pieces):
             (early if isinstance(pieces, MemoryPieces) else late).append(state.held.hop)
@@ -261,7 +261,7 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(
     async def script(here):
         for peer in range(PEERS):
             service = here.start(peer)
-            service.delivery.send = noted(service)
+            service.token_sender.send = noted(service)
         await here.until(here.finished)
 
     lived(tmp_path, script, PEERS, lease=600.0)
@@ -285,11 +285,11 @@ def test_a_visit_that_draws_noise_does_not_begin_before_its_token_is_accepted(
         return replace(plan, phases=(replace(phase, method=noisy_method),))
 
     def noted(service):
-        begin = service.ahead.begin
+        begin = service.early_visits.begin
 
         def one(*given):
             begin(*given)
-            begun.append(service.ahead.begun is not None)
+            begun.append(service.early_visits.begun is not None)
 
         return one
 
@@ -298,7 +298,7 @@ def test_a_visit_that_draws_noise_does_not_begin_before_its_token_is_accepted(
     async def script(here):
         for peer in range(PEERS):
             service = here.start(peer)
-            service.ahead.begin = noted(service)
+            service.early_visits.begin = noted(service)
         await here.until(here.finished)
 
     lived(tmp_path, script, PEERS, lease=600.0)
@@ -314,7 +314,7 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         for peer in range(1, PEERS):
             here.start(peer)
         service.store.fault = held_up(written)
-        await here.until(lambda: service.ahead.reading or service.receiving)
+        await here.until(lambda: service.early_visits.reading or service.receiving)
         await asyncio.sleep(0.1)
         task = here.tasks[0]
         for _ in range(3):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.peers.harness import network
+from tests.peers.own_files import unreadable
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Local
 from unwalk.peers.forgetting.erasure import (
@@ -108,6 +109,25 @@ def test_everything_but_what_is_kept_goes(tmp_path, bundles):
     assert receipt_of(store, RUN, 1) == receipt
     assert receipt_of(store, RUN, 2) is None
     store.close()
+
+
+def test_tokens_that_cannot_be_listed_are_not_said_to_be_erased(tmp_path, bundles):
+    store, names = filled(tmp_path)
+    with unreadable(store.tokens), pytest.raises(PermissionError):
+        erase(store, bundles[0], names)
+    assert unfinished(store, RUN) == []
+    assert receipt_of(store, RUN, 1) is None
+    assert len(erase(store, bundles[0], names).erased) == 7
+    assert search(tmp_path, needles()) == []
+    store.close()
+
+
+def test_a_search_does_not_pass_over_a_folder_that_it_cannot_read(tmp_path):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "file").write_text("patient-17")
+    with unreadable(tmp_path / "inside"), pytest.raises(PermissionError):
+        search(tmp_path, traces(["patient-17"]))
+    assert search(tmp_path, traces(["patient-17"]))
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -31,6 +31,7 @@ from unwalk.peers.web.answers import Problem
 from unwalk.peers.web.client import Asker
 from unwalk.peers.web.connections import HttpLimits, parse_head
 from unwalk.peers.web.http_server import HttpDesk
+from unwalk.peers.web.routes import page_file
 
 
 def head_of(served: Served, method: str, path: str, *lines: str) -> bytes:
@@ -320,6 +321,48 @@ def test_without_descriptors_connections_wait_and_nothing_is_busy(tmp_path):
         assert len(waits) < 50
         assert one.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
     assert not raised
+
+
+def test_without_descriptors_questions_that_came_in_are_refused_for_a_while(tmp_path):
+    """Their connections are open already; what they ask for lies in files."""
+    desk: Any = MemoryDesk()
+    file: Path = tmp_path / "certificate.json"
+    file.write_text("{}")
+
+    def certificate(name: str) -> bytes:
+        return file.read_bytes()
+
+    async def evidence(name: str) -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"{file} cannot be read.") from error
+
+    desk.certificate, desk.evidence = certificate, evidence
+    paths = ("/", "/style.css", "/v1/certificates/one", "/v1/certificates/one/files")
+    page_file.cache_clear()
+    with serving(desk, tmp_path) as served, ExitStack() as kept:
+        questions = [
+            (kept.enter_context(socket.create_connection(served.place, 5)), p) for p in paths
+        ]
+        until(lambda: len(served.http.connections.open) == len(questions))
+        with no_descriptors():
+            for one, path in questions:
+                one.sendall(head_of(served, "GET", path))
+                head, _, body = received(one).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 503 "), path
+                assert b"\r\nretry-after: " in head.lower()
+                assert "ulimit -n" in json.loads(body)["error"]
+        for path in paths:
+            assert ask(served, "GET", path)[0] == 200
+
+
+def received(one: socket.socket) -> bytes:
+    """All that comes until the other side has gone."""
+    found = b""
+    while data := one.recv(1 << 16):
+        found += data
+    return found
 
 
 def test_a_reader_that_does_not_read_keeps_nobody_out(tmp_path):

@@ -24,8 +24,8 @@ from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.log_fetch import LogFetch
-from unwalk.peers.handover.recovery import TRIES
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.walk import TRIES
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol import handover as pr
@@ -259,10 +259,10 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
         assert value is not None
         log = first.store.chain(first.run_id, value.chain, first.start_chain)
         assert log is not None
-        known, check = first.state.lineage, first.succession.entry
+        check = first.succession.entry
         before = None
         for entry in log:
-            check(entry, before, known)
+            check(entry, before)
             before = entry["body"]
 
         def forged(entry: Any, **changes: Any) -> Any:
@@ -283,11 +283,11 @@ def test_every_entry_of_a_log_is_checked_against_the_one_before(tmp_path):
             {"visit": {**visit, "path": [third["body"]["peer"]] * 2}},
         ):
             with pytest.raises((Refused, Corrupt)):
-                check(forged(third, **changes), second, known)
+                check(forged(third, **changes), second)
         with pytest.raises(Refused, match="begin where"):
-            check(third, None, known)
+            check(third, None)
         named(here, first, third["body"])
-        self_made(here, first, known)
+        self_made(here, first, first.state.lineage)
         await made_up(here, first, log)
         forget_logs(first.store, first.run_id)  # what holds digests goes, the name stays
         assert set(first.store.db.execute("SELECT one, other FROM lies")) == {("", "")}
@@ -321,12 +321,14 @@ async def made_up(here: Village, service: Service, log: list[Any]) -> None:
         return [served[chain]] if peer == LIAR and chain in served else []
 
     service.store.entry = lambda run, chain: None  # type: ignore[method-assign]
-    service.talk.page = page  # type: ignore[method-assign]
+    service.control_messages.page = page  # type: ignore[method-assign]
     for changes, reason, pages in (
         ({"token": "1" * 64}, "not the end", 1),
         ({}, "about visit 3, not 5", 4),
     ):
-        fetch = LogFetch(service, service.talk, replace(value, chain=chain, **changes), LIAR)
+        fetch = LogFetch(
+            service, service.control_messages, replace(value, chain=chain, **changes), LIAR
+        )
         asked.clear()
         with pytest.raises(Refused, match=reason):
             await fetch.whole()
@@ -375,7 +377,7 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
             ],
         )
         entry = liar_of(here).entry({"body": {"previous": chain}}, **body)
-        return service.succession.opening(entry, known)[1]
+        return service.succession.opening(entry)[1]
 
     right = known[-1][0][0] + 1
     assert opening(right) == (right, LIAR)
@@ -563,7 +565,7 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
             return found
 
         victim.next_chapter.ask_all = counted
-        message = victim.service.talk.words(ms.Where, chain="").replace(
+        message = victim.service.control_messages.words(ms.Where, chain="").replace(
             victim.service.run_id.encode(), b"f" * 32
         )
         for _ in range(50):

@@ -43,7 +43,7 @@ def has_only(service: Service, kept: int) -> None:
 
 
 def fetch_of(service: Service, value: pr.Value) -> LogFetch:
-    return LogFetch(service, service.talk, value, BRINGER)
+    return LogFetch(service, service.control_messages, value, BRINGER)
 
 
 async def taken(service: Service, value: pr.Value, sender: int = BRINGER) -> str:
@@ -52,7 +52,7 @@ async def taken(service: Service, value: pr.Value, sender: int = BRINGER) -> str
     async def nothing() -> AsyncIterator[bytes]:
         yield b""
 
-    offer = service.talk.words(ms.Final, value=EndValue(*astuple(value)), size=11)
+    offer = service.control_messages.words(ms.Final, value=EndValue(*astuple(value)), size=11)
     record = codec.parse(await service.take(sender, offer, nothing()), MESSAGE)
     return str(record["reason"])
 
@@ -131,7 +131,7 @@ async def _pages(services: list[Service]) -> None:
     shown = services[BRINGER]
     value = shown.state.committed
     assert value is not None
-    words = shown.talk.words(ms.Entries, chain=value.chain, most=ms.PAGE)
+    words = shown.control_messages.words(ms.Entries, chain=value.chain, most=ms.PAGE)
     shown.door.rate.rate, shown.door.rate.buckets = 50.0, {}
     said = [codec.parse(await shown.answer(VICTIM, words), MESSAGE) for _ in range(6)]
     assert [len(s.get("entries", [])) for s in said[:3]] == [12] * 3

@@ -132,8 +132,11 @@ def test_the_last_token_is_offered_with_these_bytes(tmp_path):
 
 
 def test_every_message_about_a_walk_has_one_who_answers_it():
-    talk = ControlMessages(speaker())
-    known = [*talk.answers, *Receiving(talk.walk, talk, None, None).takes]
+    control_messages = ControlMessages(speaker())
+    known = [
+        *control_messages.answers,
+        *Receiving(control_messages.walk, control_messages, None, None).takes,
+    ]
     assert sorted(known, key=str) == sorted(get_args(ms.WALK), key=str)
 
 

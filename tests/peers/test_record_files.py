@@ -20,6 +20,7 @@ from tests.peers.own_files import (
     names_of,
     peer,
     rows_of,
+    unreadable,
     write_csv,
 )
 from unwalk import cli
@@ -98,6 +99,11 @@ def test_pictures_are_records_and_are_unlinked(tmp_path):
     assert records.find(["cat/picture-2.png"]).known == (records.hash("cat/picture-2.png"),)
     image.fromarray(pixels[0]).save(source / "dog" / "picture-9.png")
     assert records.refresh() == Changes(added=1)
+    (source / "dog").rename(tmp_path / "dog")
+    with unreadable(source / "cat"), pytest.raises(SourceRefused, match="cannot be read"):
+        records.erase([records.hash("cat/picture-2.png")])
+    (tmp_path / "dog").rename(source / "dog")
+    assert (source / "cat" / "picture-2.png").exists()
     records.erase([records.hash("cat/picture-2.png")])
     assert not (source / "cat" / "picture-2.png").exists()
     assert (source / "cat" / "picture-4.png").exists()

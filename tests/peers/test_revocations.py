@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
+from tests.peers.harness import network
 from tests.peers.liars import Liar
+from tests.peers.own_files import unreadable
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.decided import words_of
 from unwalk.peers.forgetting.peer_certificate import verified
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.schedule import Spec
-from unwalk.peers.provision import next_chapter, revoke, rotate
+from unwalk.peers.provision import make_bundle, next_chapter, revoke, rotate
 
 VICTIM, MEMBER = 1, 2
 
@@ -122,6 +125,25 @@ def test_which_chapter_is_next_is_not_guessed(tmp_path):
         assert (here.folder / "peer-1" / "signing.key").read_bytes() == before
 
     hamlet(tmp_path, script, peers=2, train__hops=4)
+
+
+def test_no_certificate_is_passed_over_because_it_cannot_be_seen(tmp_path):
+    folder = tmp_path / "net"
+    network(folder, peers=2)
+    (folder / "peer-0" / "store").mkdir()
+    (folder / "peer-0" / "store" / "state.sqlite").write_bytes(b"x" * 4096)
+    issued = sorted((folder / "issued").iterdir())
+    key = (folder / "peer-1" / "signing.key").read_bytes()
+    with unreadable(folder / "issued"):
+        for change in (partial(make_bundle, folder, "peer-1"), partial(revoke, folder, "peer-1")):
+            with pytest.raises(InvalidInput, match="issued cannot be read: Permission denied"):
+                change()
+    assert sorted((folder / "issued").iterdir()) == issued
+    assert (folder / "peer-1" / "signing.key").read_bytes() == key
+    (folder / "peer-0" / "store").chmod(0)
+    with unreadable(folder / "peer-1"), pytest.raises(InvalidInput, match="give --chapter"):
+        revoke(folder, "peer-1")
+    (folder / "peer-0" / "store").chmod(0o700)
 
 
 @pytest.mark.soak

@@ -188,7 +188,7 @@ def test_a_generation_counts_only_if_a_quorum_signed_that_the_token_was_lost(tmp
         other, *rest = [s for s in services if s is not holder]
         basis = pr.basis(other.state)
         assert basis is not None
-        seen = await other.talk.ask_all(basis.chain)
+        seen = await other.control_messages.ask_all(basis.chain)
         signed = [seen[s.me].record for s in rest]
 
         def opened(number, sightings, by=other, start=0):
@@ -206,7 +206,7 @@ def test_a_generation_counts_only_if_a_quorum_signed_that_the_token_was_lost(tmp
             return by.sign(basis.chain, body)
 
         async def tell(entry):
-            message = holder.talk.words(ms.Fence, entry=entry)
+            message = holder.control_messages.words(ms.Fence, entry=entry)
             return codec.parse(await holder.answer(other.me, message), 1 << 18)
 
         wrong = [
@@ -309,7 +309,7 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
             return await answer(sender, message)
 
         service.receiver.answer = slow
-        asked = service.talk.words(ms.EntryOf, chain="0" * 64)
+        asked = service.control_messages.words(ms.EntryOf, chain="0" * 64)
         call = asyncio.create_task(host.answer(1, asked))
         await begun.wait()
         await here.crash(0)

@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.storage.database import read_only
-from unwalk.peers.storage.store import LOCALS, SPARES, Incoming, KeptLocal, Store, running
+from unwalk.peers.storage.store import LOCALS, SMALL, SPARES, Incoming, KeptLocal, Store, running
 from unwalk.peers.storage.token_files import pieces
 
 RUN = "r"
@@ -88,6 +89,55 @@ def test_spares_are_written_over_and_can_be_erased(tmp_path):
     assert store.file(digest(9, 101)).stat().st_size == 101
     store.erase_spares()
     assert not list(store.tokens.glob("*.spare"))
+    store.close()
+
+
+def test_spares_serve_tokens_whose_headers_have_grown(tmp_path):
+    """A header grows with its numbers: files as long as the tokens before are still of use."""
+    store = Store(tmp_path)
+    for number in range(1, SPARES + 1):
+        store.write(content(number, size=1008))
+    for number in range(1, SPARES + 1):
+        store.spare(store.file(digest(number, 1008)))
+    for number, size in enumerate((1016, 1000, 1016, 1008), 10):
+        store.write(content(number, size=size))
+        assert store.file(digest(number, size)).read_bytes() == bytes([number]) * size
+        assert len(list(store.tokens.iterdir())) == SPARES, "no new file was made"
+        store.spare(store.file(digest(number, size)))
+    small = store.claim(8)
+    assert small.suffix == ".new", "a spare token is not given away for something small"
+    store.close()
+
+
+def test_a_file_is_made_ahead_for_a_large_token_and_for_nothing_else(tmp_path):
+    store, size = Store(tmp_path), SMALL + 5
+    assert not store.lacks_spare(SMALL)
+    assert store.lacks_spare(size)
+    store.prepare(size)
+    (spare,) = store.tokens.glob("*.spare")
+    assert spare.stat().st_size == size
+    assert not store.lacks_spare(size + 8)
+    name = store.write(content(1, size=size + 8))
+    assert name == digest(1, size + 8)
+    assert [p.name for p in store.tokens.iterdir()] == [store.file(name).name]
+    store.space.need = 1 << 60
+    assert not store.lacks_spare(size), "there is no room to spare"
+    store.close()
+
+
+def test_a_token_that_comes_while_a_file_is_made_ahead_goes_first(tmp_path, monkeypatch):
+    store, size, put = Store(tmp_path), SMALL + 5, Incoming.put_part
+    came: list[Path] = []
+
+    def put_part(self: Incoming, chunk: memoryview) -> None:
+        put(self, chunk)
+        if not came:
+            came.append(store.claim(size))
+
+    monkeypatch.setattr(Incoming, "put_part", put_part)
+    store.prepare(size)
+    assert came
+    assert not list(store.tokens.iterdir()), "given up after one piece"
     store.close()
 
 

@@ -125,11 +125,13 @@ def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow, m
 
             monkeypatch.setattr(there, "visit", noted)
             answer = await offer(here, victim)
-            assert answer["reason"] == "the token was not sent where the route's rule leads."
+            assert answer["reason"] == "a message is not JSON.", "the stamp is missing"
             assert begun.is_set(), "its visit had begun"
             going_on.set()
-            ahead = here.peers[victim].service.ahead
-            await here.until(lambda: ahead.for_nothing is not None and ahead.for_nothing.done())
+            early_visits = here.peers[victim].service.early_visits
+            await here.until(
+                lambda: early_visits.for_nothing is not None and early_visits.for_nothing.done()
+            )
             assert marks_of(here, victim) == []
             here.start(0)
             await here.until(here.trained)
@@ -150,9 +152,13 @@ def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow, m
 
 
 async def offer(here: Hamlet, victim: int):
-    """A token of good content, off the route and without a stamp; the answer."""
+    """A token of good content whose sender passes over all others, without a stamp; the answer."""
     liar = Liar(here.folder, LIAR, here.memory.at(LIAR))
-    token = here.peers[LIAR].service.work.space.token(hop=2, at=0, memory={})
+    work, over = here.peers[LIAR].service.work, sorted({0, 1, 3} - {victim})
+    chosen = work.choose(3, LIAR, {}, over)
+    assert chosen is not None
+    attempt, move = chosen
+    token = work.space.token(hop=2, at=0, memory={})
     data, state = b"".join(map(bytes, token_pieces(token))), here.peers[victim].service.state
     envelope = liar.words(
         "offer",
@@ -163,8 +169,14 @@ async def offer(here: Hamlet, victim: int):
             "lineage": [[*generation, since] for generation, since in state.lineage],
         },
         path=[victim],
-        move={"mover": LIAR, "attempt": 0, "receiver": victim, "path": [victim], "memory": {}},
-        passed_over=[],
+        move={
+            "mover": LIAR,
+            "attempt": attempt,
+            "receiver": move.receiver,
+            "path": list(move.path),
+            "memory": dict(move.memory),
+        },
+        passed_over=over,
         size=len(data),
     )
 

@@ -211,13 +211,13 @@ def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, s
         poll=SimpleNamespace(rules=SimpleNamespace(lies=1)),
         journal=Journal(None, "peer-0", []),
     )
-    talk: Any = SimpleNamespace(
+    control_messages: Any = SimpleNamespace(
         ask_all=lambda chain: answer(heard),
         beginnings=lambda: answer(shown),
         learn=lambda peer, sighting: answer(None),
     )
     ends: Any = SimpleNamespace(void=None)
-    recovery = Recovery(service, talk, ends)
+    recovery = Recovery(service, control_messages, ends)
     recovery.since -= leases
     recovery.begun = monotonic() - since if since else None
     assert not recovery.consents, "not before it has looked"

@@ -29,11 +29,11 @@ from tests.peers.scheduler import LIFE, Life, Loop, Post
 from tests.peers.trials_twists import TWISTS, Twist
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import daemon
-from unwalk.peers.demo import free_addresses
 from unwalk.peers.handover.service import Service
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
 from unwalk.peers.storage.database import read_only
 from unwalk.peers.storage.store import Fault, Store

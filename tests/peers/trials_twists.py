@@ -74,12 +74,12 @@ class _Withheld:
 
 def withholds_stamp(chapters: Chapters, service: Service) -> None:
     """Sends the bytes of a token and never the stamp that makes it one."""
-    send = service.delivery.send
+    send = service.token_sender.send
 
     def half(state: Any, move: Any, pieces: Any) -> Any:
         return send(state, move, _Withheld(pieces))
 
-    service.delivery.send = half  # type: ignore[method-assign]
+    service.token_sender.send = half  # type: ignore[method-assign]
 
 
 def false_sightings(chapters: Chapters, service: Service) -> None:
@@ -101,7 +101,7 @@ def false_sightings(chapters: Chapters, service: Service) -> None:
         )
         return log_rules.sign(service.bundle, service.run_id, sender, message.chain, said)
 
-    service.talk.answers[ms.Where] = lie
+    service.control_messages.answers[ms.Where] = lie
 
 
 def wrong_receipts(chapters: Chapters, service: Service) -> None:

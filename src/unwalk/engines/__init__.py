@@ -7,6 +7,6 @@ written out there.  ``per_example`` has the per-example gradients that clipping 
 
 ``fleet`` carries many walks in one batch (``fleet_steps``, ``fleet_gradients``), and ``choose``
 decides which engine carries which plans.  ``ray_engine`` is one walk on a Ray cluster
-(``ray_cluster``, ``ray_host``).  ``cuda`` makes both fast on a CUDA device, behind one
-interface.  Every engine passes ``tests/engines/test_contract.py``.
+(``ray_cluster``, ``ray_host``, ``ray_door``, ``ray_parcel``).  ``cuda`` makes both fast on a CUDA
+device, behind one interface.  Every engine passes ``tests/engines/test_contract.py``.
 """

@@ -30,6 +30,9 @@ ADDRESS = "RAY_ADDRESS"
 PATIENCE = 120.0
 """Seconds in which hosts must have started."""
 
+ASIDE = "aside"
+"""Calls that a host answers while it makes a visit."""
+
 
 def ray_module() -> Any:
     """Ray itself, or the sentence that says how to get it.
@@ -68,7 +71,16 @@ def connected() -> Any:
     # Ray tells of lost workers on the output stream, where a command's JSON goes.
     ray._private.worker._worker_logs_enabled = False
     if address == "local":
-        ray.init(address, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+        # Ray would let tokens that nobody needs any more go once in a second, and the first one
+        # never, to make the later ones again from it: on one machine they are lost together.
+        frugal = {"free_objects_batch_size": 1, "lineage_pinning_enabled": False}
+        ray.init(
+            address,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _system_config=frugal,
+            **quiet,
+        )
         return ray
     try:
         if address != "auto":  # Ray itself would try for minutes
@@ -91,11 +103,32 @@ class Crew:
     ray: Any
     cluster: tuple[str, str]
     hosts: list[Any]
+    doors: list[tuple[str, str] | None]
+    """The machine of each host and its door, as far as they are known."""
 
     @property
     def machines(self) -> int:
         """How many machines are there now."""
         return sum(bool(node["Alive"]) for node in self.ray.nodes())
+
+    def find_doors(self) -> None:
+        """Ask the hosts where they are; those that do not answer get tokens from Ray alone."""
+        asked = [host.found.options(concurrency_group=ASIDE).remote() for host in self.hosts]
+        for number, reference in enumerate(asked):
+            try:
+                self.doors[number] = self.ray.get(reference, timeout=PATIENCE)
+            except self.ray.exceptions.RayError:
+                self.doors[number] = None
+
+    def door(self, before: int, host: int) -> str | None:
+        """Where a host can take a token from the one before: on its own machine alone."""
+        there, here = self.doors[before], self.doors[host]
+        return there[1] if there and here and there[0] == here[0] else None
+
+    def end(self, chain: int) -> None:
+        """Let hosts wait no longer for tokens of visits that were ordered before."""
+        for host in self.hosts:
+            host.over.options(concurrency_group=ASIDE).remote(chain)
 
     def keeper(self, enter: Callable[..., Draw]) -> Any:
         """An actor on this machine that enters draws of noise."""
@@ -129,7 +162,9 @@ def crew_for(plan: Plan) -> tuple[Crew, int]:
             return crew, among
         for host in crew.hosts:
             ray.kill(host)
-    _crew = Crew(ray, cluster, _started(ray, among))
+    hosts = _started(ray, among)
+    _crew = Crew(ray, cluster, hosts, [None] * among)
+    _crew.find_doors()
     return _crew, among
 
 
@@ -138,7 +173,7 @@ def _started(ray: Any, number: int) -> list[Any]:
 
     A host takes a CPU to be placed and none to stay, so that there is always room for it.
     """
-    host = ray.remote(Host).options(
+    host = ray.remote(concurrency_groups={ASIDE: 1})(Host).options(
         max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
     )
     hosts = [host.remote() for _ in range(number)]

@@ -1,14 +1,16 @@
 """The Ray engine: peers on the machines of a cluster, the token handed from host to host.
 
 The route of a walk is public and depends on no record, so the driver orders several visits ahead.
-Each names the token that the visit before will leave: Ray brings it from the machine where it is to
-the next host.  The driver learns what the transcript says of a hop, and fetches a token only where
-the sink looks at one: to measure, to write a checkpoint, at the end.
+Each takes the token that the visit before leaves: at the door of that host where it is on the same
+machine (:mod:`unwalk.engines.ray_door`), or else from Ray, which keeps every token and brings it
+from machine to machine.  The driver learns what the transcript says of a hop, and fetches a token
+only where the sink looks at one: to measure, to write a checkpoint, at the end.
 
-A worker that dies is started again by Ray.  Its visit is ordered again, with the same token, local
-state and draws: the same bits.  Tokens are in the memory of machines, not of workers.  Where a
-whole machine is lost with what it held, the walk goes back to the last state that the driver has
-copied (:data:`COPIED` hops at most) and compares what happens again with the transcript.
+A worker that dies is started again by Ray.  Its visit is ordered again, with the token that Ray
+kept, the same local state and draws: the same bits.  Tokens are in the memory of machines, not of
+workers.  Where a whole machine is lost with what it held, the walk goes back to the last state that
+the driver has copied (:data:`COPIED` hops at most) and compares what happens again with the
+transcript.
 
 Bits are the in-process engine's, on a CPU of the same kind.
 """
@@ -20,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -31,15 +33,8 @@ from unwalk.core.plan import Kept, Local, Move, Outcome, Plan, Progress, Resume,
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.engines.ray_cluster import crew_for
-from unwalk.engines.ray_host import (
-    APART,
-    FarRegister,
-    FarTask,
-    Lacks,
-    Order,
-    Visited,
-    packed,
-)
+from unwalk.engines.ray_host import FarRegister, FarTask, Lacks, Order, Visited
+from unwalk.engines.ray_parcel import APART, packed
 
 AHEAD = 8
 """Visits that are ordered before the first of them is known to have ended."""
@@ -51,6 +46,16 @@ COPIED = 25
 """Hops between two states that the driver copies where a cluster has several machines."""
 ATTEMPTS = 5
 """How often a walk goes back without getting any further."""
+LOST = 2
+"""After so many losses without getting any further, hosts get their tokens from Ray alone, and what
+the walk goes on from is looked for."""
+DIRECT = 8 << 20
+"""Bytes of parameters up to which hosts hand tokens on themselves.  With larger ones it is copies
+that cost: they go through Ray's memory, which all hosts of a machine see, and are ordered one by
+one, because Ray keeps those that the driver has not been told of."""
+
+_chains = count(1)
+"""Numbers of visits that were ordered one after the other; hosts know them, over all walks."""
 
 Ref = Any
 """A reference to an object in the cluster; Ray's own type."""
@@ -88,15 +93,17 @@ class _Left:
 class _Place:
     """A walk after a hop: who holds the token, and references to all of its state.
 
-    ``loose`` as in :class:`Order`: the walk goes on here from a token that it was given.
+    The initial model, which the driver has itself, is None: as the token before the first hop, and
+    as ``start``, the token with which the phase began.  ``loose`` as in :class:`Order`: the walk
+    goes on here from a token that it was given.
     """
 
     hop: int
     at: int
     memory: Mapping[str, int]
-    token: Ref
+    token: Ref | None
     locals: Mapping[int, Ref]
-    anchors: Ref | None
+    start: Ref | None
     arrivals: Mapping[int, _Left]
     loose: bool = False
 
@@ -105,8 +112,8 @@ class _Place:
         kept = [
             ref for left in self.arrivals.values() for ref in (left.token, *left.locals.values())
         ]
-        held = [self.token, *self.locals.values(), *kept]
-        return held if self.anchors is None else [*held, self.anchors]
+        held = [self.token, self.start, *self.locals.values(), *kept]
+        return [ref for ref in held if ref is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +145,11 @@ class Journey:
         self.place = self.safe = self._begun(resume)
         self.given: set[tuple[int, str]] = set()
         self.times: list[tuple[float, float]] = []
+        self.chain = next(_chains)
+        self.hands = self.initial.nbytes <= DIRECT
+        self.ahead, self.together = (AHEAD, TOLD) if self.hands else (1, 1)
+        self.wanted: set[str] = set()
+        self.anchor: Ref | None = None
 
     def _task(self) -> tuple[str, dict[int, Ref]]:
         global _shards
@@ -150,6 +162,9 @@ class Journey:
         """The plan as hosts have it: without records, and with this machine's register of noise."""
         task, noise = self.plan.task, self.plan.noise
         built = build_model(task.model, self.plan.seeds.integer("model"))
+        for parameter in built.parameters():
+            if parameter.requires_grad:  # it comes with the token
+                parameter.data = parameter.data.new_zeros(()).expand(parameter.shape)
         far = FarTask(task.name, task.peers, task.loss, built)
         if isinstance(noise, SecretNoise) and noise.register is not None:
             self.keeper = self.crew.keeper(noise.register.enter)
@@ -159,16 +174,16 @@ class Journey:
     def _begun(self, resume: Progress | None) -> _Place:
         put = self._put
         if resume is None:
-            token = self.work.token(hop=0, at=-1, memory={})
-            return _Place(0, -1, {}, put(token, APART), {}, None, {})
+            return _Place(0, -1, {}, None, {}, None, {})
         token = resume.token
+        start = resume.anchors.get("start", self.initial)
         return _Place(
             token.hop,
             token.at,
             token.memory,
             put(token, APART),
             {peer: put(local) for peer, local in resume.locals.items()},
-            put({name: at for name, at in resume.anchors.items() if name != "initial"}),
+            None if torch.equal(start, self.initial) else put(Token(start, {}), APART),
             {
                 hop: _Left(put(kept.token), {p: put(one) for p, one in kept.locals.items()})
                 for hop, kept in resume.arrivals.items()
@@ -181,14 +196,22 @@ class Journey:
 
     def walk(self, index: int, sink: Sink | None) -> Outcome:
         """Order visits ahead, and tell the sink of each when it has ended."""
+        try:
+            self._walk(index, sink)
+        except BaseException:
+            self._end_chain()
+            raise
+        return self._outcome()
+
+    def _walk(self, index: int, sink: Sink | None) -> None:
         flights: deque[_Flight] = deque()
         ahead, failed = self.place, 0
         while self.place.hop < self.plan.hops:
-            if len(flights) <= AHEAD - TOLD:
-                while ahead.hop < self.plan.hops and len(flights) < AHEAD:
-                    flights.append(self._order(ahead))
+            if len(flights) <= max(self.ahead - self.together, 0):
+                while ahead.hop < self.plan.hops and len(flights) < self.ahead:
+                    flights.append(self._order(ahead, handed=bool(flights) and failed < LOST))
                     ahead = flights[-1].after
-                first = [flight.visited for flight in islice(flights, TOLD)]
+                first = [flight.visited for flight in islice(flights, self.together)]
                 self.ray.wait(first, num_returns=len(first), timeout=PAUSE)
             flight = flights.popleft()
             try:
@@ -197,8 +220,12 @@ class Journey:
                 failed += 1
                 self._check(failed, flight, gone)
                 flights.clear()
-                if not isinstance(gone, _Anew):
+                self._end_chain()
+                if failed >= LOST or not isinstance(gone, _Anew):
+                    # What Ray makes again itself cannot have tokens that were handed on.
+                    self.anchor = None
                     self.place = self._brought_back(self.place)
+                self.crew.find_doors()
                 ahead = self.place
                 continue
             failed = 0
@@ -209,7 +236,11 @@ class Journey:
             if sink is not None:
                 progress = self._progress(visited)
                 sink.after(index, progress, partial(self._look, progress.token))
-        return self._outcome()
+
+    def _end_chain(self) -> None:
+        """Nobody is to wait for what was ordered; what is ordered next is another chain."""
+        self.crew.end(self.chain)
+        self.chain = next(_chains)
 
     def _check(self, failed: int, flight: _Flight, gone: _Gone) -> None:
         """Give up where nothing gets any further."""
@@ -219,47 +250,79 @@ class Journey:
                 "cluster and go on with --resume."
             ) from gone
 
-    def _order(self, place: _Place) -> _Flight:
-        """Order the visit of the next hop."""
+    def _order(self, place: _Place, *, handed: bool = False) -> _Flight:
+        """Order the visit of the next hop.
+
+        ``handed``: the visit before is ordered and not ended, and hands its token on.
+        """
         plan, hop = self.plan, place.hop + 1
         number, phase_hop = plan.phase_of(hop)
         phase = plan.phases[number]
         first = phase_hop == 1
-        at, memory, locals_ = place.at, place.memory, place.locals
+        at, memory, locals_, start = place.at, place.memory, place.locals, place.start
         fresh: dict[str, Ref] = {}
         kept_from = None
         if first:
-            memory = {}
+            memory, start = {}, place.token if number > 0 and phase.start == "token" else None
             if number > 0 and phase.start == "arrival":
                 kept_from = phase.start_hop or 0
                 kept = place.arrivals[kept_from]
                 at, locals_, fresh["kept"] = plan.unlearner, kept.locals, kept.token
+                start = kept.token
         rng = plan.seeds.numpy(phase.name, "route", phase_hop)
         move: Move = phase.route.next(plan.graph, at, memory, rng)
         peer = int(move.receiver)
         host = peer % self.among
-        held = {"plan": self.sent, "shard": self._shard(peer), "anchors": place.anchors}
-        names = {"plan": "plan", "shard": f"shard {peer}", "anchors": f"anchors {number}"}
+        held = {"plan": self.sent, "shard": self._shard(peer)}
+        names = {"plan": "plan", "shard": f"shard {peer}"}
+        for name in self.wanted:
+            held[name] = start if name == "start" and start is not None else self._anchor()
+            names[name] = f"{name} {number}"
         for name, ref in held.items():
-            if (host, names[name]) not in self.given and not (first and name == "anchors"):
+            if (host, names[name]) not in self.given:
                 fresh[name] = ref
         self.given.update((host, name) for name in names.values())
         keeps = peer == plan.unlearner and (
             plan.keeps == "all" or (plan.keeps == "first" and not place.arrivals)
         )
+        door = self.crew.door(place.at % self.among, host) if handed and self.hands else None
         order = Order(
-            self.task, self.id, hop, move, str(number), kept_from, keeps=keeps, loose=place.loose
+            self.task,
+            self.id,
+            self.chain,
+            hop,
+            move,
+            str(number),
+            kept_from,
+            keeps=keeps,
+            loose=place.loose,
+            door=door,
+            hands=self.hands,
         )
+        token = place.token
+        if door is not None:
+            token = None
+        elif token is None:
+            token = self._put(self._first(), APART)
         visit = self.crew.hosts[host].visit
-        visited, token, local, *more = visit.options(num_returns=3 + first + keeps).remote(
-            order, place.token, locals_.get(peer), fresh
+        visited, left, local, *more = visit.options(num_returns=3 + keeps).remote(
+            order, token, locals_.get(peer), fresh
         )
         arrivals = place.arrivals
         if keeps:
             arrivals = {**arrivals, hop: _Left(more[-1], locals_)}
-        anchors = more[0] if first else place.anchors
         after = {**locals_, peer: local}
-        return _Flight(visited, _Place(hop, peer, move.memory, token, after, anchors, arrivals))
+        return _Flight(visited, _Place(hop, peer, move.memory, left, after, start, arrivals))
+
+    def _first(self) -> Token:
+        """The token before the first hop."""
+        return Token(self.initial, self.work.initial_buffers, at=-1)
+
+    def _anchor(self) -> Ref:
+        """The initial model, put into the cluster once, for visits that look at it."""
+        if self.anchor is None:
+            self.anchor = self._put(self._first(), APART)
+        return self.anchor
 
     def _shard(self, peer: int) -> Ref:
         """A peer's records, put into the cluster once; its host fetches them at its first visit."""
@@ -276,8 +339,9 @@ class Journey:
             cause = error.cause
             if isinstance(cause, UnwalkError):
                 raise cause from None
-            if isinstance(cause, Lacks):  # Ray has repeated the visit in a new process
+            if isinstance(cause, Lacks):  # a new process, or the one before has gone
                 self.given.clear()
+                self.wanted |= {"initial", "start"} & {str(cause)}
                 raise _Anew("a host was started anew") from None
             if isinstance(cause, errors.RayError):
                 raise _Gone(type(cause).__name__) from error
@@ -294,7 +358,7 @@ class Journey:
 
     def _copied(self, place: _Place) -> _Place:
         """The place with all of its state on this machine; what is here already is not copied."""
-        here = {ref: ref for ref in self.safe.references()}
+        here = {None: None, **{ref: ref for ref in self.safe.references()}}
         for ref in place.references():
             if ref not in here:
                 here[ref] = self.ray.put(self._told(ref))
@@ -302,7 +366,7 @@ class Journey:
             place,
             token=here[place.token],
             locals={peer: here[ref] for peer, ref in place.locals.items()},
-            anchors=None if place.anchors is None else here[place.anchors],
+            start=here[place.start],
             arrivals={
                 hop: _Left(here[left.token], {p: here[ref] for p, ref in left.locals.items()})
                 for hop, left in place.arrivals.items()
@@ -350,19 +414,25 @@ class Journey:
         return FarProgress(token, self.transcript, lambda: self._rest(place))
 
     def _token(self, place: _Place) -> Token:
+        if place.token is None:
+            return self._first()
         token: Token = self._fetched(place, lambda p: p.token)
         return token
 
     def _rest(self, place: _Place) -> dict[str, Any]:
         """What a progress has besides its token and its transcript."""
-        anchors = {} if place.anchors is None else self._fetched(place, lambda p: p.anchors)
+        anchors = {"initial": self.initial}
+        if place.hop > 0:
+            anchors["start"] = self.initial.clone()  # files share no memory
+        if place.start is not None:
+            anchors["start"] = self._fetched(place, lambda p: p.start).parameters
         locals_: dict[int, Local] = self._fetched(place, lambda p: p.locals)
         kept = self._fetched(
             place, lambda p: {h: {"t": k.token, "l": k.locals} for h, k in p.arrivals.items()}
         )
         return {
             "locals": locals_,
-            "anchors": {"initial": self.initial, **anchors},
+            "anchors": anchors,
             "arrivals": {hop: Kept(one["t"], one["l"]) for hop, one in kept.items()},
         }
 

@@ -1,12 +1,12 @@
 """What a worker of a Ray cluster does: it hosts several peers and makes the visits to them.
 
 A host holds no state that a visit could change.  It keeps copies of what it was given once (the
-plan, the shards of its peers, the start of the phase); one that was started anew says what it lacks
-(:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token and of
-what the peer kept: it can be made again, with the same bits.  The visit itself is the in-process
-engine's (:class:`Walk`).
+plan, the shards of its peers, anchors that a visit looks at); one that was started anew says what
+it lacks (:class:`Lacks`), and is given it again.  A visit is a function of its order, of the token
+and of what the peer kept: it can be made again, with the same bits.  The visit itself is the
+in-process engine's (:class:`Walk`).
 
-Only :meth:`Host._given` and :class:`FarRegister` call Ray, so that this module can be imported
+Only :class:`Host` and :class:`FarRegister` call Ray, so that this module can be imported
 without it.
 """
 
@@ -14,16 +14,12 @@ without it.
 
 from __future__ import annotations
 
-import io
-import pickle
 import platform
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -36,72 +32,44 @@ from unwalk.core.token import Token, Workspace
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute
 from unwalk.engines.inprocess import Walk
-
-Bytes = npt.NDArray[np.uint8]
-
-APART = 128 << 10
-"""Bytes of a token's parcel, at least.  Ray answers a call with results below 100 KiB in the answer
-itself, to the driver; larger ones stay with the worker's machine, and the next host fetches them
-there."""
-
-
-@dataclass(frozen=True, eq=False)
-class Parcel:
-    """An object whose tensors are apart, so that Ray writes and reads them without a copy more."""
-
-    pickled: bytes
-    tensors: list[Bytes]
-    filler: Bytes | None = None
-
-    def opened(self) -> Any:
-        """The object, with tensors of its own."""
-        return pickle.loads(self.pickled, buffers=self.tensors)
-
-
-class _Packer(pickle.Pickler):
-    def reducer_override(self, thing: Any) -> Any:
-        if not isinstance(thing, torch.Tensor):
-            return NotImplemented
-        flat: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(flat), thing.dtype, tuple(thing.shape))
-
-
-def _tensor(held: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    made = torch.empty(shape, dtype=dtype)
-    made.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(held, np.uint8)
-    return made
-
-
-def packed(thing: Any, least: int = 0) -> Parcel:
-    """A parcel of at least ``least`` bytes; its tensors are borrowed until it is sent.
-
-    >>> packed({"a": torch.arange(3)}).opened()
-    {'a': tensor([0, 1, 2])}
-    """
-    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Packer(file, protocol=5, buffer_callback=buffers.append).dump(thing)
-    tensors: list[Bytes] = [np.frombuffer(b.raw(), np.uint8) for b in buffers]
-    missing = least - sum(t.nbytes for t in tensors)
-    return Parcel(file.getvalue(), tensors, np.zeros(missing, np.uint8) if missing > 0 else None)
+from unwalk.engines.ray_door import Door, Key
+from unwalk.engines.ray_parcel import APART, Parcel, packed
 
 
 @dataclass(frozen=True)
 class Order:
     """One visit: which hop of which walk of which task, and how the token came.
 
-    ``phase`` names the phase whose start is held.  ``kept_from`` is the hop whose kept token the
+    ``phase`` names the phase.  ``kept_from`` is the hop whose kept token the
     phase starts from.  ``keeps``: whether the token is to be kept as it arrives.  ``loose``:
     whether the token is one that a walk went on with, which is not the workspace's own yet.
+
+    ``chain`` numbers the visits that were ordered one after the other; each of them but the first
+    takes its token at the ``door`` of the host before, where that is on the same machine.
+    ``hands``: whether the next visit may do so.
     """
 
     task: str
     walk: str
+    chain: int
     hop: int
     move: Move
     phase: str
     kept_from: int | None = None
     keeps: bool = False
     loose: bool = False
+    door: str | None = None
+    hands: bool = False
+
+    @property
+    def key(self) -> Key:
+        """The token that this visit leaves."""
+        return self.chain, self.hop
+
+    @property
+    def before(self) -> Key:
+        """The token that the visit before leaves."""
+        return self.chain, self.hop - 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +84,7 @@ class Visited:
 
 @dataclass(eq=False)
 class FarTask:
-    """A task at a host: the model as it was built, and the shards of the host's own peers."""
+    """A task at a host: its model without what is trained, and the shards of the host's peers."""
 
     name: str
     peers: int
@@ -149,7 +117,17 @@ class FarRegister:
 
 
 class Lacks(Exception):
-    """A host does not hold what a visit needs: it was started anew."""
+    """A host does not hold what a visit needs; the argument is its name."""
+
+
+class FarAnchors(dict[str, torch.Tensor]):
+    """Anchors that a host is given when a visit has asked for one.
+
+    Most walks never look at them, and each is as large as the model.
+    """
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        raise Lacks(name)
 
 
 def versions() -> dict[str, str]:
@@ -161,57 +139,91 @@ class Host:
     """Makes the visits to its peers.  One task and one walk at a time."""
 
     def __init__(self) -> None:
+        import ray
+
         self.task = self.walk = self.phase = ""
         self.shards: dict[int, Shard] = {}
         self.at: Walk | None = None
+        self.door = Door(ray._private.worker._global_node.get_session_dir_path())
+        self.here: Key | None = None
 
     def versions(self) -> dict[str, str]:
         """What this worker runs."""
         return versions()
 
-    def visit(
-        self, order: Order, token: Parcel, local: Parcel | None, held: Mapping[str, Any]
-    ) -> tuple[Any, ...]:
-        """What happened, the token and what the peer keeps.
+    def found(self) -> tuple[str, str]:
+        """The machine that this host is on, and its door."""
+        import ray
 
-        Then the start of a phase at its first hop, and the token as it arrived if it is kept.
-        """
+        return ray.get_runtime_context().get_node_id(), self.door.address
+
+    def over(self, chain: int) -> None:
+        """No visit of this chain or an earlier one is waited for any more."""
+        self.door.over(chain)
+
+    def visit(
+        self, order: Order, token: Parcel | None, local: Parcel | None, held: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
+        """What happened, the token, what the peer keeps, and the token as it arrived if kept."""
+        try:
+            return self._visit(order, token, local, held)
+        except BaseException:
+            self.here = None
+            self.door.leave(order.key, None)
+            raise
+
+    def _visit(
+        self, order: Order, token: Parcel | None, local: Parcel | None, held: Mapping[str, Any]
+    ) -> tuple[Any, ...]:
         walk = self._walk_of(order, held)
         peer, work = order.move.receiver, walk.state
         assert isinstance(work, Workspace)
-        came: Token = token.opened()
-        work.load(came)
         mine: Local | None = None if local is None else local.opened()
         locals_ = {} if mine is None else {peer: mine}
+        came = self._came(order, token)
         arrivals: dict[int, Kept] = {}
         if order.kept_from is not None:
-            arrivals[order.kept_from] = Kept(self._given(held, "kept").opened(), locals_)
+            arrivals[order.kept_from] = Kept(self._given(held, "kept").viewed(), locals_)
         elif not order.keeps:
             arrivals[0] = Kept(came, {})  # one that was kept before, as far as Walk sees
         same = came if order.loose else work.token(hop=came.hop, at=came.at, memory=came.memory)
         walk.progress = Progress(same, locals_, work.anchors, Transcript({}), arrivals)
-        first = plan_hop(walk.plan, order.hop) == 1
         arrival = walk.arrive(order.hop, None, order.move)
-        if first:
-            self.phase = order.phase
         walk.seed(arrival)
         work.model.train()
+        self._gradient(work, there=True)
         began = time.monotonic()
         events, gradients = execute(arrival.program, arrival.bench)
         ended = time.monotonic()
         walk.depart(arrival, events, gradients)
-        (hop,) = walk.progress.transcript.hops
+        self._gradient(work, there=order.hands)
         left = walk.progress.token
+        parcel = packed(left, APART)
+        self.here = order.key
+        self.door.leave(order.key, parcel if order.hands else None)
+        (hop,) = walk.progress.transcript.hops
         answer: list[Any] = [
             Visited(hop, left.optimizer_steps, began, ended),
-            packed(left, APART),
+            parcel,
             packed(walk.progress.locals[peer]),
         ]
-        if first:
-            answer.append(packed({"start": work.anchors["start"]}))
         if order.keeps:
             answer.append(packed(arrivals[order.hop].token))
+        arrivals.clear()  # what is seen of Ray's memory cannot be given free there
         return tuple(answer)
+
+    def _came(self, order: Order, token: Parcel | None) -> Token:
+        """The token that arrived, in the workspace."""
+        assert self.at is not None
+        if order.door is not None and self.here == order.before:
+            return self.at.progress.token  # it has not left
+        if order.door is not None:
+            token = self.door.fetch(order.door, order.before)
+        if token is None:
+            raise Lacks("the token of the host before")
+        came: Token = token.viewed()
+        self.at.state.load(came)
+        return came
 
     def _walk_of(self, order: Order, held: Mapping[str, Any]) -> Walk:
         """The walk with the shard and the phase that a visit needs; what is new is fetched."""
@@ -222,15 +234,31 @@ class Host:
             assert isinstance(plan.task, FarTask)
             plan.task.shards = self.shards
             torch.set_num_threads(plan.performance.threads)
-            self.at = Walk(plan, Workspace(plan.task.built), None)
-            self.walk, self.phase = order.walk, ""
+            self.at = Walk(plan, Workspace(plan.task.built, "cpu", FarAnchors()), None)
+            self.walk, self.phase = order.walk, order.phase
         peer = order.move.receiver
         if peer not in self.shards:
             self.shards[peer] = self._given(held, "shard")
-        if self.phase != order.phase and plan_hop(self.at.plan, order.hop) > 1:
-            self.at.state.anchors.update(self._given(held, "anchors").opened())
+        anchors = self.at.state.anchors
+        if self.phase != order.phase:
+            anchors.pop("start", None)
             self.phase = order.phase
+        for name in ("initial", "start"):
+            if name in held:
+                anchors[name] = self._given(held, name).viewed().parameters
         return self.at
+
+    def _gradient(self, work: Workspace, *, there: bool) -> None:
+        """Let the gradient's memory go between visits, and have it again.
+
+        A host that waits for a large token holds one model and no gradient.
+        """
+        memory = work.gradient.untyped_storage()
+        if there and not memory.nbytes():
+            memory.resize_(work.parameters.nbytes)
+            work.gradient.zero_()
+        elif not there:
+            memory.resize_(0)
 
     def _given(self, held: Mapping[str, Any], name: str) -> Any:
         """An object that is fetched once."""
@@ -239,11 +267,6 @@ class Host:
         if name not in held:
             raise Lacks(name)
         return ray.get(held[name])
-
-
-def plan_hop(plan: Plan, hop: int) -> int:
-    """The number of a hop within its phase."""
-    return plan.phase_of(hop)[1]
 
 
 class Keeper:

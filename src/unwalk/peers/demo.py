@@ -31,8 +31,7 @@ from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import Book
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.identity.network_file import Limits, Network
-from unwalk.peers.local_network import DIGITS, LocalNetwork, write_digits
-from unwalk.peers.local_network import free_addresses as free_addresses
+from unwalk.peers.local_network import DIGITS, LocalNetwork, free_addresses, write_digits
 from unwalk.peers.provision import make_network
 from unwalk.peers.records.own_task import OwnRecords, open_records
 from unwalk.peers.records.trace_search import search, traces

@@ -98,10 +98,10 @@ def make_bundle(folder: Path, peer: str, days: float = PEER_DAYS) -> Path:
     keys = Keys.new()
     csr = request(keys, peer, network.name)
     pem = authority.issue(csr, tuple(p.name for p in network.peers), network.name, days)
+    _remember(folder, peer, pem)  # before it can be used
     keys.write(bundle)
     write_file(bundle / "certificate.pem", pem)
     _hand_out(folder, bundle)
-    _remember(folder, peer, pem)
     return bundle
 
 
@@ -113,7 +113,7 @@ def _hand_out(folder: Path, bundle: Path) -> None:
 def _remember(folder: Path, peer: str, pem: bytes) -> None:
     """Issued certificates are kept: revoking needs their serial numbers."""
     (folder / ISSUED).mkdir(exist_ok=True)
-    number = len(list((folder / ISSUED).glob(f"{peer}.*.pem"))) + 1
+    number = len(_issued(folder, peer)) + 1
     write_file(folder / ISSUED / f"{peer}.{number}.pem", pem)
 
 
@@ -184,12 +184,18 @@ def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
 
 def _issued(folder: Path, peer: str) -> list[Path]:
     """All certificates that a peer ever had, oldest first."""
-    return sorted((folder / ISSUED).glob(f"{peer}.*.pem"), key=lambda p: int(p.name.split(".")[-2]))
+    try:
+        found = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
+    except OSError as error:
+        raise InvalidInput(f"{folder / ISSUED} cannot be read: {error.strerror}.") from error
+    issued = [p for p in found if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
+    return sorted(issued, key=lambda p: int(p.name.split(".")[-2]))
 
 
 def next_chapter(folder: Path) -> int:
     """The chapter after those that were decided, as far as the peers in this folder know."""
-    known = [_decided(store) for store in folder.glob("*/store/state.sqlite")]
+    found = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
+    known = [number for number in found if number is not None]
     if not known:
         raise InvalidInput(
             f"no peer in {folder} has run here, so that it cannot be known which chapter is next. "
@@ -199,15 +205,19 @@ def next_chapter(folder: Path) -> int:
     return max(known) + 1
 
 
-def _decided(store: Path) -> int:
-    """How many chapters were decided, as far as a peer's store knows."""
+def _decided(store: Path) -> int | None:
+    """How many chapters were decided, as far as a peer's store knows; None if there is none."""
     try:
+        store.stat()
         with closing(read_only(store)) as db:
             there = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'agenda'").fetchone()
             query = "SELECT COUNT(*) FROM agenda"
             return 0 if there is None else int(db.execute(query).fetchone()[0])
-    except sqlite3.Error as error:
-        raise InvalidInput(f"{store} cannot be read ({error}); give --chapter.") from error
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, sqlite3.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidInput(f"{store} cannot be read ({why}); give --chapter.") from error
 
 
 def revoke(

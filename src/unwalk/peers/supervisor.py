@@ -17,7 +17,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from unwalk.certificates.document import FILE
 from unwalk.core.errors import UnwalkError
 from unwalk.peers.daemon import chapters_of, has_left
 from unwalk.peers.forgetting import peer_certificate
@@ -192,7 +191,9 @@ class Supervisor:
             with suppress(sqlite3.Error, OSError, UnwalkError):
                 kept.stored = self.local.state(peer)
             store = self.local.bundles[peer].store
-            kept.certificates = len(list((store / peer_certificate.FOLDER).glob(f"*/{FILE}")))
+            with suppress(OSError):
+                found = peer_certificate.names_in(store / peer_certificate.FOLDER)
+                kept.certificates = len(found)
             if kept.state == "starting" and self._link(peer) and self.local.alive(peer):
                 kept.state = "up"
         if monotonic() - self._weighed >= WEIGH:

@@ -1,9 +1,9 @@
 """Takes part in one decision: votes on disk and on the wire, time-outs from a clock.
 
 The rules are in :mod:`unwalk.peers.protocol.consensus`.  A peer writes its votes down before it
-shows them.  It shows all that others need to be where it is, to each of them whenever its own
-part changes and once a while, and is shown the same in answer: who was away catches up with
-one message.
+shows them.  It shows every other peer all that it needs to catch up: whenever its own part changes,
+and once in a while.  The answer shows the same of the other peer.  So a peer that was away catches
+up with one message.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Poll:
     def active(self) -> bool:
         """Whether there is anything to decide that this peer can help with.
 
-        A vote or a wish of another that this peer does not stand for is no reason to let a round
-        go by; a quorum's vote is, and a decision that others may not know.
+        Another peer's vote or proposal that this peer does not support is no reason to go through
+        a round; a quorum's vote is one, and so is a decision that others may not know.
         """
         state = self.state
         if state.decided is not None or state.chain or state.locked != de.NEVER:

@@ -30,7 +30,7 @@ class Said:
 
 
 def matter_of(network: Network, number: int, decided: Sequence[Spec]) -> Matter:
-    """Which chapter is ``number``: who decides that was said by the chapter before."""
+    """The matter "which chapter is ``number``"; the chapter before it says who decides."""
     left = decided[number - 2].left if number > 1 else ()
     return Matter(f"chapter {number}", number, network.rules(left, first=number))
 

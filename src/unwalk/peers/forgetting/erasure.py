@@ -1,8 +1,9 @@
-"""Erasing what a peer still has of a model that knew forgotten records, and saying so, signed.
+"""Erases what a peer still has of models that had seen forgotten records, and signs a receipt.
 
-An erasure is planned first (what it will take, in one transaction), then carried out (files
-unlinked, rows overwritten, the database written anew, its log truncated), then receipted.  After a
-crash it is taken up where it was; the receipt lists what was planned, whoever finished it.
+An erasure has three steps.  It is planned: the files it takes are written down in one transaction.
+It is carried out: files are unlinked, rows overwritten, the database is written anew and its log
+truncated.  It is receipted.  After a crash it goes on from the last step; the receipt lists what
+was planned.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def left_of(run: str) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """Of what a peer keeps between visits: that of the walk ``run``, from visit ``hop`` on."""
+    """A part of what a peer keeps between visits: that of walk ``run``, from visit ``hop`` on."""
 
     run: str
     hop: int = 0
@@ -143,9 +144,9 @@ class Receipt:
         return trust.network.index(signer)
 
     def check_left(self, trust: Trust, chapter: int, counted_out: Collection[int]) -> None:
-        """Refuse the receipt of a peer that has left where it does not stand for ``chapter``.
+        """Refuse the receipt of a peer that has left if it does not cover ``chapter``.
 
-        It does if the peer left then or later, or if that chapter has it ``counted_out``.
+        It covers it if the peer left in that chapter or later, or is ``counted_out`` of it.
         """
         peer = self.check(trust, run=left_of(trust.network.run_id))
         if self.chapter < chapter and peer not in counted_out:
@@ -228,7 +229,7 @@ def _plan(
 ) -> list[str]:
     """What goes: written down, with the rows that name it gone, in one transaction."""
     stay = set(keep) | store.pinned
-    erased = sorted(p.stem for p in store.tokens.glob("*.safetensors") if p.stem not in stay)
+    erased = sorted(p.stem for p in store.token_files() if p.stem not in stay)
     with store.transaction() as db:
         for part in kept:
             db.execute("DELETE FROM locals WHERE run = ? AND hop >= ?", (part.run, part.hop))

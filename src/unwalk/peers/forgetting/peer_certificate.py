@@ -127,15 +127,33 @@ def chapter_name(number: int) -> str:
     return f"chapter-{number}"
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of the certificates in a folder; unlike with ``glob`` what cannot be read is an
+    error: a certificate that is passed over would make the privacy spent look smaller.
+    """
+    try:
+        return sorted(p.name for p in folder.iterdir() if _is_there(p / FILE))
+    except FileNotFoundError:
+        return []
+
+
+def _is_there(place: Path) -> bool:
+    try:
+        place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def read_all(bundle: Bundle) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
     """The certificates of a peer, oldest first, and the names of those changed since."""
     found, changed, folder = [], [], bundle.store / FOLDER
-    for place in sorted(folder.glob(f"*/{FILE}")) if folder.is_dir() else ():
-        document = own(bundle, place)
+    for name in names_in(folder):
+        document = own(bundle, folder / name / FILE)
         if document is None:
-            changed.append(place.parent.name)
+            changed.append(name)
         else:
-            found.append((document["peers"]["issued"], place.parent.name, document))
+            found.append((document["peers"]["issued"], name, document))
     return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
 
 
@@ -143,18 +161,21 @@ def own(bundle: Bundle, place: Path) -> dict[str, Any] | None:
     """The certificate in a file of a peer's store, if it is what that peer wrote there.
 
     That is: intact, issued by this peer in a run of its network, for the chapter that its folder
-    names.
+    names.  A file that cannot be read is an :class:`OSError`: nobody knows what it says.
     """
     try:
         seen = place.stat()
-    except OSError:
+        return _known(bundle, place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    return _known(bundle, place, (seen.st_ino, seen.st_size, seen.st_mtime_ns))
 
 
 @lru_cache(maxsize=256)
 def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str, Any] | None:
-    """A certificate that is looked at often, as the file was ``seen``."""
+    """A certificate that is looked at often, as the file was ``seen``.
+
+    What could not be read is raised, so that it is not remembered.
+    """
     try:
         document = intact(place) or {}
         said = document["peers"]
@@ -164,19 +185,30 @@ def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str,
         named = name == chapter_name(said["chapter"]) if decided else name.startswith(QUIET)
         mine = named and said["issuer"] == bundle.name
         whole = said.keys() >= STATED
-    except (UnwalkError, LookupError, TypeError, ValueError, AttributeError):
+    except (UnwalkError, LookupError, TypeError, ValueError, AttributeError) as error:
+        _raise_unread(error)
         return None
     return document if mine and whole else None
 
 
 def intact(place: Path) -> dict[str, Any] | None:
-    """The certificate in a file, if there is one and nobody changed it since it was signed."""
+    """The certificate in a file, if nobody changed it since it was signed.
+
+    A file that cannot be read is an :class:`OSError`.
+    """
     try:
         document = read_certificate(place)
         check_signature(document)
-    except UnwalkError:
+    except UnwalkError as error:
+        _raise_unread(error)
         return None
     return document
+
+
+def _raise_unread(error: Exception) -> None:
+    """Raise what kept a file from being read, if that is what an error came from."""
+    if isinstance(error.__cause__, OSError):
+        raise error.__cause__ from None
 
 
 def states(
@@ -192,7 +224,7 @@ def states(
 
 
 def rule_without(changed: Sequence[str]) -> str:
-    """How certificates were composed, and which were not because nobody knows what they said."""
+    """How certificates were composed, and which were left out because they were changed."""
     return RULE + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
 
 
@@ -358,8 +390,8 @@ def _check_issuer(
 ) -> None:
     """The peer that the certificate names as its issuer has to have signed it, with its own key.
 
-    Nobody but the issuer says when requests without a walk were answered: it may not have been
-    revoked from any chapter on, as far as the newest network file tells.
+    For requests that needed no walk, only the issuer says when they were answered.  So the newest
+    network file, if it is given, must not revoke such an issuer at all.
     """
     signer = document["signer"]
     identity = trust.identity(str(signer["chain"]), past=True, chapter=said["chapter"])

@@ -156,7 +156,7 @@ class Book:
     ) -> Plan:
         """The walk of a chapter that follows ``earlier`` ones.
 
-        u has to bring what was ``walked`` before, from which its noise is calculated.
+        u needs what was ``walked`` before: its noise is calculated from that.
         """
         config, public = self._config(spec), self._header(spec)
         del public["unlearner"]

@@ -9,5 +9,5 @@ others send comes in through ``doorway.py``.  A token arrives in ``receiving.py`
 ``checks.py`` and ``log_rules.py``), is trained in ``visit.py`` (or ``early_visit.py``), leaves in
 ``sending.py``; ``recovery.py`` goes on from a copy if it is lost.  ``control_messages.py`` asks
 and answers, ``end_vote.py`` and ``last_token.py`` end the walk; ``moves.py`` writes moves as JSON.
-When which state may follow is in ``unwalk.peers.protocol.handover``.
+Which state may follow which is in ``unwalk.peers.protocol.handover``.
 """

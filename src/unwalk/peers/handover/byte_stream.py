@@ -1,4 +1,18 @@
-"""The bytes of a token as they arrive: counted, hashed and written while more are on their way."""
+"""The bytes of a token as they arrive: counted, hashed and written while more are on their way.
+
+What is done with every byte of a token on one hop, and why it cannot be left out:
+
+* The sender copies it into a message, since gRPC takes nothing but ``bytes``; hashes it, for the
+  stamp that it signs; writes and flushes it, to have it if the next peer dies.  The three go on at
+  once.  It packs nothing: a token's file is its header and the workspace's own memory.
+* TLS and gRPC encrypt, copy and decrypt it: about half of a hop's processor time.  A plain TLS
+  socket in Python takes no less.
+* The receiver hashes it, to know whether the stamp is about these bytes; writes and flushes it,
+  since with its answer it is the only one who has the token; looks whether each number is finite
+  and not too large, reading the pages that were just written; and copies it into the workspace,
+  which belongs to the visit.  Hashing and writing go on while it arrives, flushing and looking
+  beside each other when it is there.
+"""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class OfferChecks:
             raise Refused(f"the log entry was not signed by peer {expected}.")
 
     def content(self, offer: Offer, path: Path) -> TokenFile:
-        """The token's own bytes; whether they have the right digest is seen elsewhere."""
+        """Check what is in the token's file; its digest is checked in ``receiving.py``."""
         file = self._opened(path)
         done = file.header["hop"] - self.work.base
         if done != offer.parcel.hop:
@@ -168,9 +168,11 @@ class OfferChecks:
     def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
         """The sender has to follow the route, which anybody can draw again.
 
-        It may draw again only where a draw led to somebody, or through somebody, passed over.
+        It may draw again only if a draw led to, or through, a peer that was passed over.
         """
         over, hop = set(offer.passed_over), offer.parcel.hop + 1
+        if self.work.leads_nowhere(offer.mover, over):
+            raise Refused(f"all neighbours of peer {offer.mover} are said to be passed over.")
         try:
             for attempt in range(offer.attempt):
                 if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):

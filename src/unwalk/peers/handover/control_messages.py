@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Refused, UnwalkError
@@ -60,11 +61,16 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
-        sighting = pr.sighting(walk.state)
+        sighting = replace(pr.sighting(walk.state), waits=walk.waits(sender))
         return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
 
-    async def _released(self, _: int, message: ms.Release) -> Answer:
-        self.walk.put(pr.released(self.walk.state, message.generation, message.place))
+    async def _released(self, sender: int, message: ms.Release) -> Answer:
+        walk = self.walk
+        if sender != pr.awaited(walk.state):
+            raise Refused("the token was not handed to you.")
+        walk.put(pr.released(walk.state, message.generation, message.place))
+        if not walk.state.watching:
+            walk.handed = None
         return self._sighting()
 
     async def _fence(self, sender: int, message: ms.Fence) -> Answer:
@@ -123,7 +129,7 @@ class ControlMessages:
         return {p: a for p, a in zip(others, answers, strict=True) if a is not None}
 
     async def ask_all(self, chain: str = "") -> dict[int, Seen]:
-        """Where every reachable peer believes the token to be, signed for who goes on there."""
+        """Where each reachable peer last saw the token, signed for whoever recovers from there."""
         walk, message, seen = self.walk, self.words(ms.Where, chain=chain), dict[int, Seen]()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
@@ -138,13 +144,13 @@ class ControlMessages:
         return seen
 
     async def beginnings(self) -> dict[int, Entry]:
-        """The first entry of the walk's log, from each who counts and can show one."""
+        """The first entry of the walk's log, from every member that can show one."""
         walk, first_entries = self.walk, dict[int, Entry]()
         for peer, record in (await self._ask_all(self.words(ms.Beginning), "entry")).items():
             try:
                 with codec.reading("a log entry"):
                     entry = parse_entry(record)
-                    walk.succession.entry(entry, None, walk.state.lineage)
+                    walk.succession.entry(entry, None)
             except UnwalkError:
                 continue
             if peer not in walk.chapter.left:
@@ -154,10 +160,11 @@ class ControlMessages:
     async def hear_opening(self, peer: int, record: Any) -> None:
         """Somebody shows how a generation was opened; refused unless it was allowed.
 
-        Where what it goes on from is not known here, that is asked for.
+        If the log before it is not known here, it is asked for, and kept: others who are shown the
+        generation will ask this peer for it.
         """
         walk = self.walk
-        entry, fence, lineage = walk.succession.opening(record, pr.shown(walk.state)[1])
+        entry, fence, lineage = walk.succession.opening(record)
         if fence <= walk.state.fence:
             return
         if peer in self.hearing:
@@ -165,46 +172,47 @@ class ControlMessages:
         self.hearing.add(peer)
         try:
             async with asyncio.timeout(walk.limits.lease):
-                await self.led_to(entry, peer)
+                fresh, _ = await self.led_to(entry, peer)
         except TimeoutError as error:
             raise Refused("the log of a generation did not come within the lease.") from error
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.succession.admit(entry)
+            walk.opened[fence[1]] = monotonic()
+            walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))
 
     async def led_to(
         self, later: Entry, first: int, sent: Mapping[str, Entry] | None = None
     ) -> tuple[list[Entry], Place]:
-        """Check an entry, and the log before it back to the last one known here; what is new.
+        """Check an entry and the log before it, back to the last entry known here.
 
-        Also where the walk is after the entry.  What was not ``sent`` is asked for, of the peer
-        ``first`` before the others.
+        Returns the entries that are new, and where the walk is after this one.  Entries that were
+        not ``sent`` along are asked for: of the peer ``first``, then of the others.
         """
-        walk, fresh, known = self.walk, list[Entry](), pr.shown(self.walk.state)[1]
+        walk, fresh = self.walk, list[Entry]()
         new = [later]
         while (chain := later["body"]["previous"]) != walk.start_chain:
             here = walk.store.entry(walk.run_id, chain)
             entry = here or (sent or {}).get(chain) or await self.find_entry(chain, first)
             if entry is None or len(fresh) > walk.work.hops + MOST_RECOVERIES:
                 raise Refused("the log of the token is not whole.")
-            walk.succession.entry(later, entry["body"], known)
+            walk.succession.entry(later, entry["body"])
             if here is not None:
                 break
             fresh.append(entry)
             new.append(entry)
             later = entry
         else:
-            walk.succession.entry(later, None, known)
+            walk.succession.entry(later, None)
         place = await walk.place(chain)
         for entry in reversed(new):
             place = walk.succession.after(place, entry["body"])
         return fresh, place
 
     async def hear_fence(self, peer: int, fence: pr.Generation) -> bool:
-        """Have somebody who knows of a generation show how it was opened; whether it did."""
+        """Ask a peer that knows of a generation to show how it was opened; whether it did."""
         walk = self.walk
         record = await self._ask(peer, self.words(ms.Opening, generation=fence), "entry")
         try:
@@ -238,7 +246,8 @@ class ControlMessages:
     def after_handing(self, parcel: Parcel, before: int, *, opened: bool) -> None:
         """Release the peer before, and make a generation that was ``opened`` here known.
 
-        Where the walk is now is seen to while there is time: the next token is checked from there.
+        The place of the walk is computed now, while there is time: the next token is checked from
+        there.
         """
         self.later(self.walk.place(parcel.chain))
         if before >= 0 and before != self.walk.me:
@@ -253,7 +262,7 @@ class ControlMessages:
             await self.learn(before, codec.sighting_from(record))
 
     async def learn(self, peer: int, sighting: Sighting) -> None:
-        """Take over what a peer knows of the end, which it has to show, or of a generation."""
+        """Adopt what a peer knows of the end or of a later generation, once it has shown it."""
         walk = self.walk
         if sighting.over:
             await self.hear_end(peer)

@@ -1,6 +1,6 @@
-"""Where the bytes of other peers become messages: so many a second of each, and each read once.
+"""Turns the bytes of other peers into messages: a limited number a second, each parsed once.
 
-The door closes before what answers them does: calls that are under way end, later ones are refused.
+The door closes before the parts that answer: calls under way are ended, later ones are refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Doorway:
     ) -> Answer:
         """What ``use`` answers, unless the door closes first.
 
-        A token that was taken is never refused so: nothing is awaited between that and the answer.
+        A token that was taken is never refused this way: nothing is awaited after it was taken.
         """
         if self.closed:
             raise Refused(STOPPING)

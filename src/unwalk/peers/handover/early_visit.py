@@ -35,10 +35,10 @@ class Begun:
 
 
 class EarlyVisits:
-    """Visits of one service, begun ahead or when it is time.
+    """Visits of one service, begun early or in their turn.
 
-    ``reading`` is true while the workspace shows a token that is still being written, ``leaving``
-    is the way on which one leaves it: until both are over no other visit may use the workspace.
+    ``reading`` is true while the workspace shows a token that is still being written; ``leaving``
+    is the token that is being sent from it.  Until both are over, no other visit may use it.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -56,7 +56,7 @@ class EarlyVisits:
     def begin(
         self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal | None
     ) -> None:
-        """Begin the visit of a token that has arrived, if it ends here and nothing else is done."""
+        """Begin the visit of a token that has arrived, if it ends here and nothing else runs."""
         walk = self.walk
         if len(offer.path) > 1 or walk.state.held is not None or not self.free or self.begun:
             return

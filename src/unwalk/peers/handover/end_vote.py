@@ -37,13 +37,15 @@ SOON, AGAIN = 0.1, 5.0
 class Ends:
     """The vote on the end of one service's walk.
 
-    ``void`` is the end without a visit, once this peer would have the walk given up.  ``closings``
-    are those that this peer has computed from the whole log and the bytes of an end.  ``consents``
-    says whether this peer has just seen that nobody can begin the walk.
+    ``void`` is the end without a visit, set once this peer wants the walk given up.  ``closings``
+    are those that this peer computed itself, from the whole log and the bytes of an end.
+    ``consents`` says whether this peer has just seen that nobody can begin the walk.
     """
 
-    def __init__(self, walk: Walk, talk: ControlMessages, consents: Callable[[], bool]) -> None:
-        self.walk, self.talk, self.consents = walk, talk, consents
+    def __init__(
+        self, walk: Walk, control_messages: ControlMessages, consents: Callable[[], bool]
+    ) -> None:
+        self.walk, self.control_messages, self.consents = walk, control_messages, consents
         self.void: Value | None = None
         self.closings: dict[Value, Closing] = {}
         self.visits: dict[str, str] = {}
@@ -58,7 +60,7 @@ class Ends:
             judge=self.stands_for,
             offer=self._offers,
             told=self._decided,
-            tell=self.talk.show,
+            tell=self.control_messages.show,
             pace=pace_of(walk.limits),
             digest=end_digest,
         )
@@ -80,7 +82,7 @@ class Ends:
     def _compute(self, value: Value) -> None:
         if value not in self.closings and value not in self.computing:
             self.computing.add(value)
-            self.talk.later(self._close(value))
+            self.control_messages.later(self._close(value))
 
     async def _close(self, value: Value) -> None:
         pause = SOON
@@ -97,7 +99,7 @@ class Ends:
         walk, loop = self.walk, asyncio.get_running_loop()
         try:
             if value.chain not in self.visits:
-                entries = await LogFetch(walk, self.talk, value).whole()
+                entries = await LogFetch(walk, self.control_messages, value).whole()
                 self.checked(value.chain, entries)
             file = walk.store.file(value.token)
             try:
@@ -122,7 +124,7 @@ class Ends:
     # The vote
 
     def _offers(self) -> str | None:
-        """The end that this peer would have decided: the last token, if it is here, or none."""
+        """The end that this peer proposes: the last token, if it is here."""
         state = self.walk.state
         if state.committed is not None:
             return None

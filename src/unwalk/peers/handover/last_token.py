@@ -40,8 +40,8 @@ class LastToken:
     neighbours whose call waits for one.
     """
 
-    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
-        self.walk, self.talk, self.ends = walk, talk, ends
+    def __init__(self, walk: Walk, control_messages: ControlMessages, ends: Ends) -> None:
+        self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.brought: dict[str, int] = {}
         self.fetches: dict[pr.Value, LogFetch] = {}
         self.bringing: dict[int, pr.Value] = {}
@@ -103,13 +103,13 @@ class LastToken:
             self.fetches.pop(before, None)
         self.bringing[sender] = key
         if key not in self.fetches:
-            self.fetches[key] = LogFetch(self.walk, self.talk, value, sender)
+            self.fetches[key] = LogFetch(self.walk, self.control_messages, value, sender)
         return self.fetches[key]
 
     def _room_for(self, sender: int, value: pr.Value) -> None:
-        """Refuse an end beyond those that are kept, unless it is voted on: then it takes a place.
+        """Refuse one more end than may be kept, unless it is voted on: then it replaces another.
 
-        One that is refused is brought again; so nobody can keep those out that somebody proposes.
+        A refused end is brought again, so nobody can keep a proposed end out for good.
         """
         state, wanted = self.walk.state, self.ends.wanted()
         brought = [
@@ -149,7 +149,7 @@ class LastToken:
             walk.journal.write("final")
             walk.changed.set()
             walk.notify()
-            self.talk.wake.set()
+            self.control_messages.wake.set()
         finally:
             walk.store.pinned.discard(value.token)
             incoming.discard()
@@ -174,16 +174,16 @@ class LastToken:
             brought |= {item for item, good in zip(missing, done, strict=True) if good}
             if value is not None and fetch is None:
                 self._end_fetches()
-                fetch = LogFetch(walk, self.talk, value)
+                fetch = LogFetch(walk, self.control_messages, value)
             if is_here and not whole and fetch is not None:
                 whole = await self._gathered(fetch)
             if is_here and whole and all(done):
                 return
             pause = SOON if value is None else min(2.0 * pause, AGAIN)
-            self.talk.wake.clear()
+            self.control_messages.wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self.talk.wake.wait()
+                    await self.control_messages.wake.wait()
 
     async def _bring_final(self, peer: int, value: pr.Value) -> bool:
         walk = self.walk
@@ -193,7 +193,7 @@ class LastToken:
             pieces = FilePieces(walk.store.file(value.token))
             try:
                 said = EndValue(*astuple(value))
-                envelope = self.talk.words(ms.Final, value=said, size=pieces.size)
+                envelope = self.control_messages.words(ms.Final, value=said, size=pieces.size)
                 data = await walk.transport.hand(peer, envelope, pieces, walk.limits.lease)
             finally:
                 pieces.close()

@@ -46,9 +46,10 @@ class LogFetch:
     """
 
     def __init__(
-        self, walk: Walk, talk: ControlMessages, value: pr.Value, first: int = NOBODY
+        self, walk: Walk, control_messages: ControlMessages, value: pr.Value, first: int = NOBODY
     ) -> None:
-        self.walk, self.talk, self.value, self.first = walk, talk, value, first
+        self.walk, self.control_messages = walk, control_messages
+        self.value, self.first = value, first
         self.marks = [Mark(value.chain, walk.work.hops, MOST_RECOVERIES)]
         if value.chain == walk.start_chain:  # given up: there is no log
             self.marks = []
@@ -66,7 +67,7 @@ class LogFetch:
     def begin(self) -> asyncio.Task[None]:
         """Go on in a task of its own, unless that is under way, or all is here."""
         if self.task is None or (self.task.done() and self.marks and not self.wrong):
-            self.task = self.talk.later(self._try())
+            self.task = self.control_messages.later(self._try())
         return self.task
 
     async def _try(self) -> None:
@@ -116,8 +117,9 @@ class LogFetch:
     async def _next_page(self) -> None:
         """The page with the next mark, of the peer that has cost the least time so far.
 
-        One that has it not, or shows something wrong, is asked last from then on.  An entry's
-        signature is not in its chain: a page that is wrong may be right at the next peer.
+        A peer that does not have it, or shows something wrong, is asked last from then on.  An
+        entry's signature is not part of its chain: a page that is wrong here may be right at the
+        next peer.
         """
         error: UnwalkError | None = None
         unheard = False
@@ -126,7 +128,7 @@ class LogFetch:
             self._asked[peer] += PAGE
             began, good = monotonic(), False
             try:
-                page = await self.talk.page(peer, self.marks[-1].chain)
+                page = await self.control_messages.page(peer, self.marks[-1].chain)
                 if page:
                     with codec.reading("a log"):
                         await self._take(page)
@@ -182,7 +184,7 @@ class LogFetch:
         succession = self.walk.succession
         before, place = self._before, self._place
         for entry in entries:
-            succession.entry(entry, before, codec.lineage_from(entry["body"]["lineage"]))
+            succession.entry(entry, before)
             place, before = succession.after(place, entry["body"]), entry["body"]
         self._before, self._place = before, place
         self.found += entries

@@ -21,10 +21,10 @@ from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.consensus import Rules
-from unwalk.peers.protocol.handover import Generation, Lineage, Sighting, belongs
+from unwalk.peers.protocol.handover import Generation, Lineage, Sighting
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, parse_entry
 from unwalk.peers.protocol.schedule import NO_TOKEN
-from unwalk.walks import NOBODY, FirstTo
+from unwalk.walks import NOBODY
 from unwalk.walks.routes import Uniform
 
 PREFIX = b"unwalk-sighting-2:"
@@ -53,25 +53,6 @@ def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -
     return {"sighting": record, "signature": signature, "certificate": pem}
 
 
-def prefix(one: Lineage, other: Lineage) -> bool:
-    """Whether ``other`` goes on from ``one``.
-
-    >>> prefix((((0, 1), 0),), (((0, 1), 0), ((1, 2), 5)))
-    True
-    """
-    return other[: len(one)] == one
-
-
-def agrees(before: Lineage, seen: Sighting) -> bool:
-    """Whether what a peer has seen goes on from ``before``, as far as it says.
-
-    >>> agrees((((0, 1), 0),), Sighting((1, 2), (((0, 1), 0), ((1, 2), 5)), ((1, 2), (5, 0))))
-    True
-    """
-    same_root = codec.root_of(before[: seen.older]) == seen.root
-    return len(before) >= seen.older and same_root and prefix(before[seen.older :], seen.lineage)
-
-
 def share_of(peers: int) -> int:
     """Generations that one peer may open in a lineage, so that there is room for all others'.
 
@@ -82,14 +63,14 @@ def share_of(peers: int) -> int:
 
 
 def opened_by(peer: int, lineage: Lineage) -> int:
-    """How many generations of a lineage a peer has opened; the first nobody did."""
+    """How many generations of a lineage a peer has opened; nobody opened the first one."""
     return sum(opener == peer for (_, opener), _ in lineage[1:])
 
 
 def known_by(seen: Iterable[Sighting], lies: int) -> int:
     """The highest number of a generation that an honest peer among ``seen`` knows of.
 
-    Who recovers may be one of those who lie; so one fewer of the others may.
+    The peer that recovers may be one of the liars; then there is one liar fewer among the others.
 
     >>> far, near = Sighting((9, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
     >>> known_by([far, near], 2), known_by([far, near], 1)
@@ -141,8 +122,6 @@ class Succession:
     """The peer that alone may begin the walk; None: whoever has what it begins with."""
     saw: Callable[[Entry], None] = lambda entry: None
     """Hears of every entry that its peer has signed, whether or not it fits."""
-    opened: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    """The generations that a peer was seen to open after a visit."""
 
     @cached_property
     def first(self) -> int:
@@ -154,7 +133,7 @@ class Succession:
 
         The route is drawn again: a visit has to be where it leads, past those that its entry names
         as passed over.  Whoever recovers a walk that has not begun does the first visit.  And the
-        plan is read again: what a visit tells must be what it was to do.
+        plan is read again: a visit must tell of the work that the plan gives it.
         """
         if body["kind"] != "hop":
             return replace(place, at=body["peer"])
@@ -220,11 +199,13 @@ class Succession:
         name = self.trust.check(pem, signature, data, past=True)
         return self.trust.network.index(name), sighting
 
-    def recovery(self, body: Mapping[str, Any], known: Lineage) -> tuple[Generation, Lineage]:
+    def recovery(self, body: Mapping[str, Any]) -> tuple[Generation, Lineage]:
         """The generation that a recovery opened, and its lineage; refused unless it was allowed.
 
-        ``known`` is the lineage that is known here: what came before the recovery must fit it, or
-        be what more peers signed than may lie.
+        A quorum has to sign that as far as they know the token may be lost.  It goes on from the
+        furthest copy that any of them has: one of the highest generation, and in it of the latest
+        visit.  A peer can open as many generations that few others know as there are peers: each
+        passes over one that was lost.  That those before were opened is seen in the log.
         """
         peer, hop = body["peer"], body["hop"]
         lineage = codec.lineage_from(body["lineage"])
@@ -239,25 +220,26 @@ class Succession:
         seen: dict[int, Sighting] = {}
         for item in items:
             who, sighting = self.sighted(item, peer, body["previous"])
-            if who in self.rules.members and who not in (body["lost"], peer):
-                seen[who] = sighting  # what those two say of themselves does not matter
-        if len(seen) + 1 < self.rules.quorum:
-            raise Refused(f"a recovery shows {len(seen) + 1} peers of {self.rules.quorum}.")
+            if who in self.rules.members and who != peer:
+                seen[who] = sighting
+        agree = 1 + sum(not sighting.waits for sighting in seen.values())
+        if agree < self.rules.quorum:
+            raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
+        seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached
-            if sighting.over or (place[0] > hop and belongs(reached, place[0], before)):
+            if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
         known_of = known_by(seen.values(), self.rules.lies)
+        most = known_by(seen.values(), self.rules.lies + 1) + len(self.trust.network.peers)
+        if before[-1][0][0] > most:
+            raise Refused(f"a recovery goes on from a generation above {most}, which few know.")
         highest = max(before[-1][0][0], known_of)
         if generation != (highest + 1, peer):
             raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
-        agreeing = [s for s in seen.values() if agrees(before, s)]
-        fits = prefix(before, known) or prefix(known, before)
-        if not fits and len(agreeing) <= self.rules.lies:
-            raise Refused("a recovery goes on from a lineage that nobody knows.")
         return generation, lineage
 
-    def opening(self, record: Any, known: Lineage) -> tuple[Entry, Generation, Lineage]:
+    def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:
         """The signed entry with which a generation was opened, checked."""
         entry = parse_entry(record)
         body = entry["body"]
@@ -265,10 +247,10 @@ class Succession:
             raise Refused("that entry opens no generation of this walk.")
         if self.trust.signer(entry) != body["peer"]:
             raise Refused("a recovery was not signed by the peer that it names.")
-        generation, lineage = self.recovery(body, known)
+        generation, lineage = self.recovery(body)
         return entry, generation, lineage
 
-    def entry(self, entry: Entry, before: Mapping[str, Any] | None, known: Lineage) -> None:
+    def entry(self, entry: Entry, before: Mapping[str, Any] | None) -> None:
         """Refuse an entry that cannot follow the one with the body ``before``, or be the first."""
         body = entry["body"]
         if body["run"] != self.run or self.trust.signer(entry) != body["peer"]:
@@ -291,7 +273,7 @@ class Succession:
             if body["hop"] != done or lineage[:-1] != earlier:
                 raise Refused("a recovery does not follow the entry before it.")
             self._opener(body, before)
-            self.recovery(body, known)
+            self.recovery(body)
             return
         visit = body["visit"]
         if body["hop"] != done + 1 or lineage != earlier:
@@ -303,7 +285,7 @@ class Succession:
             raise Refused("a log entry is about another visit.")
         if before is not None and before["kind"] == "hop":
             stayed = not visit["path"]
-            moved = visit["receiver"] != before["peer"] or self._moves_on
+            moved = visit["receiver"] != before["peer"] or self.work.moves_on
             if visit["sender"] != before["peer"] or (stayed and moved):
                 raise Refused(f"visit {body['hop']} did not come from where visit {done} was.")
         self._way(visit)
@@ -312,10 +294,10 @@ class Succession:
         self.trust.check(entry["certificate"], body["bare"], data, past=True)
 
     def _opener(self, body: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-        """A recovery goes on from a copy, which few can have.
+        """Refuse a recovery by a peer that cannot have a copy of the token.
 
-        Whoever made the entry before it kept one, and so did relays on the way from there.  What
-        a walk begins with is kept by all who have it.
+        The peer that signed the entry before it kept a copy, and so did relays on the way from
+        there.  The token that a walk begins with is kept by every peer that has it.
         """
         if before is None or not before["hop"]:
             if self.only not in (None, body["peer"]):
@@ -329,32 +311,9 @@ class Succession:
             )
 
     @property
-    def _moves_on(self) -> bool:
-        """Whether the route never leaves the token where it is."""
-        route = self.work.phase.route
-        return isinstance(route.then if isinstance(route, FirstTo) else route, Uniform)
-
-    @property
     def _relays(self) -> bool:
         """Whether the token may be sent through peers that do not visit."""
         return not self.work.graph.complete and not isinstance(self.work.phase.route, Uniform)
-
-    def admit(self, entry: Entry) -> None:
-        """Count the generations that a peer opens after one visit: as many as there are peers.
-
-        More are not needed: each passes over one peer that was lost.  So nobody can have a token
-        dropped again and again.
-        """
-        body = entry["body"]
-        if body["kind"] != "recovery":
-            return
-        numbers = self.opened.setdefault((body["peer"], body["hop"]), set())
-        if body["generation"][0] not in numbers and len(numbers) >= len(self.trust.network.peers):
-            raise Refused(
-                f"peer {body['peer']} has opened {len(numbers)} generations after visit "
-                f"{body['hop']}; no more are taken."
-            )
-        numbers.add(body["generation"][0])
 
     def _way(self, visit: Mapping[str, Any]) -> None:
         """A visit's way has to lead along the graph to its peer."""

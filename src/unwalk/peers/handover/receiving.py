@@ -35,9 +35,14 @@ class Receiving:
     """The receiving side of one walk."""
 
     def __init__(
-        self, walk: Walk, talk: ControlMessages, ahead: EarlyVisits, last_token: LastToken
+        self,
+        walk: Walk,
+        control_messages: ControlMessages,
+        early_visits: EarlyVisits,
+        last_token: LastToken,
     ) -> None:
-        self.walk, self.talk, self.ahead, self.last_token = walk, talk, ahead, last_token
+        self.walk, self.control_messages = walk, control_messages
+        self.early_visits, self.last_token = early_visits, last_token
         self.opened: tuple[str, TokenFile] | None = None
         self.takes: dict[type, Callable[[int, Any, AsyncIterator[bytes]], Awaitable[Answer]]] = {
             ms.Offer: self._offered,
@@ -83,9 +88,9 @@ class Receiving:
 
     async def _receive(self, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]) -> Reply:
         walk = self.walk
-        incoming = Incoming(walk.store, offer.size)
+        incoming, times = Incoming(walk.store, offer.size), dict[str, float]()
         try:
-            offer, file, log = await self._examine(incoming, offer, kept, chunks)
+            offer, file, log = await self._examine(incoming, offer, kept, chunks, times)
             state, reply = pr.receive(walk.state, offer.parcel, offer.path)
             if state != walk.state:
                 incoming.keep(offer.parcel.token)
@@ -98,43 +103,61 @@ class Receiving:
                 walk.put(state, move=moved, entry=offer.entry, arrival=arrival)
                 walk.metrics.add("tokens_received_total")
                 walk.metrics.add("bytes_received_total", offer.size)
-                walk.journal.write("received", at=monotonic(), **words_of(offer.parcel))
+                times["at"] = monotonic()
+                walk.journal.write("received", **times, **words_of(offer.parcel))
             return reply
         finally:
             if not incoming.named:
-                self.ahead.leave(incoming)
+                self.early_visits.leave(incoming)
             walk.store.pinned.discard(offer.parcel.token)
             incoming.discard()
 
     async def _examine(
-        self, incoming: Incoming, offer: Offer, kept: KeptLocal, chunks: AsyncIterator[bytes]
+        self,
+        incoming: Incoming,
+        offer: Offer,
+        kept: KeptLocal,
+        chunks: AsyncIterator[bytes],
+        times: dict[str, float],
     ) -> tuple[Offer, TokenFile, list[Entry]]:
-        """All of it arrives and is flushed; whatever can be wrong with it is looked for.
+        """Receive all of the token, flush it to disk, and check everything that can be checked.
 
-        The visit begins as soon as the token's content is known to be in order; the disk and all
-        other checks come after that.
+        The visit begins as soon as the token's content and route are known to be in order; the disk
+        and all other checks come after that.  A large token is flushed while its content is looked
+        through.  When what was done is noted in ``times``.
         """
         gate, loop = self.walk.gate, asyncio.get_running_loop()
-        data = b""
-        if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
-            data = b"".join([piece async for piece in pieces(chunks, offer.size)])
-            incoming.put_part(data)
-            file = gate.content(offer, incoming.path)
-        else:
-            await receive_bytes(self.walk, incoming, chunks)
-            look = partial(_look, gate, offer, incoming.path)
-            file = await loop.run_in_executor(self.walk.hashing, look)
-        self.ahead.begin(incoming, offer, file, kept)
-        flushed = self.walk.on_disk(_flush_and_hash, incoming, data)
+        flushed: asyncio.Future[None] | None = None
         try:
-            gate.route(offer, file.header["memory"])
+            if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
+                data = b"".join([piece async for piece in pieces(chunks, offer.size)])
+                incoming.put_part(data)
+                times["arrived"] = monotonic()
+                file = gate.content(offer, incoming.path)
+                self._begin(incoming, offer, file, kept)
+                flushed = self.walk.on_disk(_flush, incoming, data, times)
+            else:
+                await receive_bytes(self.walk, incoming, chunks)
+                times["arrived"] = monotonic()
+                flushed = self.walk.on_disk(_flush, incoming, b"", times)
+                look = partial(_look, gate, offer, incoming.path)
+                file = await loop.run_in_executor(self.walk.hashing, look)
+                self._begin(incoming, offer, file, kept)
+            times["checked"] = monotonic()
             offer = gate.stamped(offer, await anext(chunks, b""))
+            times["stamped"] = monotonic()
             log = await self._check_log(offer, file, await anext(chunks, b""))
         finally:
-            await flushed
+            if flushed is not None:
+                await flushed
         if incoming.digest != offer.parcel.token:
             raise Refused("the token's bytes do not match its digest.")
         return offer, file, log
+
+    def _begin(self, incoming: Incoming, offer: Offer, file: TokenFile, kept: KeptLocal) -> None:
+        """Begin the visit, if the route leads here."""
+        self.walk.gate.route(offer, file.header["memory"])
+        self.early_visits.begin(incoming, offer, file, kept)
 
     async def _check_log(self, offer: Offer, file: TokenFile, data: bytes) -> list[Entry]:
         """Check a token's log back to the last entry that is known here; what came before it.
@@ -152,18 +175,17 @@ class Receiving:
         # Whoever carries a token for a revoked peer has to put a visit of its own behind it.
         pem, chapter = offer.entry["certificate"], walk.chapter.number
         walk.trust.identity(pem, past=True, chapter=chapter)
-        fresh, place = await self.talk.led_to(offer.entry, offer.sender, sent)
+        fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
         if (offer.mover, file.header["memory"]) != (place.at, place.memory):
             raise Refused("the token was sent on from another place of the route than its log's.")
-        walk.succession.admit(offer.entry)
         return fresh
 
     async def answer(self, sender: int, message: ms.Message) -> Answer:
         """A small message."""
         self.walk.gate.of_this_run(message)
-        if type(message) not in self.talk.answers:
+        if type(message) not in self.control_messages.answers:
             raise Corrupt("a message of that kind comes with a token.")
-        return await self.talk.answers[type(message)](sender, message)
+        return await self.control_messages.answers[type(message)](sender, message)
 
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
@@ -171,6 +193,8 @@ def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     return gate.content(offer, path)
 
 
-def _flush_and_hash(incoming: Incoming, data: bytes) -> None:
+def _flush(incoming: Incoming, data: bytes, times: dict[str, float]) -> None:
+    """``data`` is what was not hashed while it arrived."""
     incoming.finish()
     incoming.hash_part(data)
+    times["flushed"] = monotonic()

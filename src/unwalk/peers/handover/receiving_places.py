@@ -1,4 +1,4 @@
-"""The places for tokens that are on their way: two, and those go first that failed least."""
+"""Limits tokens that arrive at once to two; senders that failed least often have precedence."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ PLACES = 2
 class ReceivingPlaces:
     """Who has a place at one peer, each for a lease at most.
 
-    ``failures`` counts by sender the tokens that did not come whole and right, in time.  If no
-    place is free and somebody comes who failed less often than one who has a place, that one is
-    put out: so whoever keeps a place and brings nothing pays for it, and is first to go from then
-    on.  To be put out is no failure.  ``held`` are the deadlines of all who have a place or wait
-    for one to be left, ``put_out`` those of them who are about to leave; ``left`` is called when
-    one has.
+    ``failures`` counts, by sender, the tokens that did not arrive whole, correct and in time.  If
+    no place is free, a sender that failed less often replaces one that failed more often.  So a
+    sender that takes a place and brings nothing is the first to lose it from then on.  Being
+    replaced is not a failure.  ``held`` are the deadlines of all who have a place or wait for one,
+    ``put_out`` those among them who are about to leave; ``left`` is called whenever one has left.
     """
 
     def __init__(self, lease: float, left: Callable[[], None]) -> None:

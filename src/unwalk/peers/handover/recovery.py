@@ -7,13 +7,13 @@ import secrets
 from time import monotonic
 from typing import Any
 
+from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
-from unwalk.peers.handover.walk import Walk
-from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.handover.walk import TRIES, Walk, longest_visit
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.hoplog import recovery_body
@@ -29,26 +29,15 @@ FRESH = 3.0
 """Leases for which a peer votes by what it saw when it last looked."""
 OVERRUNS = 3
 """After so many visits that took too long a peer is passed over for the rest of the chapter."""
-TRIES = 3.0
-"""A peer that neither takes a token nor refuses it is offered it for so many leases."""
 SALT = 16
 """Bytes of the salt of an end."""
-
-
-def longest_visit(limits: Limits, lies: int) -> float:
-    """Seconds for which a peer may have the token, where so many lie.
-
-    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
-    ones, and where nobody lies one may hang.
-    """
-    return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
 
 class Recovery:
     """What one service does when it hears nothing."""
 
-    def __init__(self, walk: Walk, talk: ControlMessages, ends: Ends) -> None:
-        self.walk, self.talk, self.ends = walk, talk, ends
+    def __init__(self, walk: Walk, control_messages: ControlMessages, ends: Ends) -> None:
+        self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.since = monotonic()
         self.again = 0.0
         self.handed: tuple[pr.Parcel, float] | None = None
@@ -87,8 +76,8 @@ class Recovery:
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.
 
-        The first token of a walk nobody handed over, but others have it too: one after the other
-        of them sees to it.
+        Nobody handed over the first token of a walk, but others have it too: they begin the walk
+        instead, one after the other.
         """
         state, limits, now = self.walk.state, self.walk.limits, monotonic()
         parcel = pr.basis(state)
@@ -110,35 +99,38 @@ class Recovery:
         before, fence = pr.basis(walk.state), walk.state.fence
         seen = await self._ask("" if before is None else before.chain)
         for peer, answer in list(seen.items()):
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
             if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                 del seen[peer]  # it did not show what it says that it knows
                 overrun |= peer == pr.awaited(walk.state)
         if pr.basis(walk.state) != before or walk.state.fence != fence:
             return  # the answers are about something that is over
         answers = {p: s.sighting for p, s in seen.items()}
+        if overrun:
+            answers = pr.without_claims(walk.state, answers, walk.poll.rules.lies)
         verdict = pr.consider(walk.state, answers, overrun=overrun)
         walk.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
         if verdict.kind == "ahead":
+            holder = answers.get(pr.awaited(walk.state))
+            if holder and before and holder.reached > (before.generation, before.place):
+                walk.handed = None  # that peer says itself that it has visited
             walk.put(pr.released(walk.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not walk.stopping:
             assert before is not None
             lost = pr.awaited(walk.state)
-            answers.pop(lost, None)  # what the peer that is late says of itself does not count
-            if len(answers) + 1 < walk.state.quorum:
-                return
             highest = known_by(answers.values(), walk.poll.rules.lies)
             if max(highest, before.generation[0]) < walk.state.fence[0]:
-                await self.talk.announce()  # so that others can sign that they know of it
+                await self.control_messages.announce()  # so others can sign that they know of it
                 return
             full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
             if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
                 why = "no generation is left; begin a new network to train on"
                 walk.journal.write("not recovered", reason=why)
                 return
-            if overrun:
+            if not self._recover(highest, [seen[p].record for p in answers]):
+                await self.control_messages.announce()
+            elif overrun:
                 self._count_overrun(lost)
-            self._recover(highest, [seen[p].record for p in answers])
 
     def _count_overrun(self, peer: int) -> None:
         """A peer had the token for too long: the third time it is passed over in this chapter."""
@@ -150,7 +142,9 @@ class Recovery:
     async def _ask(self, chain: str = "") -> dict[int, Seen]:
         """What those say who count."""
         left = self.walk.chapter.left
-        return {p: s for p, s in (await self.talk.ask_all(chain)).items() if p not in left}
+        return {
+            p: s for p, s in (await self.control_messages.ask_all(chain)).items() if p not in left
+        }
 
     @property
     def idle(self) -> float:
@@ -197,9 +191,9 @@ class Recovery:
         other: then it is all the same whether it was ever begun.
         """
         walk, limits = self.walk, self.walk.limits
-        seen, shown = await asyncio.gather(self._ask(), self.talk.beginnings())
+        seen, shown = await asyncio.gather(self._ask(), self.control_messages.beginnings())
         for peer, answer in seen.items():
-            await self.talk.learn(peer, answer.sighting)
+            await self.control_messages.learn(peer, answer.sighting)
         if shown and self.begun is None:
             self.begun = monotonic()
             walk.journal.write("begun", heard=sorted(shown))
@@ -215,7 +209,8 @@ class Recovery:
         }
         return sorted(answers) if pr.deserted(walk.state, answers) else None
 
-    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> None:
+    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> bool:
+        """Go on from this peer's copy; False if others would refuse that."""
         walk, before = self.walk, self.walk.state
         parcel = pr.basis(before)
         assert parcel is not None
@@ -232,6 +227,11 @@ class Recovery:
             lost=lost,
             sightings=sightings,
         )
+        try:
+            walk.succession.recovery({**body, "previous": parcel.chain})
+        except Refused as error:  # somebody else has a better copy, or the token is not lost
+            walk.journal.write("not recovered", reason=str(error))
+            return False
         entry = walk.sign(parcel.chain, body)
         move: dict[str, Any] = {}
         if parcel.hop == 0:  # nobody had it yet: this peer does the first visit
@@ -241,3 +241,4 @@ class Recovery:
         walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
         walk.metrics.add("recoveries_total")
         walk.journal.write("recovered", lost=lost, **words_of(held))
+        return True

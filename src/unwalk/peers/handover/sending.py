@@ -1,4 +1,4 @@
-"""Sends the token: offered until the next peer answers, or surely has nothing."""
+"""Sends the token: offers it until the next peer answers, or certainly did not get it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PAUSE = 0.2
 class TokenSender:
     """The sending side of one walk."""
 
-    def __init__(self, walk: Walk, talk: ControlMessages) -> None:
-        self.walk, self.talk = walk, talk
+    def __init__(self, walk: Walk, control_messages: ControlMessages) -> None:
+        self.walk, self.control_messages = walk, control_messages
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.offered = 0.0
         self._gathered: tuple[str, int, bytes] = ("", NOBODY, b"")
@@ -39,7 +39,7 @@ class TokenSender:
         walk = self.walk
         assert state.held is not None
         public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
-        envelope = self.talk.words(
+        envelope = self.control_messages.words(
             ms.Offer,
             parcel=codec.bare_parcel_of(state.held),
             path=state.path,
@@ -51,8 +51,8 @@ class TokenSender:
         self.offered = monotonic()
         task = asyncio.create_task(hand)
         task.add_done_callback(lambda _: pieces.close())
-        self.talk.tasks[task] = None
-        task.add_done_callback(self.talk.ended)
+        self.control_messages.tasks[task] = None
+        task.add_done_callback(self.control_messages.ended)
         return task
 
     def log(self, chain: str, target: int) -> bytes:
@@ -117,7 +117,7 @@ class TokenSender:
             walk.metrics.add("bytes_handed_total", size)
             times = {"offered": self.offered, "at": monotonic()}
             walk.journal.write("handed", to=target, **times, **words_of(parcel))
-            self.talk.after_handing(parcel, before, opened=opened)
+            self.control_messages.after_handing(parcel, before, opened=opened)
 
     async def _look_at_file(self, parcel: Parcel) -> None:
         """A token was refused: this peer stops if its own file of it is damaged."""
@@ -132,8 +132,8 @@ class TokenSender:
         """Whether a peer that knows of a later generation, or of the end, has shown it."""
         walk = self.walk
         if reply.kind == "stale":
-            return await self.talk.hear_fence(target, reply.fence)
-        await self.talk.hear_end(target)
+            return await self.control_messages.hear_fence(target, reply.fence)
+        await self.control_messages.hear_end(target)
         return walk.state.committed is not None
 
     async def _not_delivered(self, parcel: Parcel, target: int, *, certain: bool, why: str) -> None:

@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
@@ -62,15 +63,15 @@ class Service(Walk):
         self._drawn: tuple[Any, tuple[int, Move] | None] = (None, None)
         self.late = asyncio.Event()
         self.ended: str | None = None
-        self.talk, self.ahead = ControlMessages(self), EarlyVisits(self)
-        self.delivery = TokenSender(self, self.talk)
-        self.ends = Ends(self, self.talk, lambda: self.recovery.consents)
+        self.control_messages, self.early_visits = ControlMessages(self), EarlyVisits(self)
+        self.token_sender = TokenSender(self, self.control_messages)
+        self.ends = Ends(self, self.control_messages, lambda: self.recovery.consents)
         self.poll, self.ends_changed = self.ends.poll, self.ends.look
-        self.recovery = Recovery(self, self.talk, self.ends)
-        self.last_token = LastToken(self, self.talk, self.ends)
+        self.recovery = Recovery(self, self.control_messages, self.ends)
+        self.last_token = LastToken(self, self.control_messages, self.ends)
         self.door = Doorway(self.network, journal, self.metrics)
-        self.receiver = Receiving(self, self.talk, self.ahead, self.last_token)
-        self.busy = lambda: self.ahead.reading
+        self.receiver = Receiving(self, self.control_messages, self.early_visits, self.last_token)
+        self.busy = lambda: self.early_visits.reading
         spec = self.chapter.spec
         only = spec.holder if spec is not None and spec.method == "seal" else None
         self.succession = Succession(
@@ -90,12 +91,13 @@ class Service(Walk):
         """Do this peer's part until :meth:`stop`; what arrives is brought by somebody else."""
         self.journal.write("started", run=self.run_id, network=self.network.version)
         self._count(self.state, self.state)
+        self.tidy()
         works = (
             self._drive,
             self.recovery.watch,
             self.ends.take_part,
             self.last_token.spread,
-            self.talk.catch_up,
+            self.control_messages.catch_up,
         )
         tasks = [asyncio.create_task(self.enduring(work)) for work in works]
         tasks.append(asyncio.create_task(self._look_for_room()))
@@ -107,10 +109,10 @@ class Service(Walk):
             for task in done:
                 task.result()
         finally:
-            ending = end_all([*tasks, late, *self.talk.tasks])
+            ending = end_all([*tasks, late, *self.control_messages.tasks])
             await in_full(asyncio.ensure_future(ending))
             self.closed = True
-            self.ahead.close()
+            self.early_visits.close()
             self.journal.write("stopped", holding=self.state.held is not None)
             self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)
             self.hashing.shutdown(wait=True)
@@ -146,12 +148,12 @@ class Service(Walk):
             elif stage == "visited":
                 await self._choose()
             elif stage == "offered":
-                await self.delivery.offer()
+                await self.token_sender.offer()
             else:
                 await self.changed.wait()
 
     async def enduring(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do ``work``, which begins with what is on disk; again once nothing is wanting."""
+        """Do ``work``, which starts from what is on disk; after a shortage, do it again."""
         while True:
             try:
                 return await work()
@@ -161,7 +163,7 @@ class Service(Walk):
             await self.store.space.wait()
 
     async def _look_for_room(self) -> None:
-        """Say what is wanting, and when it no longer is; whoever waits goes on by itself."""
+        """Log when room or descriptors run out, and when they are back."""
         space, full, short = self.store.space, False, False
         while True:
             if (full or short) and space.look():
@@ -186,27 +188,31 @@ class Service(Walk):
         kept = self.store.local(self.run_id, parcel.lineage)
         opened, self.receiver.opened = self.receiver.opened, None
         move = move_from(self.open_move)
-        self.ahead.reading = True
+        self.early_visits.reading = True
         preparing = asyncio.get_running_loop().call_soon(self._prepare, parcel, move)
         try:
-            visited = await self.ahead.visit(parcel, opened, move, kept)
+            visited = await self.early_visits.visit(parcel, opened, move, kept)
             preparing.cancel()  # it is too late for that if the visit had ended already
             del opened
             if self.state.held == parcel and self.state.stage == "arrived":
                 await self._conclude(parcel, visited)
         finally:
-            self.ahead.reading = False
+            self.early_visits.reading = False
 
     def _prepare(self, parcel: Parcel, move: Move) -> None:
-        """While the visit goes on, see where the token goes then, and which log it takes along."""
+        """While the visit goes on, see where the token goes then, and which log it takes along.
+
+        The file into which it is written then is made as well.
+        """
         if self.closed or self.state.held != parcel or self.state.stage != "arrived":
             return
+        self.prepare_file(parcel.token)
         after = pr.visited(self.state, "", "")
         next_move = self._next_move(after, move.memory) if after.stage == "visited" else None
         if next_move is not None:
             target = next_move[0].path[0]
-            self.delivery.log(parcel.chain, target)
-            self.talk.later(self.transport.ready(target))
+            self.token_sender.log(parcel.chain, target)
+            self.control_messages.later(self.transport.ready(target))
 
     async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
         """Send the token on its way, then write it down, sign the visit, and send its stamp.
@@ -222,12 +228,13 @@ class Service(Walk):
         parts, begun = list(token_pieces(visited.token)), None
         try:
             if after.stage == "offered" and parcel.hop and not visited.noisy:
-                log = self.delivery.log(parcel.chain, after.path[0])
-                pieces = self.ahead.leaving = MemoryPieces(parts, stamp, log)
-                begun = self.delivery.send(after, move, pieces)
+                log = self.token_sender.log(parcel.chain, after.path[0])
+                pieces = self.early_visits.leaving = MemoryPieces(parts, stamp, log)
+                begun = self.token_sender.send(after, move, pieces)
                 await pieces.left()
                 self.store.fault("token left")
             digest, local = await self._written(parts, visited.local)
+            written = monotonic()
             body = hop_body(
                 run=self.run_id,
                 generation=parcel.generation,
@@ -249,7 +256,7 @@ class Service(Walk):
                 self.put(state, move=move, entry=entry, local=now)
                 stamp.set_result(codec.dump(entry))
                 if begun is not None and state.held is not None:
-                    self.delivery.early = state.held, begun
+                    self.token_sender.early = state.held, begun
             self.store.pinned -= {digest, local.file}
         finally:
             if not stamp.done():
@@ -261,6 +268,7 @@ class Service(Walk):
             "visited",
             began=visited.began,
             ended=visited.ended,
+            written=written,
             generation=parcel.generation,
             hop=parcel.hop + 1,
         )

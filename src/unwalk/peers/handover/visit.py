@@ -23,7 +23,8 @@ from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import LONGEST_HEADER, shapes_of, token_pieces
 from unwalk.runs.assemble import Assembled, assemble, resolve, salt_of
-from unwalk.walks import NOBODY
+from unwalk.walks import NOBODY, FirstTo
+from unwalk.walks.routes import Uniform
 
 ATTEMPTS = 1000
 """So often a route is drawn again before it is taken to lead nowhere else."""
@@ -190,17 +191,35 @@ class Work:
         self, hop: int, at: int, memory: Mapping[str, int], passed_over: Collection[int]
     ) -> tuple[int, Move] | None:
         """The first draw of the route that does not lead to a peer that was passed over."""
+        if self.leads_nowhere(at, passed_over):
+            return None
         for attempt in range(ATTEMPTS):
             move = self.move(hop, at, memory, attempt)
             if not set(move.path) & set(passed_over):
                 return attempt, move
         return None
 
+    @property
+    def moves_on(self) -> bool:
+        """Whether the route never leaves the token where it is."""
+        route = self.phase.route
+        return isinstance(route.then if isinstance(route, FirstTo) else route, Uniform)
+
+    def leads_nowhere(self, at: int, passed_over: Collection[int]) -> bool:
+        """Whether no draw can lead on: all neighbours were passed over, and the token cannot stay.
+
+        Drawing until the attempts are used up would show the same, but takes long.
+        """
+        if at == NOBODY or (at == self.plan.unlearner and not self.moves_on):
+            return False
+        peers = self.graph.neighbours(at)
+        return all(int(peer) in passed_over for peer in peers if peer != at)
+
     def planned(self, hop: int, peer: int, *, first: bool, records: int) -> tuple[ev.Event, ...]:
         """The events of a visit as everybody can tell them, at a peer with so many records.
 
         ``first``: it is the peer's first visit of the phase.  What depends on the records, on the
-        draw of the noise or on u's calculation of it is made up.
+        draw of the noise or on u's calculation of it is a placeholder.
         """
         plan, phase = self.plan, self.phase
         visit = Visit(
@@ -216,7 +235,7 @@ class Work:
         return planned_events(program, plan.noise.origin, dtype)
 
     def shows_digest(self, hop: int) -> bool:
-        """Whether a visit tells a digest of its model, salted, in what outlives the log."""
+        """Whether a visit's record, which outlives the log, holds a salted digest of its model."""
         always = self.plan.performance.digests
         return bool(self.plan.salt) and (always or hop == self.hops)
 

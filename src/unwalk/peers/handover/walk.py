@@ -1,4 +1,4 @@
-"""One walk at one peer: its state, on disk before it is true, and what the walk is done with.
+"""One walk at one peer: its state, written to disk before it counts, and the parts it needs.
 
 State changes happen in the event loop's thread only, each as one transaction, with nothing
 awaited between deciding and writing: so they are atomic.
@@ -21,6 +21,7 @@ from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.receiving_places import ReceivingPlaces
 from unwalk.peers.handover.visit import Work
+from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
@@ -39,6 +40,22 @@ TIDY = 0.02
 """Seconds after a change before files that are no longer needed are removed, or later."""
 IN_THE_WAY = 0.5
 """Seconds for which that is put off, at most, because tokens are on their way."""
+
+
+REOPEN = 12.0
+"""A peer whose generation brought no token here may open the next after so many leases: later than
+any other peer looks for the token."""
+TRIES = 3.0
+"""A peer that neither takes a token nor refuses it is offered it for so many leases."""
+
+
+def longest_visit(limits: Limits, lies: int) -> float:
+    """Seconds for which a peer may have the token, where so many lie.
+
+    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
+    ones, and where nobody lies one may hang.
+    """
+    return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
 
 
 class Walk:
@@ -82,6 +99,8 @@ class Walk:
         self.collecting = False
         self.broken: asyncio.Future[None] | None = None
         self.news = monotonic()
+        self.handed: tuple[pr.Generation, float] | None = None  # and nobody said that it is further
+        self.opened: dict[int, float] = {}  # when each peer last opened a generation
         self.changed, self.over = asyncio.Event(), asyncio.Event()
         self.whole = asyncio.Event()
         self.disk = ThreadPoolExecutor(1, "disk")
@@ -207,19 +226,41 @@ class Walk:
         self.state, self.open_move = state, open_move
         if arrival is not None:
             self.arrivals = self.store.arrivals(self.run_id)
-        if not self.collecting:
-            self.collecting = True
-            self._collect_later(monotonic() + IN_THE_WAY)
+        self.tidy()
         self.news = monotonic()
+        if state.kept != before.kept and state.watching:
+            self.handed = state.fence, self.news
         self.changed.set()
         if state.ends != before.ends:
             self.ends_changed()
         self._count(before, state)
 
+    def waits(self, asker: int) -> bool:
+        """Whether the token is not lost, as far as this peer knows, for somebody who asks.
+
+        It has the token, or has handed it on in this generation, not longer ago than a visit may
+        take, and has not heard from that peer that it went on.  Or the token is with the asker,
+        who has just opened a generation: others look for it before that peer may open the next.
+        """
+        state, opened = self.state, self.opened.get(asker)
+        if opened is not None and monotonic() - opened < REOPEN * self.limits.lease:
+            return True
+        if state.held is not None and state.public is None:
+            return True
+        if self.handed is None or self.handed[0] != state.fence:
+            return False
+        return monotonic() - self.handed[1] < longest_visit(self.limits, self.poll.rules.lies)
+
     def _received(self) -> None:
         """A token is no longer on its way: who waits for that to stop can go on."""
         if self.stopping:
             self.changed.set()
+
+    def tidy(self) -> None:
+        """Soon remove files that are no longer needed, and make one for the next token."""
+        if not self.collecting:
+            self.collecting = True
+            self._collect_later(monotonic() + IN_THE_WAY)
 
     def _collect_later(self, latest: float) -> None:
         asyncio.get_running_loop().call_later(TIDY, self._collect, latest)
@@ -238,6 +279,15 @@ class Walk:
         except OSError as error:
             if not self.store.space.passes(error):  # else after the next change
                 raise
+        if self.state.held is None and self.state.kept is not None:
+            self.prepare_file(self.state.kept.token)
+
+    def prepare_file(self, token: str) -> None:
+        """Have a file for the next token, which will be about as long as ``token``."""
+        with suppress(FileNotFoundError):
+            size = self.store.file(token).stat().st_size
+            if self.store.lacks_spare(size):
+                self.on_disk(self.store.prepare, size)
 
     def _count(self, before: PeerState, after: PeerState) -> None:
         metrics = self.metrics

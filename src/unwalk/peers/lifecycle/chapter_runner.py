@@ -328,7 +328,7 @@ class Chapters(Progress):
         spec, held = service.chapter.spec, service.state.held
         if spec is not None and spec.method == "seal" and held is not None and not held.hop:
             await self.next_chapter.catch_up()
-            await service.talk.catch_up()
+            await service.control_messages.catch_up()
             while len(self.next_chapter.decided()) > len(self.specs) and not self.stopping:
                 self.wake.set()
                 await asyncio.sleep(SOON)  # until the next chapter is opened instead

@@ -280,6 +280,8 @@ class NextChapter:
                 f"{receipt.peer} signed that it left after chapter {receipt.chapter}, but chapter "
                 f"{following} is the next here."
             )
+        if sender in history.left(progress.store):
+            return  # known already
         history.put_left(progress.store, sender, receipt.peer, receipt.to_json())
         progress.left.add(sender)
         progress.journal.write("left", sender=sender)

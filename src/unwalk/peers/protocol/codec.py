@@ -295,6 +295,7 @@ def sighting_to(sighting: Sighting) -> dict[str, Any]:
         "root": root_of(sighting.lineage[:older]),
         "reached": [list(generation), list(place)],
         "over": sighting.over,
+        "waits": sighting.waits,
     }
 
 
@@ -305,6 +306,7 @@ class _Sighting(Part, frozen=True):
     root: NoDigest
     reached: _Reached
     over: bool
+    waits: bool
 
 
 def sighting_from(record: Any) -> Sighting:
@@ -313,7 +315,8 @@ def sighting_from(record: Any) -> Sighting:
     if (found.older == 0) != (found.root == ""):
         raise Corrupt("a sighting has a digest of no generations.")
     lineage = _grown(found.lineage, first=not found.older)
-    return Sighting(found.fence, lineage, found.reached, found.over, found.older, found.root)
+    of_token = found.fence, lineage, found.reached, found.over
+    return Sighting(*of_token, found.older, found.root, found.waits)
 
 
 Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None

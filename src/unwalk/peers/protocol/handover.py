@@ -113,8 +113,9 @@ class Reply:
 class Sighting:
     """What a peer says when asked where the token is.
 
-    As it travels, ``lineage`` holds the last generations alone; of the ``older`` ones before them
-    it has their number and a digest, ``root``.
+    ``waits``: as far as the peer knows the token is not lost.  As it travels, ``lineage`` holds the
+    last generations alone; of the ``older`` ones before them it has their number and a digest,
+    ``root``.
     """
 
     fence: Generation
@@ -123,6 +124,7 @@ class Sighting:
     over: bool = False
     older: int = 0
     root: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
         if state.public is not None:
             return state, Reply("busy")
         return state, Reply("stale", state.fence, state.lineage)
+    if parcel.generation == state.fence and parcel.lineage != state.lineage:
+        return state, Reply("busy")  # its opener lied: it opened one generation from two places
     generation, place = state.reached
     if parcel.generation == generation and parcel.place <= place:
         return state, Reply("accepted")
@@ -298,10 +302,11 @@ def released(state: PeerState, generation: Generation, place: Place) -> PeerStat
 
 
 def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
-    """News of a generation: a lower token that is here is dropped.
+    """News of a generation: a lower token that is here is no longer handed on.
 
-    A copy of one that was handed over stays until another is handed over: whoever opened the
-    generation may have lied about what it goes on from.  So does what the walk begins with.
+    Whoever opened the generation may have lied about what it goes on from.  So a copy stays: of
+    the token if it was visited here, which nobody else may have, or of what the walk begins with;
+    else of the last one that was handed over.  The token is where the generation was opened.
     """
     if fence <= state.fence or state.committed is not None:
         return state
@@ -311,10 +316,10 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
         if state.stage == "offered" and belongs(held.generation, held.hop, lineage):
             state = _handed(state, watching=False)
         else:
-            if held.hop == 0 and len(held.lineage) == 1:
-                state = replace(state, kept=held, kept_for=fence[1])
+            if held.hop == 0 or state.stage in ("visited", "offered"):
+                state = replace(state, kept=held)
             state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
-    return replace(state, watching=False)
+    return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
 
 
 def commit(state: PeerState, value: Value) -> PeerState:
@@ -350,11 +355,40 @@ def awaited(state: PeerState) -> int:
     return state.path[0] if state.stage == "offered" else state.kept_for
 
 
+def furthest_copy(state: PeerState) -> tuple[Generation, Place]:
+    """How far the token is that this peer has, or has a copy of.
+
+    Others do not go back behind that.  ``reached`` may be further: if a token was dropped before
+    its visit, whoever had it before has the copy.
+    """
+    here, (generation, place) = state.held or state.kept, state.reached
+    if place == NOWHERE:
+        return generation, NOWHERE
+    return (generation, (0, 0)) if here is None else (here.generation, here.place)
+
+
 def sighting(state: PeerState) -> Sighting:
     """Where this peer believes the token to be."""
     fence, lineage = shown(state)
-    reached = state.reached if state.public is None else state.public[2]
-    return Sighting(fence, lineage, reached, state.committed is not None)
+    furthest = furthest_copy(state) if state.public is None else state.public[2]
+    return Sighting(fence, lineage, furthest, state.committed is not None)
+
+
+def without_claims(
+    state: PeerState, answers: Mapping[int, Sighting], lies: int
+) -> dict[int, Sighting]:
+    """Leave out up to ``lies`` of those who say that they are further, while a quorum is left.
+
+    Nobody shows how far it is.  So where the token is long overdue, as many may be lying.
+    """
+    parcel, left = basis(state), dict(answers)
+    if parcel is None:
+        return left
+    here = (parcel.generation, parcel.place)
+    further = [peer for peer, other in answers.items() if other.reached > here]
+    if len(further) <= lies and len(left) - len(further) + 1 >= state.quorum:
+        left = {peer: other for peer, other in answers.items() if peer not in further}
+    return left
 
 
 def consider(
@@ -378,10 +412,8 @@ def consider(
         return Verdict("wait")
     here = (parcel.generation, parcel.place)
     for peer, other in answers.items():
-        generation, place = other.reached
-        further = other.reached >= here and belongs(generation, place[0], state.lineage)
-        late = overrun and (peer == awaited(state) or place[0] == parcel.hop)
-        if further and not late:
+        late = overrun and (peer == awaited(state) or other.reached[1][0] == parcel.hop)
+        if other.reached >= here and not late:
             return Verdict("ahead")
     if state.stage == "offered" and awaited(state) in answers and not overrun:
         return Verdict("again")
@@ -427,7 +459,7 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
         path=(),
         unclear=False,
         passed_over=(lost,) if lost != state.me else (),
-        public=state.public or (state.fence, state.lineage, state.reached),
+        public=state.public or (state.fence, state.lineage, furthest_copy(state)),
         kept=None,
         kept_for=-1,
         watching=False,

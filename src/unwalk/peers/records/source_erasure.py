@@ -11,13 +11,21 @@ import io
 import os
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unwalk.core.errors import InvalidInput, told
-from unwalk.peers.records.sources import DataSettings, SourceRefused, files_of, is_picture, name_of
+from unwalk.peers.records.sources import (
+    DataSettings,
+    SourceRefused,
+    everything_in,
+    files_of,
+    is_picture,
+    name_of,
+)
 from unwalk.tasks.tables import Columns
 
 ATTEMPTS = 5
@@ -61,8 +69,9 @@ def _files(path: Path) -> list[Path]:
     try:
         return files_of(path)
     except SourceRefused:
-        if path.is_dir() and not any(p for p in path.rglob("*") if p.is_file()):
-            return []  # the last picture is gone
+        with suppress(OSError):
+            if path.is_dir() and not any(p.is_file() for p in everything_in(path)):
+                return []  # the last picture is gone
         raise
 
 

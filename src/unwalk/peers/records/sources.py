@@ -8,7 +8,8 @@ Whatever cannot be read is refused with its place, before anything is taken in.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,16 @@ def files_of(path: Path) -> list[Path]:
         raise
     except InvalidInput as error:
         raise SourceRefused(str(error)) from error
+
+
+def everything_in(folder: Path) -> Iterator[Path]:
+    """All files and folders below one; unlike with ``rglob`` an unreadable one is an error."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, files in os.walk(folder, onerror=fail):
+        yield from (Path(place, name) for name in (*folders, *files))
 
 
 def is_picture(file: Path) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
+from unwalk.peers.records.sources import everything_in
 
 CHUNK = 1 << 22
 PIECE = 24
@@ -67,7 +68,7 @@ def traces(
 def search(folder: Path, needles: Mapping[str, bytes]) -> list[Hit]:
     """Where any of ``needles`` stands in a file under ``folder``; each file and needle once."""
     hits = []
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(everything_in(folder)):
         name = str(path.relative_to(folder)).encode()
         hits += [Hit(path, needle, -1) for needle, data in needles.items() if data in name]
         if not path.is_file() or path.is_symlink():

@@ -1,4 +1,4 @@
-"""Waits for what is wanting for a while: room on a full disk, or descriptors.
+"""Waits out a shortage: a full disk, or no free descriptors.
 
 A peer keeps a reserve, a file of a few megabytes.  When a write finds no room it lets go of the
 reserve, so that it can still say in its log what happened and write down small changes of state;
@@ -30,7 +30,7 @@ NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class DiskFull(UnwalkError):
-    """Something could not be written down, for want of room; nothing was changed."""
+    """Something could not be written because the disk is full; nothing was changed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -49,9 +49,13 @@ class NoDescriptors(UnwalkError):
         )
 
 
-def means_no_files(error: BaseException) -> bool:
-    """Whether an error of the system says that no further file may be opened."""
-    return isinstance(error, OSError) and error.errno in NO_FILES
+def means_no_files(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, says that no further file may be opened."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in NO_FILES:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _cannot_open(error: BaseException) -> bool:

@@ -7,8 +7,10 @@ those ``pinned`` by a change that is under way.  A database that is damaged, or 
 written (:mod:`unwalk.peers.storage.integrity_mark`), is not opened; nor is one that another
 protocol wrote.
 
-A file that is no longer needed is written over by the next token of the same size: on common file
-systems that costs a sixth of a new file.  :meth:`Store.erase_spares` unlinks such files.
+A file that is no longer needed is written over by the next token of about the same size: on common
+file systems that costs a sixth of a new file, and on a virtual machine whose memory is lent by its
+host a tenth or less, since the system still has the file's pages.  For large tokens one is made
+ahead (:meth:`Store.prepare`).  :meth:`Store.erase_spares` unlinks such files.
 """
 
 from __future__ import annotations
@@ -62,6 +64,9 @@ CREATE TABLE IF NOT EXISTS arrivals (
     peer INTEGER NOT NULL, token TEXT NOT NULL, PRIMARY KEY (run, number, opener, done, peer));
 """
 SPARES = 2
+NEAR = 512
+"""Bytes by which a spare file may be longer or shorter than the token that is written over it: the
+header of a token grows with its numbers, and a spare of each length would soon be of no use."""
 SMALL = 8 << 20
 """Bytes up to which a file is not worth a thread that hashes it while it is written."""
 SETTLE = 200
@@ -115,6 +120,8 @@ class Incoming:
         except OSError:
             store.spare(self.path)  # a claimed file is still somebody's
             raise
+        if os.fstat(self.fd).st_size > size:
+            os.ftruncate(self.fd, size)
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
@@ -196,6 +203,7 @@ class Store:
     changes: int = 0
     _settled: int = 0
     _names: int = 0
+    _hurry: bool = False
     _spares: dict[Path, int] = field(default_factory=dict)
     _guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -216,12 +224,13 @@ class Store:
         try:
             self.space.start()
             self._open_database()
+            self.archive()
+            for path in self.tokens.iterdir():
+                if path.suffix in (".new", ".spare"):
+                    path.unlink()
         except BaseException:
             self._release()
             raise
-        self.archive()
-        for path in (*self.tokens.glob("*.new"), *self.tokens.glob("*.spare")):
-            path.unlink()
 
     def _open_database(self) -> None:
         """Open the database, unless it is less than this peer has written."""
@@ -283,6 +292,10 @@ class Store:
         """Where the token with this digest lies."""
         return self.tokens / f"{digest}.safetensors"
 
+    def token_files(self) -> list[Path]:
+        """The files of all tokens here; unlike with ``glob`` an unreadable folder is an error."""
+        return [path for path in self.tokens.iterdir() if path.suffix == ".safetensors"]
+
     def check_file(self, digest: str) -> None:
         """Refuse a file that is no longer what its name says."""
         with self.file(digest).open("rb") as file:
@@ -290,12 +303,13 @@ class Store:
                 raise Corrupt(f"token {digest[:16]} is damaged: its bytes have another digest.")
 
     def claim(self, size: int) -> Path:
-        """A temporary file for ``size`` bytes: a spare one of that size, or a new one."""
+        """A temporary file for ``size`` bytes: a spare one of about that size, or a new one."""
+        self._hurry = True
         with self._guard:
-            for spare, known in self._spares.items():
-                if known == size:
-                    del self._spares[spare]
-                    return spare
+            near = [spare for spare, known in self._spares.items() if abs(known - size) <= NEAR]
+            if near:
+                del self._spares[near[0]]
+                return near[0]
             self._names += 1
             return self.tokens / f"{self._names}.new"
 
@@ -310,6 +324,30 @@ class Store:
             with suppress(FileNotFoundError):
                 path.replace(spare)
                 self._spares[spare] = spare.stat().st_size
+
+    def lacks_spare(self, size: int) -> bool:
+        """Whether it is worth while to :meth:`prepare` a file, and there is room for it."""
+        if size <= SMALL or self.space.full or len(self._spares) >= SPARES:
+            return False
+        if any(abs(known - size) <= NEAR for known in list(self._spares.values())):
+            return False
+        found = os.fstatvfs(self._folder)
+        return found.f_bavail * found.f_frsize >= self.space.need + size
+
+    def prepare(self, size: int) -> None:
+        """Have a spare file for ``size`` bytes, filled while nobody waits for it.
+
+        What a new file costs is mostly the fresh memory that it is written into.  Whoever claims a
+        file meanwhile goes first; a failure is left to be found by whoever needs the room.
+        """
+        with suppress(OSError):
+            incoming, zeros = Incoming(self, size), memoryview(bytes(1 << 20))
+            self._hurry = False
+            try:
+                while not self._hurry and incoming.written < size:
+                    incoming.put_part(zeros[: size - incoming.written])
+            finally:
+                incoming.discard()
 
     def erase_spares(self) -> None:
         """Unlink every file that holds bytes of tokens which are no longer needed."""
@@ -551,7 +589,7 @@ class Store:
     def collect(self, run: str, state: PeerState) -> None:
         """Remove files that nothing names any more."""
         named = self.named(run, state) | self.archived
-        for path in self.tokens.glob("*.safetensors"):
+        for path in self.token_files():
             if path.stem not in named and path.stem not in self.pinned:
                 self.spare(path)
         self.fault("collected")

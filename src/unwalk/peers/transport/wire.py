@@ -38,6 +38,9 @@ CHUNK = 1 << 20
 MESSAGE = 256 << 10
 HEAD_START = 0.25
 """Seconds for which a token's way to the next peer comes before its way to this peer's disk."""
+LEAVES_SOON = 64 << 20
+"""Bytes of a token up to which that is of use: a larger one is on its way for longer, and its stamp
+would come later by the whole head start."""
 SERVICE = "unwalk.Peer"
 HELLO = b"unwalk-hello-1:"
 NONCE = 32
@@ -119,7 +122,9 @@ class MemoryPieces:
             yield self.log
 
     async def left(self) -> None:
-        """Wait until all pieces have left, or none will; not long if the far end is slow."""
+        """Wait until all pieces have left, or none will; not long, and not for a large token."""
+        if self.size > LEAVES_SOON:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(HEAD_START):
                 await self.sent.wait()

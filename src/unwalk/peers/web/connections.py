@@ -44,17 +44,17 @@ ONCE = (b"host", b"authorization", b"content-length", b"content-type")
 WHOLE = re.compile(rb"[ \t]*[0-9]{1,12}[ \t]*")
 BACKLOG = 100
 PAUSE = 0.1
-"""Seconds until the next try where no connection can be accepted: descriptors are wanting."""
+"""Seconds until the next try to accept a connection, after descriptors ran out."""
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What the endpoint puts up with.
+    """The limits of an endpoint.
 
     ``head``: bytes before the body.  ``read`` and ``write``: seconds for a whole question and for
     a whole answer.  ``connections``: open ones, from before the TLS handshake until the other side
-    has gone; one more ends the one that has been waited for longest.  ``rate`` and ``anonymous``:
-    questions a second with and without the token.
+    has gone; one more closes the one that has kept the endpoint waiting longest.  ``rate`` and
+    ``anonymous``: questions a second with and without the token.
     """
 
     head: int = 16 << 10

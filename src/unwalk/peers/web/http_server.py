@@ -92,7 +92,7 @@ class HttpDesk:
 
 
 class AccessControl:
-    """Before the application: who may ask, and how often.
+    """Stands before the application and decides who may ask, and how often.
 
     Everything under ``/v1/`` needs the token, and ``where`` says where it stands.  ``names`` are
     the hosts that are answered to; none: any, since a browser has checked the name with the

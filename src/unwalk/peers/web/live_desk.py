@@ -18,7 +18,7 @@ from unwalk.peers.forgetting.request_form import RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
-from unwalk.peers.storage.disk_space import DiskFull
+from unwalk.peers.storage.disk_space import DiskFull, means_no_files
 from unwalk.peers.web.views import (
     AccuracyPoint,
     CertificateView,
@@ -223,9 +223,8 @@ class Reception:
 
     def certificate(self, name: str) -> bytes | None:
         """The bytes of a certificate's file."""
-        place = self._folder / name / FILE
-        known = {p.parent.name for p in self._folder.glob(f"*/{FILE}")}
-        return place.read_bytes() if name in known else None
+        known = name in peer_certificate.names_in(self._folder)
+        return (self._folder / name / FILE).read_bytes() if known else None
 
     async def evidence(self, name: str) -> bytes | None:
         """The certificate's file with its transcript and the signed visits, as a zip archive."""
@@ -242,4 +241,6 @@ class Reception:
         try:
             return await asyncio.to_thread(peer_certificate.verified, place, *files)
         except UnwalkError as error:
+            if means_no_files(error):
+                raise
             return {"verdict": "changed", "problems": [str(error)]}

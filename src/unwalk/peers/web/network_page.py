@@ -6,6 +6,7 @@ the token, since there are the addresses at which the peers' own pages let someb
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,7 @@ def _routes(ask: Callable[[], Awaitable[NetworkView]]) -> list[Route]:
 
     async def page(request: Request) -> Response:
         name, kind = FILES[request.scope["path"]]
-        return Response(page_file(name), headers=AGAIN, media_type=kind)
+        return Response(await asyncio.to_thread(page_file, name), headers=AGAIN, media_type=kind)
 
     asked = [Operation(network, "GET", "/v1/network"), *(Operation(page, "GET", p) for p in FILES)]
     return [Route(o.path, o.respond, methods=[o.method]) for o in asked]

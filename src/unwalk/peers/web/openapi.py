@@ -28,7 +28,7 @@ from unwalk.reports.page import templates_of
 PLACE = "#/components/schemas/{model}"
 READ = (RequestForm, Verdict, Refusal)
 """Types of which a field with a default may be missing; others are sent whole."""
-USUAL = (400, 401, 429)
+USUAL = (400, 401, 429, 503)
 REASONS = {
     400: "The question cannot be read.",
     401: "The access token is missing or wrong.",
@@ -40,7 +40,8 @@ REASONS = {
     422: "The request cannot be done: a record is not here, a value is not allowed, or the grade "
     "cannot be reached. Nothing was changed.",
     429: "Too many questions.",
-    503: "The disk of the peer is full. Nothing was changed; ask again once there is room.",
+    503: "The disk of the peer is full, or it has as many files open as it may have. Nothing was "
+    "changed; ask again later.",
 }
 
 

@@ -1,4 +1,4 @@
-"""How a question is answered, whichever it is: what may come with it, and what is refused how."""
+"""Answers every question alike: checks what came with it, calls its handler, words refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.forgetting.request_form import Conflict, UnknownRecords
-from unwalk.peers.storage.disk_space import DiskFull
+from unwalk.peers.storage.disk_space import DiskFull, NoDescriptors, means_no_files
 from unwalk.peers.web.answers import JSON, Json, Problem, tagged
 from unwalk.peers.web.views import to_json
 
@@ -27,6 +27,7 @@ REFUSED: dict[type[Exception], int] = {
     Refused: 422,
     DiskFull: 503,
 }
+SOON = {"Retry-After": "10"}
 SAID: tuple[type[Exception], ...] = (HTTPException, *REFUSED)
 """What is raised for a question and answered with its own words; anything else is a fault."""
 
@@ -60,9 +61,11 @@ class Operation:
         await _read_body(request, BODY_BYTES if self.form else 0)
         try:
             found = await self.handler(request)
-        except SAID:
-            raise
         except Exception as error:
+            if means_no_files(error):
+                raise Problem(503, str(NoDescriptors()), SOON) from error
+            if isinstance(error, SAID):
+                raise
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             request.app.state.journal.write("http failed", kind=type(error).__name__, place=place)
@@ -132,7 +135,7 @@ async def _refused(_request: Request, error: Exception) -> Response:
     """What the desk did not do, and why."""
     status = next(code for kind, code in REFUSED.items() if isinstance(error, kind))
     further = {"unknown": list(error.ids)} if isinstance(error, UnknownRecords) else {}
-    headers = {"Retry-After": "10"} if isinstance(error, DiskFull) else None
+    headers = SOON if isinstance(error, DiskFull) else None
     return Problem(status, str(error), headers).answer(**further)
 
 

@@ -90,7 +90,7 @@ async def list_requests(request: Request) -> RequestPage:
     answer=RequestView,
     status=202,
     form=RequestForm,
-    refusals=(409, 411, 413, 415, 422, 503),
+    refusals=(409, 411, 413, 415, 422),
     links={"getRequest": ("id", "id"), "listRequests": ("query.after", "id")},
 )
 async def submit_request(request: Request) -> Json:
@@ -160,7 +160,7 @@ async def verify_certificate(request: Request) -> Mapping[str, Any]:
 async def page(request: Request) -> Response:
     """A file of the dashboard."""
     name, kind = PAGE[request.scope["path"]]
-    return Response(page_file(name), headers=AGAIN, media_type=kind)
+    return Response(await asyncio.to_thread(page_file, name), headers=AGAIN, media_type=kind)
 
 
 for _path in PAGE:
@@ -198,6 +198,10 @@ def api_page() -> str:
 @cache
 def page_file(name: str) -> bytes:
     """A file of the dashboard."""
+    if name.endswith(".html"):
+        from unwalk.reports.page import templates_of  # only who opens the page needs it
+
+        return templates_of("unwalk.peers.web").get_template(name).render().encode()
     return resources.files("unwalk.peers.web").joinpath("page", name).read_bytes()
 
 
