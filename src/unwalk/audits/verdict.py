@@ -105,7 +105,7 @@ def uncovered(method: str, observer: str, config: Config) -> str | None:
     if observer == "released":
         return None
     threat = record.guarantee.threat
-    if record.grade in PROVED and threat.coalition.startswith("none:"):
+    if threat.coalition.startswith("none:"):
         return f"the claim is for {threat.observers}"
     if record.way_back is not None and record.way_back(config) == "first-use":
         return (
