@@ -7,9 +7,9 @@ import pytest
 
 from unwalk.audits import attackers
 from unwalk.audits.attackers import ATTACKERS, attacked, parts, split
-from unwalk.audits.bounds import clopper_pearson
+from unwalk.audits.bounds import Tally, cap, clopper_pearson
 from unwalk.audits.game import Played, Views
-from unwalk.audits.verdict import Claim, refuted, rows_of, uncovered
+from unwalk.audits.verdict import Claim, Row, judged, refuted, rows_of, uncovered
 from unwalk.audits.views import ANSWERS
 from unwalk.audits.worlds import WITH, WITHOUT
 from unwalk.methods import METHODS, defaults
@@ -138,16 +138,17 @@ def played(shift, claims, seed=0):
 
 
 def test_a_true_claim_stands_and_a_false_one_is_refuted():
-    rows = rows_of(
+    made = rows_of(
         {
             "seal": played(8.0, proved(9.0)),
             "ball-seal": played(8.0, proved(0.5), 10),
             "restart": played(0.0, proved(0.0, grade="exact"), 20),
             "rrdu": played(8.0, proved(0.5, grade="nominal"), 30),
             "finetune": played(8.0, [{**proved(0.0)[0], "grade": "refused", "epsilon": None}], 40),
-        },
+        }.items(),
         defaults(),
     )
+    rows = judged(made)
     verdicts = {row.method: row.verdict for row in rows}
     assert verdicts == {
         "seal": "too few runs",
@@ -158,11 +159,29 @@ def test_a_true_claim_stands_and_a_false_one_is_refuted():
     }
     assert refuted(rows)
     assert not refuted([row for row in rows if row.method != "ball-seal"])
+    assert judged([Row.from_json(row.to_json()) for row in rows]) == rows
+
+
+def test_the_family_wise_bound_pays_for_every_row_and_attacker():
+    made = rows_of(
+        {"seal": played(8.0, proved(9.0)), "rrdu": played(8.0, proved(0.5), 10)}.items(), defaults()
+    )
+    tests = sum(len(row.tried) for row in made)
+    (alone,) = judged(made[:1])
+    row, _ = judged(made)
+    runs = row.runs
+    assert row.family_cap == cap(runs, 0.95, row.delta, tests) < row.cap
+    assert row.family == max(
+        clopper_pearson(Tally(t.false_alarms, runs, t.misses, runs), row.delta, 0.95, tests)
+        for t in row.tried
+    )
+    assert 0.0 < row.family < alone.family
+    assert row.audited == alone.audited
 
 
 def test_an_assumed_shape_refutes_nothing():
     """At mu = 4 the Gaussian bound is far above 2.9, and what 60 runs show without it is not."""
-    (row,) = rows_of({"seal": played(4.0, proved(2.9, 1e-5))}, defaults())
+    (row,) = judged(rows_of({"seal": played(4.0, proved(2.9, 1e-5))}.items(), defaults()))
     assert row.gaussian is not None
     assert row.gaussian > 2.9 > row.audited
     assert row.verdict != "refuted"
@@ -175,7 +194,7 @@ def test_many_rows_of_nothing_refute_nothing():
         for at, name in enumerate(METHODS)
         if uncovered(name, "peer:1", defaults()) is None
     }
-    assert not refuted(rows_of(many, defaults()))
+    assert not refuted(judged(rows_of(many.items(), defaults())))
 
 
 def test_the_weakest_claim_of_all_runs_is_judged():

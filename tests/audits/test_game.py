@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs.small import BLOBS, small
+from tests.runs.small import BLOBS, DIGITS, small
 from unwalk.audits.canaries import CANARIES
 from unwalk.audits.game import Game, Played, Views, play
 from unwalk.audits.views import LONGEST, SLOTS, Examiner, Observer
 from unwalk.audits.worlds import WITH, WITHOUT, Worlds
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Progress
-from unwalk.core.token import Token
+from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble
 
@@ -251,15 +251,67 @@ def test_a_fleet_shows_what_the_reference_shows():
     assert ends[0].claims == ends[1].claims
 
 
-def test_views_survive_being_kept():
-    one = played(PAPER, pairs=3, observers=("peer:1",))
-    again = Played.joined([one.to_json(), one.to_json()])
-    assert len(again.views["peer:1", WITH]) == 6
-    assert np.array_equal(
-        again.views["peer:1", WITHOUT].messages["next"][3:],
-        one.views["peer:1", WITHOUT].messages["next"],
-    )
+@pytest.mark.parametrize("coins", ["fresh", "fixed"])
+def test_views_survive_being_kept(tmp_path, coins):
+    names = ("released", "peer:1")
+    one = played(PAPER, pairs=3, observers=names, coins=coins)
+    one.save(tmp_path / "one.npz")
+    watching = [Observer.named(name, 4, 0) for name in names]
+    again = Played.load([tmp_path / "one.npz"] * 2, watching, one.claims * 2)
+    assert again.views.keys() == one.views.keys()
+    for key, views in one.views.items():
+        twice = again.views[key]
+        assert len(twice) == 6
+        assert list(twice.messages) == list(views.messages)
+        for slot, table in views.messages.items():
+            assert np.array_equal(twice.messages[slot][3:], table)
+            assert np.array_equal(twice.answers[slot][:3], views.answers[slot])
+        assert {k: v.tobytes() for k, v in twice.centres.items()} == {
+            k: v.tobytes() for k, v in views.centres.items()
+        }
+        assert bool(views.centres) == (coins == "fixed")
     assert isinstance(again.views["peer:1", WITH].rows(0, 2), Views)
+
+
+@torch.no_grad()
+def test_models_answer_together_as_they_do_alone():
+    """Asked in one batch, one by one where a model cannot be mapped, and by hand."""
+    task = assemble(small(DIGITS, compare="none")).task
+    examiner = Examiner(task, 0)
+    works = [Workspace(build_model(task.model, seed)) for seed in range(3)]
+    tokens = [Token(work.parameters.clone(), {}) for work in works]
+    seen = [examiner.seen(token) for token in tokens]
+    examiner.ask([*seen, seen[0]])
+    assert all(one.model is None for one in seen)
+    for one, work in zip(seen, works, strict=True):
+        assert one.answers is not None
+        held = task.forgotten
+        logits = work.model.eval()(held.x)
+        loss = float(torch.nn.functional.cross_entropy(logits, held.y))
+        sure = float(logits.softmax(1).gather(1, held.y.unsqueeze(1)).mean())
+        assert one.answers[[0, 2]] == pytest.approx([loss, sure], rel=1e-5)
+    alone = Examiner(replace(task, factory=_unmappable), 0)
+    slow = alone.answers([Token(w.parameters.clone(), {}) for w in map(_made, range(2))])
+    for row, seed in zip(slow, range(2), strict=True):
+        logits = _made(seed).model(task.forgotten.x)
+        expected = float(torch.nn.functional.cross_entropy(logits, task.forgotten.y))
+        assert row[0] == pytest.approx(expected, rel=1e-5)
+
+
+class Unmappable(torch.nn.Linear):
+    """A model that looks at its numbers, which cannot be mapped over models."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x.flatten(1))
+        return out if bool(self.weight.sum() > -1e9) else -out
+
+
+def _unmappable() -> torch.nn.Module:
+    return Unmappable(64, 10)
+
+
+def _made(seed: int) -> Workspace:
+    return Workspace(build_model(_unmappable, seed))
 
 
 # Canaries

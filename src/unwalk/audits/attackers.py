@@ -20,53 +20,57 @@ import numpy.typing as npt
 
 from unwalk.audits.bounds import Tally, clopper_pearson
 from unwalk.audits.game import Views
-from unwalk.audits.views import ANSWERS, Floats
+from unwalk.audits.views import ANSWERS, Floats, Message
 
 Score = Callable[[Views], Floats]
 Fit = Callable[[Views, Views], Iterator[tuple[str, Score]]]
 """From runs with and without the records to rules, each with its name."""
 
 
-def _differences(views: Views) -> dict[str, Floats]:
-    """Every kept message, and the differences of consecutive ones that are equally long."""
-    found = dict(views.messages)
+def _names(views: Views) -> list[str]:
+    """Every kept message, and the differences of consecutive ones."""
     slots = list(views.messages)
-    for before, after in pairwise(slots):
-        width = min(views.messages[before].shape[1], views.messages[after].shape[1])
-        found[f"{after} - {before}"] = (
-            views.messages[after][:, :width] - views.messages[before][:, :width]
-        )
-    return found
+    return [*slots, *(f"{after} - {before}" for before, after in pairwise(slots))]
+
+
+def _table(views: Views, name: str) -> Floats:
+    """A kept message, or a difference of two as far as both go; a row for each run."""
+    after, _, before = name.partition(" - ")
+    table: Floats = views.messages[after].astype(np.float64)
+    if before:
+        other = views.messages[before]
+        width = min(table.shape[1], other.shape[1])
+        table = table[:, :width] - other[:, :width]
+    return table
 
 
 def projection(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     """White box: the part of a message along the difference of the worlds' mean messages."""
-    ones, others = _differences(with_), _differences(without)
-    for slot in ones:
-        apart = ones[slot].mean(0) - others[slot].mean(0)
+    for name in _names(with_):
+        apart = _table(with_, name).mean(0) - _table(without, name).mean(0)
         size = float(np.linalg.norm(apart))
         if size > 0.0:
-            yield slot, _along(slot, apart / size)
+            yield name, _along(name, apart / size)
 
 
 def whitened(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     """White box: the same after each number was divided by its spread over the runs."""
-    ones, others = _differences(with_), _differences(without)
-    for slot in ones:
-        apart = ones[slot].mean(0) - others[slot].mean(0)
-        spread = 0.5 * (ones[slot].var(0) + others[slot].var(0))
+    for name in _names(with_):
+        ones, others = _table(with_, name), _table(without, name)
+        apart = ones.mean(0) - others.mean(0)
+        spread = 0.5 * (ones.var(0) + others.var(0))
         least = 1e-6 * float(spread.mean()) + 1e-9 * float((apart**2).mean())
         if least == 0.0:
             continue
         weights = apart / (spread + least)
         size = float(np.linalg.norm(weights))
         if size > 0.0:
-            yield slot, _along(slot, weights / size)
+            yield name, _along(name, weights / size)
 
 
-def _along(slot: str, direction: Floats) -> Score:
+def _along(name: str, direction: Floats) -> Score:
     def score(views: Views) -> Floats:
-        table = _differences(views)[slot][:, : direction.size]
+        table = _table(views, name)[:, : direction.size]
         along: Floats = table @ direction[: table.shape[1]]
         return along
 
@@ -100,18 +104,24 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     within = np.sqrt(0.5 * (x[y == 1].var(0) + x[y == 0].var(0)))[useful]
     mean = x.mean(0)[useful]
     spread = np.maximum(within, 1e-3 * x.std(0)[useful]) * np.sqrt(useful.sum())
-    fitted = LogisticRegression(max_iter=500).fit((x[:, useful] - mean) / spread, y)
+    known = (x[:, useful] - mean) / spread
+    # A regression with a penalty on its weights' length weighs records, so that inner products with
+    # the records are all it needs: as many columns as there are runs, instead of many thousands.
+    values, vectors = np.linalg.eigh(known @ known.T)
+    kept = values > 1e-10 * values[-1]
+    onto = known.T @ (vectors[:, kept] / np.sqrt(values[kept]))
+    fitted = LogisticRegression(max_iter=500).fit(known @ onto, y)
 
     def score(views: Views) -> Floats:
         table = (_everything(views)[:, useful] - mean) / spread
-        found: Floats = fitted.decision_function(table)
+        found: Floats = fitted.decision_function(table @ onto)
         return found
 
     yield "everything", score
 
 
 def _everything(views: Views) -> Floats:
-    return np.concatenate([*_differences(views).values(), *views.answers.values()], axis=1)
+    return np.concatenate([*(_table(views, n) for n in _names(views)), *views.answers.values()], 1)
 
 
 def number_format(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
@@ -126,7 +136,7 @@ def number_format(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
         if slot in without.centres:
             yield f"reachable, {slot}", _reachable(slot, with_.centres[slot], without.centres[slot])
     for slot in with_.messages:
-        ones, others = _zeros(with_.messages[slot]), _zeros(without.messages[slot])
+        ones, others = _zeros(_table(with_, slot)), _zeros(_table(without, slot))
         apart = ones.mean(0) - others.mean(0)
         if np.abs(apart).max() > 0.0:
             yield slot, _zeros_along(slot, apart / np.linalg.norm(apart))
@@ -134,7 +144,7 @@ def number_format(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
 
 def _zeros_along(slot: str, direction: Floats) -> Score:
     def score(views: Views) -> Floats:
-        along: Floats = _zeros(views.messages[slot][:, : direction.size]) @ direction
+        along: Floats = _zeros(_table(views, slot)[:, : direction.size]) @ direction
         return along
 
     return score
@@ -271,7 +281,7 @@ def _equally_wide(with_: Views, without: Views) -> tuple[Views, Views]:
     }
 
     def padded(views: Views) -> Views:
-        messages = {
+        messages: dict[str, Message] = {
             k: np.pad(v, ((0, 0), (0, wide[k] - v.shape[1]))) for k, v in views.messages.items()
         }
         return Views(messages, views.answers, views.centres)

@@ -6,12 +6,14 @@ import csv
 import hashlib
 import io
 import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unwalk.audits.attackers import parts
 from unwalk.audits.game import Game, Played, play
-from unwalk.audits.verdict import CONFIDENCE, SIGNIFICANCE, refuted, rows_of
+from unwalk.audits.verdict import CONFIDENCE, SIGNIFICANCE, Row, judged, refuted, rows_of
 from unwalk.audits.worlds import Worlds
 from unwalk.core import __version__
 from unwalk.core.errors import UnwalkError
@@ -27,10 +29,12 @@ from unwalk.tasks import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""
-CELL = 50
-"""Pairs of one cell: what is lost at most when an audit is stopped."""
+CELL, CELL_CUDA = 50, 1000
+"""Pairs of one cell, on a CPU and on a CUDA device: what is lost at most when an audit is stopped.
+A fleet carries the runs of a cell together."""
 COLUMNS = (
     "task",
+    "preset",
     "method",
     "observer",
     "grade",
@@ -39,14 +43,19 @@ COLUMNS = (
     "audited",
     "gaussian",
     "cap",
+    "family",
+    "family_cap",
     "attacker",
     "false_alarms",
     "misses",
     "runs",
     "adjusted",
     "verdict",
+    "reason",
 )
 """Columns of ``audit.csv``."""
+NOT_PLAYED = "not played"
+"""The verdict in ``audit.csv`` on a method that could not be played."""
 
 
 def audit(
@@ -74,21 +83,37 @@ def audit(
     Worlds.of(base, game.coins, game.seeds)
     game.watching(base)
     with growing_folder(out, game.config, base, resume=resume, overwrite=overwrite) as folder:
-        place = None if folder is None else folder.partial / "seeds"
-        told = tell if jobs == 1 else silent
-        cells = [
-            Cell(f"{_named(game)}-{first}-{size}", _cell, (game, first, size, task, told))
-            for first in range(0, pairs, CELL)
-            if (size := min(CELL, pairs - first))
-        ]
-        found = dict(sweep(cells, folder=place, jobs=jobs, count=count))
-        document = _document(game, base, pairs, [found[cell.name] for cell in cells], command)
+        with tempfile.TemporaryDirectory(prefix="unwalk-audit-") as spare:
+            place = Path(spare) if folder is None else folder.partial / "seeds"
+            place.mkdir(parents=True, exist_ok=True)
+            told = tell if jobs == 1 else silent
+            cells = [
+                Cell(
+                    f"{_named(game)}-{first}-{size}", _cell, (game, first, size, place, task, told)
+                )
+                for first in range(0, pairs, cell_size(game))
+                if (size := min(cell_size(game), pairs - first))
+            ]
+            kept = None if folder is None else place
+            found = dict(sweep(cells, folder=kept, jobs=jobs, count=count))
+            ended = [found[cell.name] for cell in cells]
+            document = _document(game, base, pairs, ended, place, command)
         if folder is not None:
-            write_file(folder.partial / "audit.json", json.dumps(document, allow_nan=False) + "\n")
-            write_file(folder.partial / "audit.csv", _csv(document))
-            write_file(folder.partial / "audit.svg", chart(document, standalone=True))
-            write_file(folder.partial / "report.html", render_audit(document))
+            write_audit(folder.partial, document)
     return document
+
+
+def cell_size(game: Game) -> int:
+    """Pairs that are played together."""
+    return CELL if game.config.device == "cpu" else CELL_CUDA
+
+
+def write_audit(place: Path, document: dict[str, Any]) -> None:
+    """Write everything that is made from one document."""
+    write_file(place / "audit.json", json.dumps(document, allow_nan=False) + "\n")
+    write_file(place / "audit.csv", _csv(document))
+    write_file(place / "audit.svg", chart(document, standalone=True))
+    write_file(place / "report.html", render_audit(document))
 
 
 def _named(game: Game) -> str:
@@ -98,18 +123,32 @@ def _named(game: Game) -> str:
 
 
 def _cell(
-    game: Game, first: int, pairs: int, task: ShardedTask | None, tell: Tell
+    game: Game, first: int, pairs: int, place: Path, task: ShardedTask | None, tell: Tell
 ) -> dict[str, Any]:
-    """Some pairs, as a sweep keeps them."""
-    ends = play(game, first, pairs, task, tell)
-    return {
-        "played": {n: one.to_json() for n, one in ends.items() if isinstance(one, Played)},
-        "failed": {n: one.reason for n, one in ends.items() if isinstance(one, Failed)},
-    }
+    """Some pairs: the claims about them, and the names of the files with what was seen."""
+    claims, failed, files = {}, {}, {}
+    for method, one in play(game, first, pairs, task, tell).items():
+        if isinstance(one, Failed):
+            failed[method] = one.reason
+            continue
+        files[method] = f"{_named(game)}-{first}-{pairs}-{method}.npz"
+        one.save(place / files[method])
+        claims[method] = one.claims
+    return {"claims": claims, "files": files, "failed": failed}
+
+
+def _played(
+    game: Game, base: Assembled, names: Sequence[str], cells: Sequence[Any], place: Path
+) -> Iterator[tuple[str, Played]]:
+    """The methods one by one, each with all its runs: together they may not fit into memory."""
+    for name in names:
+        claims = [claims for cell in cells for claims in cell["claims"][name]]
+        paths = [place / cell["files"][name] for cell in cells]
+        yield name, Played.load(paths, game.watching(base), claims)
 
 
 def _document(
-    game: Game, base: Assembled, pairs: int, cells: list[Any], command: str
+    game: Game, base: Assembled, pairs: int, cells: list[Any], place: Path, command: str
 ) -> dict[str, Any]:
     for cell in cells:
         if isinstance(cell, Failed):
@@ -120,8 +159,7 @@ def _document(
     names = [name for name in methods_of(game.config) if name not in failed]
     if not names:
         raise UnwalkError(next(iter(failed.values())))
-    played = {name: Played.joined([cell["played"][name] for cell in cells]) for name in names}
-    rows = rows_of(played, game.config)
+    rows = judged(rows_of(_played(game, base, names, cells, place), game.config))
     config, task = game.config, base.task
     fit, choose, counted = parts(pairs)
     return {
@@ -166,5 +204,26 @@ def _csv(document: dict[str, Any]) -> str:
     table = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     for row in document["rows"]:
-        table.writerow({**row, "task": document["task"]["name"]})
+        table.writerow(row)
+    for row in document["failed"]:
+        table.writerow({**row, "task": document["task"]["name"], "verdict": NOT_PLAYED})
     return text.getvalue()
+
+
+def together(documents: Sequence[Mapping[str, Any]], command: str = "") -> dict[str, Any]:
+    """Audits of one task with different settings as one, with verdicts over all their rows.
+
+    What is not a row is the first one's.  A method that could be played in one of them is not among
+    those that could not.
+    """
+    first = documents[0]
+    rows = judged([Row.from_json(row) for one in documents for row in one["rows"]])
+    played = {row.method for row in rows}
+    failed = {one["method"]: one for document in documents for one in document["failed"]}
+    return {
+        **first,
+        "command": command or first["command"],
+        "rows": [row.to_json() for row in rows],
+        "failed": [one for name, one in failed.items() if name not in played],
+        "refuted": refuted(rows),
+    }

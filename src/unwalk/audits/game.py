@@ -14,15 +14,15 @@ They are never shared between the worlds: one has met the records and the other 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unwalk.audits.canaries import planted
-from unwalk.audits.views import ANSWERS, Examiner, Floats, Observer, Seen, Viewer
+from unwalk.audits.views import ANSWERS, Examiner, Floats, Message, Observer, Seen, Viewer
 from unwalk.audits.worlds import COINS, SEEDS, WITH, WITHOUT, NoNoise, Worlds
 from unwalk.certificates.document import claims_of
 from unwalk.core.errors import InvalidInput
@@ -76,9 +76,9 @@ class Views:
     who knows the coins can compute.
     """
 
-    messages: dict[str, Floats]
+    messages: dict[str, Message]
     answers: dict[str, Floats]
-    centres: dict[str, Floats] = field(default_factory=dict)
+    centres: dict[str, Message] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.messages.values())))
@@ -93,11 +93,14 @@ class Views:
 
     @staticmethod
     def of(runs: Sequence[Mapping[str, Seen]], slots: Sequence[str]) -> Views:
-        """The views of runs, as tables."""
-        messages, answers = {}, {}
+        """The views of runs whose models have been asked, as tables."""
+        messages: dict[str, Message] = {}
+        answers = {}
         for slot in slots:
-            size = max((r[slot].message.size for r in runs if slot in r), default=1)
-            table, asked = np.zeros((len(runs), size)), np.zeros((len(runs), len(ANSWERS)))
+            found = [r[slot].message for r in runs if slot in r]
+            size, kind = max((m.size for m in found), default=1), np.result_type(*found, np.float32)
+            table: Message = np.zeros((len(runs), size), kind)
+            asked = np.zeros((len(runs), len(ANSWERS)))
             for row, run in enumerate(runs):
                 if slot in run:
                     table[row, : run[slot].message.size] = run[slot].message
@@ -109,7 +112,7 @@ class Views:
     def joined(parts: Sequence[Views]) -> Views:
         """The runs of all parts, in order."""
 
-        def together(tables: list[Floats]) -> Floats:
+        def together(tables: list[Message]) -> Message:
             width = max(t.shape[1] for t in tables)
             return np.concatenate([np.pad(t, ((0, 0), (0, width - t.shape[1]))) for t in tables])
 
@@ -119,30 +122,6 @@ class Views:
             {slot: np.concatenate([p.answers[slot] for p in parts]) for slot in slots},
             parts[0].centres,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """A form that a sweep can keep."""
-        return {
-            kind: {slot: _packed(table) for slot, table in tables.items()}
-            for kind, tables in zip(KINDS, (self.messages, self.answers, self.centres), strict=True)
-        }
-
-    @staticmethod
-    def from_json(kept: Mapping[str, Any]) -> Views:
-        """What :meth:`to_json` gave."""
-        messages, answers, centres = (
-            {slot: _unpacked(table) for slot, table in kept[kind].items()} for kind in KINDS
-        )
-        return Views(messages, answers, centres)
-
-
-def _packed(table: Floats) -> list[Any]:
-    return [*table.shape, base64.b64encode(np.ascontiguousarray(table).tobytes()).decode()]
-
-
-def _unpacked(packed: Sequence[Any]) -> Floats:
-    *shape, data = packed
-    return np.frombuffer(base64.b64decode(data), np.float64).reshape(shape)
 
 
 @dataclass(eq=False)
@@ -155,19 +134,35 @@ class Played:
     claims: list[list[dict[str, Any]]] = field(default_factory=list)
     views: dict[tuple[str, int], Views] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """A form that a sweep can keep."""
-        views = [[*key, table.to_json()] for key, table in self.views.items()]
-        return {"claims": self.claims, "views": views}
+    def save(self, path: Path) -> None:
+        """Write all views into one file; what everybody saw (the released model) once."""
+        tables = {}
+        for (observer, world), views in self.views.items():
+            parts = (views.messages, views.answers, views.centres)
+            for kind, slots in zip(KINDS, parts, strict=True):
+                for slot, table in slots.items():
+                    who = "" if slot == "released" else observer
+                    tables[f"{world}|{who}|{kind}|{slot}"] = table
+        with path.open("wb") as file:
+            np.savez(file, **tables)  # type: ignore[arg-type]
 
     @staticmethod
-    def joined(kept: Sequence[Mapping[str, Any]]) -> Played:
-        """All runs of cells that :meth:`to_json` described."""
-        claims = [one for cell in kept for one in cell["claims"]]
+    def load(
+        paths: Sequence[Path], observers: Sequence[Observer], claims: list[list[dict[str, Any]]]
+    ) -> Played:
+        """All runs of files that :meth:`save` wrote, in order."""
         parts: dict[tuple[str, int], list[Views]] = {}
-        for cell in kept:
-            for observer, world, table in cell["views"]:
-                parts.setdefault((observer, world), []).append(Views.from_json(table))
+        for path in paths:
+            with np.load(path, allow_pickle=False) as tables:
+                for observer in observers:
+                    for world in (WITHOUT, WITH):
+                        found: list[dict[str, Any]] = [{}, {}, {}]
+                        for kind, slots in zip(KINDS, found, strict=True):
+                            for slot in observer.slots:
+                                who = "" if slot == "released" else observer.name
+                                if (name := f"{world}|{who}|{kind}|{slot}") in tables:
+                                    slots[slot] = tables[name]
+                        parts.setdefault((observer.name, world), []).append(Views(*found))
         return Played(claims, {key: Views.joined(many) for key, many in parts.items()})
 
 
@@ -197,8 +192,9 @@ class _Table:
         self.tell = tell
         self.base = worlds.base
         self.observers = game.watching(self.base)
-        self.examiner = Examiner(self.base.task, self.base.config.seed)
-        self.engine = self.base.config.performance.engine
+        config = self.base.config
+        self.examiner = Examiner(self.base.task, config.seed, config.device)
+        self.engine = config.performance.engine
         self.kept: dict[int, list[Progress]] = {}
 
     def played(self, method: str) -> Played | Failed:
@@ -249,6 +245,9 @@ class _Table:
             if world == WITH and at < pairs:
                 played.claims.append(_claims(outcome.transcript))
             self.tell(f"{method}, {'with' if world else 'without'}", at + 1, len(plans))
+        self.examiner.ask(
+            seen for run in runs.values() for o in run.values() for seen in o.values()
+        )
         for observer in self.observers:
             seen = [runs[at][observer.name] for at in range(pairs)]
             views = Views.of(seen, observer.slots)

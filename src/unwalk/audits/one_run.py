@@ -12,7 +12,8 @@ A second run, with other coins, says whether a low loss means "in", and how many
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from unwalk.core.token import Token, Workspace, build_model
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.run import Runner
 from unwalk.settings.config import Config
+from unwalk.tasks import ShardedTask
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the canaries about which guesses may be made."""
@@ -36,20 +38,34 @@ SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 class OneRun:
     """What one run showed: ``epsilon`` for adding a canary, ``claim`` for a claim of unlearning.
 
-    ``gaussian`` is for adding a canary as well, and rests on an assumed shape.
+    ``cap`` is the largest ``epsilon`` that so many canaries can show.  ``gaussian`` is for adding a
+    canary as well, and rests on an assumed shape.
     """
 
+    method: str
     canaries: int
     guesses: int
     correct: int
     epsilon: float
+    cap: float
     claim: float
     gaussian: float
+    delta: float
+    confidence: float
+
+    def to_json(self) -> dict[str, Any]:
+        """A form for JSON."""
+        return asdict(self)
 
 
-def one_run(config: Config, canary: str = "mislabelled", confidence: float = 0.95) -> OneRun:
+def one_run(
+    config: Config,
+    canary: str = "mislabelled",
+    confidence: float = 0.95,
+    task: ShardedTask | None = None,
+) -> OneRun:
     """Audit the configuration's method in one run, with a second one to choose the guesses."""
-    base = planted(assemble(config), canary)
+    base = planted(assemble(config, task), canary)
     count = int(base.task.records(config.forget.peer).forgotten.size)
     if count < 2:
         raise InvalidInput(
@@ -69,7 +85,18 @@ def one_run(config: Config, canary: str = "mislabelled", confidence: float = 0.9
     right = _correct(sign * scores, coins, guesses)
     epsilon = bounds.one_run(count, guesses, right, delta, confidence)
     shaped = bounds.one_run_gaussian(count, guesses, right, delta, confidence)
-    return OneRun(count, guesses, right, epsilon, epsilon / 2.0, shaped)
+    return OneRun(
+        method=config.method,
+        canaries=count,
+        guesses=guesses,
+        correct=right,
+        epsilon=epsilon,
+        cap=bounds.one_run(count, count, count, delta, confidence),
+        claim=epsilon / 2.0,
+        gaussian=shaped,
+        delta=delta,
+        confidence=confidence,
+    )
 
 
 def _played(base: Assembled, name: str) -> tuple[Floats, Floats]:

@@ -9,8 +9,8 @@ assume a shape of the trade-off curve are shown and decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unwalk.audits.attackers import attacked
@@ -69,9 +69,13 @@ class Row:
 
     ``attacker`` was chosen on other runs; ``audited`` is its bound with 95 % confidence, by itself.
     ``gaussian`` assumes a shape, and has none at delta 0.  ``adjusted`` is the smallest p-value of
-    the row after Holm's rule over all rows and attackers.
+    the row after Holm's rule over all rows and attackers.  ``family`` is the largest bound of any
+    of its attackers that holds with 95 % confidence for all rows and attackers at once
+    (Bonferroni), and ``family_cap`` the largest that it could be.
     """
 
+    task: str
+    preset: str
     method: str
     label: str
     observer: str
@@ -87,8 +91,15 @@ class Row:
     gaussian: float | None
     cap: float
     adjusted: float | None
+    family: float
+    family_cap: float
     verdict: str
     tried: tuple[Tried, ...]
+
+    @staticmethod
+    def from_json(kept: Mapping[str, Any]) -> Row:
+        """What :meth:`to_json` gave."""
+        return Row(**{**kept, "tried": tuple(Tried(**one) for one in kept["tried"])})
 
     def to_json(self) -> dict[str, Any]:
         """The form that ``audit.json`` holds."""
@@ -115,19 +126,24 @@ def uncovered(method: str, observer: str, config: Config) -> str | None:
     return None
 
 
-def rows_of(played: dict[str, Played], config: Config) -> list[Row]:
-    """The rows of all methods, with verdicts over all of them together."""
-    rows = [
+def rows_of(played: Iterable[tuple[str, Played]], config: Config) -> list[Row]:
+    """A row for every method and observer, without verdicts; methods may come one by one."""
+    return [
         _row(method, observer, one, config)
-        for method, one in played.items()
+        for method, one in played
         for observer in dict.fromkeys(name for name, _ in one.views)
     ]
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """The same rows, with verdicts over all of them together."""
     tests = [(at, tried.p) for at, row in enumerate(rows) for tried in row.tried]
     known = [(at, p) for at, p in tests if p is not None]
     least: dict[int, float] = {}
     for (at, _), adjusted in zip(known, holm([p for _, p in known]), strict=True):
         least[at] = min(least.get(at, 1.0), adjusted)
-    return [_judged(row, least.get(at)) for at, row in enumerate(rows)]
+    many = max(1, len(tests))
+    return [_judged(row, least.get(at), many) for at, row in enumerate(rows)]
 
 
 def _row(method: str, observer: str, played: Played, config: Config) -> Row:
@@ -149,6 +165,8 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
     # Where no message differs between the worlds, nobody can do better than to guess.
     best = found[0][1] if found else Tally(0, runs, runs, runs)
     return Row(
+        task=config.task,
+        preset=config.preset,
         method=method,
         label=METHODS[method].title,
         observer=observer,
@@ -164,19 +182,29 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
         gaussian=gaussian_trade_off(best, claim.delta, CONFIDENCE) if claim.delta else None,
         cap=cap(runs, CONFIDENCE, claim.delta),
         adjusted=None,
+        family=0.0,
+        family_cap=0.0,
         verdict=UNCLAIMED,
         tried=tried,
     )
 
 
-def _judged(row: Row, adjusted: float | None) -> Row:
+def _judged(row: Row, adjusted: float | None, tests: int) -> Row:
+    bounds = [
+        clopper_pearson(
+            Tally(one.false_alarms, row.runs, one.misses, row.runs), row.delta, CONFIDENCE, tests
+        )
+        for one in row.tried
+    ]
+    largest = cap(row.runs, CONFIDENCE, row.delta, tests)
+    row = replace(row, family=max(bounds, default=0.0), family_cap=largest)
     if row.epsilon is None:
         return row
     value = 1.0 if adjusted is None else adjusted
     verdict = STANDS if row.cap > row.epsilon else TOO_FEW
     if value <= SIGNIFICANCE:
         verdict = REFUTED if row.grade in PROVED else EXCEEDED
-    return Row(**{**vars(row), "adjusted": value, "verdict": verdict})
+    return replace(row, adjusted=value, verdict=verdict)
 
 
 def refuted(rows: Sequence[Row]) -> bool:

@@ -15,13 +15,14 @@ does what a peer that trained saw before the request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
@@ -31,14 +32,17 @@ from unwalk.core.transcript import Hop
 from unwalk.tasks import ShardedTask
 
 Floats = npt.NDArray[np.float64]
+Message = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 SLOTS = ("first", "after u", "next", "released")
 LONGEST = 4096
 """Numbers of a message that are kept; longer ones are folded by a fixed random sketch."""
 ANSWERS = ("loss", "margin", "confidence", "asr", "others' loss")
 """What is measured of a model by asking it: on D_f, on triggered pictures, on other records."""
-PROBED = 2000
+PROBED = 1000
 """The most records of each kind that a model is asked about."""
+TOGETHER = 20_000
+"""The most records that models are asked about at once, all models together."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +85,47 @@ class Observer:
         return Observer(text, seen)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Seen:
-    """One kept message, and what the model in it answers."""
+    """One kept message, and the model in it until that has been asked; then its answers."""
 
-    message: Floats
-    answers: Floats
+    message: Message
+    model: Token | None
+    answers: Floats | None = None
 
 
 class Examiner:
     """Asks models about the records to be forgotten, and folds messages that are too long."""
 
-    def __init__(self, task: ShardedTask, seed: int) -> None:
-        self.model: nn.Module = build_model(task.model, seed).eval()
+    def __init__(self, task: ShardedTask, seed: int, device: str = "cpu") -> None:
+        self.model: nn.Module = build_model(task.model, seed).eval().to(device)
         self.layout = Layout.of(self.model)
         self.loss = task.loss
         self.target = -1 if task.target is None else task.target
-        self.forgotten, self.test = _some(task.forgotten), _some(task.test)
+        self.forgotten, self.test = _some(task.forgotten, device), _some(task.test, device)
         self.triggered: Held | None = None
         if task.triggered is not None:
             others = task.triggered.y.ne(self.target)
-            self.triggered = _some(Held(task.triggered.x[others], task.triggered.y[others]))
+            triggered = Held(task.triggered.x[others], task.triggered.y[others])
+            self.triggered = _some(triggered, device)
         self.folds: dict[int, tuple[npt.NDArray[np.int64], Floats]] = {}
 
     def seen(self, token: Token, *, model_only: bool = False, moments: bool = True) -> Seen:
-        """A token as an observer sees it; ``model_only`` leaves parameters and buffers."""
+        """A token as an observer sees it; ``model_only`` leaves parameters and buffers.
+
+        The token may not change before :meth:`ask` has been called.
+        """
         named = token.tensors()
         if model_only:
             named = {k: v for k, v in named.items() if k.partition("/")[0] in PUBLISHED}
         if not moments:
             named = {k: v for k, v in named.items() if not k.startswith("moment/")}
-        flat = [t.detach().to("cpu", torch.float64).reshape(-1).numpy() for t in named.values()]
-        return Seen(self.folded(np.concatenate(flat)), self.answers(token))
+        wide = any(t.dtype == torch.float64 for t in named.values())
+        kind = torch.float64 if wide else torch.float32
+        flat = torch.cat([t.detach().to(kind).reshape(-1) for t in named.values()])
+        return Seen(self.folded(flat.cpu().numpy()), token)
 
-    def folded(self, message: Floats) -> Floats:
+    def folded(self, message: Message) -> Message:
         """A message of :data:`LONGEST` numbers at most: each number in a random place of fewer,
         with a random sign, the same for every run."""
         if message.size <= LONGEST:
@@ -124,42 +135,85 @@ class Examiner:
             signs = rng.choice([-1.0, 1.0], message.size)
             self.folds[message.size] = rng.integers(LONGEST, size=message.size), signs
         places, signs = self.folds[message.size]
-        folded: Floats = np.bincount(places, signs * message, LONGEST).astype(np.float64)
+        folded: Message = np.bincount(places, signs * message, LONGEST).astype(message.dtype)
         return folded
 
-    @torch.no_grad()
-    def answers(self, token: Token) -> Floats:
-        """Loss, margin and confidence on D_f, attack success, and the loss on other records."""
-        views = self.layout.views(token.parameters.to("cpu"))
-        for name, parameter in self.model.named_parameters():
-            if name in views:
-                parameter.copy_(views[name])
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(token.buffers[name])
-        if self.loss is not None:
-            losses = [float(self.loss(self.model(h.x), h.y).mean()) for h in self._asked]
-            return np.array([losses[0], -losses[0], 0.0, 0.0, losses[1]])
-        logs = self.model(self.forgotten.x).double().log_softmax(1)
-        right = logs.gather(1, self.forgotten.y.unsqueeze(1)).squeeze(1)
-        other = torch.log1p(-right.exp().clamp(max=1.0 - 1e-12))
-        asr = 0.0
-        if self.triggered is not None:
-            asr = float(self.model(self.triggered.x).argmax(1).eq(self.target).double().mean())
-        test = self.model(self.test.x).double().log_softmax(1)
-        elsewhere = test.gather(1, self.test.y.unsqueeze(1)).mean()
-        values = [-right.mean(), (right - other).mean(), right.exp().mean(), asr, -elsewhere]
-        return np.array([float(v) for v in values])
+    def ask(self, seen: Iterable[Seen]) -> None:
+        """Fill in the answers of all messages, and let go of their models."""
+        records = max(len(held.y) for held in (self.forgotten, self.test, self.triggered) if held)
+        waiting = [(one, one.model) for one in dict.fromkeys(seen) if one.model is not None]
+        size = max(1, TOGETHER // records)
+        for first in range(0, len(waiting), size):
+            some = waiting[first : first + size]
+            answers = self.answers([model for _, model in some])
+            for (one, _), row in zip(some, answers, strict=True):
+                one.answers, one.model = row, None
 
-    @property
-    def _asked(self) -> tuple[Held, Held]:
-        return self.forgotten, self.test
+    @torch.no_grad()
+    def answers(self, tokens: Sequence[Token]) -> Floats:
+        """Loss, margin and confidence on D_f, attack success, and the loss on other records."""
+        device = self.forgotten.x.device
+        flat = torch.stack([t.parameters.detach().to(device) for t in tokens])
+        buffers = {
+            name: torch.stack([t.buffers[name].to(device) for t in tokens])
+            for name, _ in self.model.named_buffers()
+        }
+        ours, others = (self._outputs(flat, buffers, h.x) for h in (self.forgotten, self.test))
+        found = np.zeros((len(tokens), len(ANSWERS)))
+        if self.loss is not None:
+            for row, (one, other) in enumerate(zip(ours, others, strict=True)):
+                lost = float(self.loss(one, self.forgotten.y).mean())
+                elsewhere = float(self.loss(other, self.test.y).mean())
+                found[row] = lost, -lost, 0.0, 0.0, elsewhere
+            return found
+        right = _log_chances(ours, self.forgotten.y)
+        wrong = torch.log1p(-right.exp().clamp(max=1.0 - 1e-12))
+        asr = torch.zeros(len(tokens))
+        if self.triggered is not None:
+            said = self._outputs(flat, buffers, self.triggered.x).argmax(2)
+            asr = said.eq(self.target).double().mean(1)
+        elsewhere = _log_chances(others, self.test.y)
+        columns = (
+            -right.mean(1),
+            (right - wrong).mean(1),
+            right.exp().mean(1),
+            asr,
+            -elsewhere.mean(1),
+        )
+        for column, values in enumerate(columns):
+            found[:, column] = values.cpu().numpy()
+        return found
+
+    def _outputs(
+        self, flat: torch.Tensor, buffers: Mapping[str, torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
+        """What each model says about every record: a row of ``flat`` is a model."""
+
+        def one(parameters: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            said: torch.Tensor = functional_call(
+                self.model, {**self.layout.views(parameters), **own}, (x,)
+            )
+            return said
+
+        try:
+            together: torch.Tensor = vmap(one)(flat, buffers)
+            return together
+        except RuntimeError:  # not every model can be mapped
+            rows = range(len(flat))
+            return torch.stack([one(flat[r], {k: v[r] for k, v in buffers.items()}) for r in rows])
+
+
+def _log_chances(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the chance that each model gives to each record's label."""
+    logs = outputs.double().log_softmax(2)
+    return logs.gather(2, labels.expand(len(logs), -1).unsqueeze(2)).squeeze(2)
 
 
 PUBLISHED = ("parameters", "buffer")
 
 
-def _some(held: Held) -> Held:
-    return Held(held.x[:PROBED].cpu(), held.y[:PROBED].cpu())
+def _some(held: Held, device: str) -> Held:
+    return Held(held.x[:PROBED].to(device), held.y[:PROBED].to(device))
 
 
 @dataclass(eq=False)
@@ -200,12 +254,21 @@ class Viewer:
         number, at = walk.plan.phase_of(hop.hop)
         if self.shard == number and at == walk.plan.phases[number].hops:
             walk.end = progress.token.clone()
-        if not any(o.peers for o in self.observers):
+        if self._saw_everything(walk):
+            walk.last = None
             return
         if hop.hop > walk.start and walk.last is not None:
             self._message(walk, hop, walk.plan.phases[number], at)
         walk.visited |= hop.hop > walk.start and hop.receiver == walk.plan.unlearner
         walk.last = progress.token.clone()
+
+    def _saw_everything(self, walk: _Walk) -> bool:
+        """Whether nothing more is kept of a walk but its end."""
+        return all(
+            slot in walk.kept[observer.name]
+            for observer in self.observers
+            for slot in observer.slots[:-1]
+        )
 
     def _message(self, walk: _Walk, hop: Hop, phase: Phase, at: int) -> None:
         """The token as it was sent at a hop, to those who saw it."""
@@ -230,7 +293,7 @@ class Viewer:
         walk = self.walks[index]
         if walk.end is not None and walk.plan.phases[-1].hops == 0:
             token = walk.end
-        released = self.examiner.seen(token, model_only=True)
+        released = self.examiner.seen(token.clone(), model_only=True)
         walk.last = None
         return {name: {**kept, "released": released} for name, kept in walk.kept.items()}
 

@@ -67,10 +67,10 @@ class NothingToForget:
         return self.method.travels
 
     def visit(self, visit: Visit) -> Program:
+        if not visit.at_unlearner:
+            return self.method.visit(visit)
         rng = copy.deepcopy(visit.rng)
         program = self.method.visit(visit)
-        if not visit.at_unlearner:
-            return program
         asked = self.method.visit(replace(visit, records=self.records, rng=rng))
         if not any(_noisy(op) for op in asked):
             return program

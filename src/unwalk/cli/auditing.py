@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,11 +34,14 @@ from unwalk.cli.terminal import (
     show,
 )
 
+if TYPE_CHECKING:
+    from unwalk.settings.config import Config
+
 
 def audit(
     file: File = None,
     set_: Set = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated.")] = "rrdu",
+    methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "rrdu",
     pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
     observer: Annotated[
         list[str] | None,
@@ -51,6 +56,9 @@ def audit(
     canary: Annotated[
         str, typer.Option(help="Records to plant: none, mislabelled, blank or gradient.")
     ] = "none",
+    one_run: Annotated[
+        bool, typer.Option(help="One run of each method, each forgotten record a canary.")
+    ] = False,
     task: TaskOption = None,
     preset: PresetOption = None,
     seed: SeedOption = None,
@@ -72,11 +80,17 @@ def audit(
             from unwalk.audits.audit import audit as audit_game
             from unwalk.audits.game import Game
 
-        main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
+            from unwalk.methods import METHODS
+
+        asked = METHODS if methods == "all" else methods.split(",")
+        main, *others = [name.strip() for name in asked if name.strip()] or [""]
         changes = changes_of(
             set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
         )
         config = config_of(file, {**changes, "method": main, "compare": others})
+        if one_run:
+            _one_run(config, "mislabelled" if canary == "none" else canary, out, json_)
+            return
         game = Game(config, tuple(observer or ["released"]), coins, seeds, canary)
         document = audit_game(
             game,
@@ -97,6 +111,33 @@ def audit(
             show(f"report: {out / 'report.html'}", soft_wrap=True)
     if document["refuted"]:
         raise typer.Exit(1)
+
+
+def _one_run(config: Config, canary: str, out: Path | None, json_: bool) -> None:
+    """One run of each method, and what the guesses about its canaries show."""
+    from unwalk.audits.one_run import one_run
+    from unwalk.core.errors import InvalidInput, UnwalkError
+    from unwalk.reports.audit_page import one_run_table
+    from unwalk.runs.run import methods_of
+
+    if out is not None:
+        raise InvalidInput("--out is for audits of many runs; allowed with --one-run: --json.")
+    ended: list[dict[str, Any]] = []
+    failed: dict[str, UnwalkError] = {}
+    for name in methods_of(config):
+        try:
+            ended.append(one_run(replace(config, method=name, compare=()), canary).to_json())
+        except UnwalkError as error:
+            failed[name] = error
+    if not ended:
+        raise next(iter(failed.values()))
+    if json_:
+        reasons = {name: str(error) for name, error in failed.items()}
+        print(json.dumps({"rows": ended, "failed": reasons}, allow_nan=False))
+        return
+    print_whole(one_run_table(ended))
+    for name, error in failed.items():
+        show(f"{name} was not played: {error}")
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -117,8 +117,8 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
     return (
-        f"{calibrated.formula}; peers see the trained model and every step, so that it says nothing "
-        "about them; the noise is added in floating point, and it came from a known seed "
+        f"{calibrated.formula}; peers see the trained model and every step, so that it says "
+        "nothing about them; the noise is added in floating point, and it came from a known seed "
         "(simulation); no proof covers this run."
     )
 

@@ -16,7 +16,7 @@ from unwalk.reports.tables import Cell, Row, Table, plain_table, terminal_table
 
 Document = Mapping[str, Any]
 
-HEADS = ("claim", "claimed", "audited", "cap", "attacker", "errors", "verdict")
+HEADS = ("claim", "claimed", "audited", "cap", "family-wise", "attacker", "errors", "verdict")
 WIDE, ROW, TOP, LEFT = 720.0, 34.0, 46.0, 250.0
 
 
@@ -34,6 +34,7 @@ def _cells(row: Document) -> list[str]:
         _epsilon(row["epsilon"]),
         _epsilon(row["audited"]),
         _epsilon(row["cap"]),
+        _epsilon(row["family"]),
         row["attacker"],
         _errors(row),
         row["verdict"],
@@ -46,7 +47,7 @@ def audit_table(document: Document) -> rich.table.Table:
     title = f"{task['name']}, {task['model']}: epsilon claimed and audited, {game['pairs']} pairs"
     table = terminal_table(title)
     for head in ("method", "observer", *HEADS):
-        right = head in ("claimed", "audited", "cap")
+        right = head in ("claimed", "audited", "cap", "family-wise")
         table.add_column(head, justify="right" if right else "left", no_wrap=True)
     for row in document["rows"]:
         texts = [row["label"], row["observer"], *_cells(row)]
@@ -54,7 +55,25 @@ def audit_table(document: Document) -> rich.table.Table:
         table.add_row(*map(Text, texts), style=style)
     table.caption = Text(
         f"audited: at least this, with {numbers.percent(game['confidence'])} confidence; cap: the "
-        f"most that {game['count']} runs of each world can show"
+        f"most that {game['count']} runs of each world can show; family-wise: at least this, with "
+        "the same confidence for all rows and attackers at once"
+    )
+    return table
+
+
+def one_run_table(rows: Sequence[Document]) -> rich.table.Table:
+    """What single runs with many canaries showed, for the terminal."""
+    table = terminal_table("epsilon for one canary, audited in one run of each method")
+    for head in ("method", "right guesses", "audited", "cap", "if Gaussian", "for a claim"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for row in rows:
+        guesses = f"{row['correct']} of {row['guesses']}, {row['canaries']} canaries"
+        bounds = [_epsilon(row[key]) for key in ("epsilon", "cap", "gaussian", "claim")]
+        table.add_row(*map(Text, (row["method"], guesses, *bounds)))
+    table.caption = Text(
+        f"audited: adding one record costs at least this, at delta {rows[0]['delta']:g} with "
+        f"{numbers.percent(rows[0]['confidence'])} confidence for each row by itself; a claim of "
+        "unlearning has at least half of it"
     )
     return table
 
@@ -93,12 +112,13 @@ def verdict_lines(document: Document) -> list[str]:
 def _table(document: Document) -> Table:
     rows = [
         Row(
-            Cell(row["label"], (f"seen by {row['observer']}",)),
+            Cell(row["label"], _below(row, document)),
             [
                 Cell(row["grade"]),
                 Cell(_epsilon(row["epsilon"]), (f"delta {row['delta']:g}",)),
                 Cell(_epsilon(row["audited"]), (f"if Gaussian {_epsilon(row['gaussian'])}",)),
                 Cell(_epsilon(row["cap"])),
+                Cell(_epsilon(row["family"]), (f"of {_epsilon(row['family_cap'])}",)),
                 Cell(row["attacker"]),
                 Cell(_errors(row)),
                 Cell(row["verdict"], kind="bad" if row["verdict"] == "refuted" else ""),
@@ -106,7 +126,19 @@ def _table(document: Document) -> Table:
         )
         for row in document["rows"]
     ]
+    rows += [
+        Row(Cell(one["label"], ("see below",)), [*[Cell(numbers.DASH)] * 7, Cell("not played")])
+        for one in document["failed"]
+    ]
     return plain_table("Claimed and audited", ("method", *HEADS), rows)
+
+
+def _below(row: Document, document: Document) -> tuple[str, ...]:
+    """Who saw it, and the settings where the rows have different ones."""
+    seen = f"seen by {row['observer']}"
+    if len({(one["task"], one["preset"]) for one in document["rows"]}) == 1:
+        return (seen,)
+    return seen, f"{row['task']}, preset {row['preset']}"
 
 
 def _tried(row: Document) -> Table:
