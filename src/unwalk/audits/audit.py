@@ -29,7 +29,7 @@ from unwalk.tasks import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""
-CELL, CELL_CUDA = 50, 1000
+CELL, CELL_CUDA = 50, 500
 """Pairs of one cell, on a CPU and on a CUDA device: what is lost at most when an audit is stopped.
 A fleet carries the runs of a cell together."""
 COLUMNS = (

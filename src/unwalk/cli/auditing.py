@@ -54,8 +54,12 @@ def audit(
         str, typer.Option(help="paired: runs of one number share a seed; or independent.")
     ] = "paired",
     canary: Annotated[
-        str, typer.Option(help="Records to plant: none, mislabelled, blank or gradient.")
-    ] = "none",
+        str | None,
+        typer.Option(
+            help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
+            "--one-run mislabelled."
+        ),
+    ] = None,
     one_run: Annotated[
         bool, typer.Option(help="One run of each method, each forgotten record a canary.")
     ] = False,
@@ -89,9 +93,9 @@ def audit(
         )
         config = config_of(file, {**changes, "method": main, "compare": others})
         if one_run:
-            _one_run(config, "mislabelled" if canary == "none" else canary, out, json_)
+            _one_run(config, canary or "mislabelled", out, json_)
             return
-        game = Game(config, tuple(observer or ["released"]), coins, seeds, canary)
+        game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
         document = audit_game(
             game,
             pairs,
