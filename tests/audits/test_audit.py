@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from tests.runs.small import BLOBS, options, small
 from unwalk import cli
 from unwalk.audits import audit as audits
-from unwalk.audits.audit import audit
+from unwalk.audits import bounds
+from unwalk.audits.audit import audit, together
 from unwalk.audits.bounds import cap
 from unwalk.audits.game import Game, play
 from unwalk.core.errors import InvalidInput
+from unwalk.methods import METHODS
+from unwalk.reports import audit_page
 from unwalk.reports.audit_page import chart, render_audit, verdict_lines
 from unwalk.runs.store import partial_of
 
@@ -158,6 +163,84 @@ def test_an_audit_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, monkeyp
     with pytest.raises(InvalidInput, match="exists already"):
         audit(game(), 12, out=out)
     assert audit(game(), 12, out=out, overwrite=True) == whole
+
+
+def own_records() -> tuple[torch.Tensor, torch.Tensor]:
+    """Somebody's own data."""
+    x = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def own_model() -> nn.Module:
+    """Somebody's own model."""
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_own_task_and_own_model_are_audited(call):
+    here = "tests.audits.test_audit"
+    code, out, err = call(
+        "--task", f"{here}:own_records", "--model", f"{here}:own_model", "--pairs", "8",
+        "--methods", "finetune", "--set", "peers=3", "--set", "train.hops=2", "--set",
+        "unlearn.hops=1", "--set", "forget.kind=records", "--set", "forget.size=5", "--json",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["task"]["parameters"] == 38
+    (row,) = document["rows"]
+    assert (row["method"], row["verdict"]) == ("finetune", "no claim")
+
+
+@pytest.mark.soak
+def test_every_method_is_a_row_or_has_a_reason(call, tmp_path):
+    code, _, _ = call(*WORDS, "--methods", "all", "--pairs", "8", "--out", "all")
+    assert code == 0
+    document = json.loads((tmp_path / "all" / "audit.json").read_text())
+    named = [one["method"] for part in ("rows", "failed") for one in document[part]]
+    assert sorted(named) == sorted(METHODS)
+    assert len(document["rows"]) > 7
+    with (tmp_path / "all" / "audit.csv").open() as file:
+        table = {row["method"]: row for row in csv.DictReader(file)}
+    assert table["seal"]["verdict"] == "not played"
+    assert table["seal"]["reason"]
+    assert "not played" in (tmp_path / "all" / "report.html").read_text()
+
+
+def test_audits_with_different_settings_are_judged_together():
+    one = audit(game(), 8)
+    (row,) = one["rows"]
+    failed = {"method": "rrdu", "label": "RR-DU", "reason": "other settings"}
+    other = {
+        **one,
+        "rows": [{**row, "preset": "certified", "method": "seal", "label": "seal"}],
+        "failed": [failed, {**failed, "method": "sums"}],
+    }
+    both = together([one, other], "both")
+    assert [r["method"] for r in both["rows"]] == ["rrdu", "seal"]
+    assert [f["method"] for f in both["failed"]] == ["sums"]
+    tests = 2 * len(row["tried"])
+    assert both["rows"][0]["family_cap"] == cap(4, 0.95, row["delta"], tests)
+    assert "blobs, preset certified" in render_audit(both)
+    assert "preset" not in audit_page._below(row, one)[0]
+
+
+# One run
+
+
+def test_one_run_is_audited_from_the_command_line(call):
+    words = [*options(SMALL), "--one-run", "--methods", "restart,seal"]
+    code, out, _ = call(*words)
+    assert code == 0
+    assert "20 canaries" in out
+    assert "seal was not played: " in out
+    code, out, _ = call(*words, "--json")
+    told = json.loads(out)
+    (row,) = told["rows"]
+    assert (row["method"], row["canaries"], row["epsilon"]) == ("restart", 20, 0.0)
+    assert row["cap"] == bounds.one_run(20, 20, 20, 1e-5)
+    assert list(told["failed"]) == ["seal"]
+    code, out, err = call(*words, "--out", "somewhere")
+    assert (code, out) == (2, "")
+    assert "--out is for audits of many runs" in err
 
 
 @pytest.mark.soak

@@ -83,7 +83,6 @@ def audit(
         with loading():
             from unwalk.audits.audit import audit as audit_game
             from unwalk.audits.game import Game
-
             from unwalk.methods import METHODS
 
         asked = METHODS if methods == "all" else methods.split(",")
