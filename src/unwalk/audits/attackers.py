@@ -150,7 +150,7 @@ def _zeros_along(slot: str, direction: Floats) -> Score:
     return score
 
 
-def _reachable(slot: str, with_: Floats, without: Floats) -> Score:
+def _reachable(slot: str, with_: Message, without: Message) -> Score:
     def score(views: Views) -> Floats:
         table = views.messages[slot]
         narrow = bool((table.astype(np.float32) == table).all())

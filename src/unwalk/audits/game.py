@@ -138,8 +138,8 @@ class Played:
         """Write all views into one file; what everybody saw (the released model) once."""
         tables = {}
         for (observer, world), views in self.views.items():
-            parts = (views.messages, views.answers, views.centres)
-            for kind, slots in zip(KINDS, parts, strict=True):
+            for kind in KINDS:
+                slots: dict[str, Message] = getattr(views, kind)
                 for slot, table in slots.items():
                     who = "" if slot == "released" else observer
                     tables[f"{world}|{who}|{kind}|{slot}"] = table

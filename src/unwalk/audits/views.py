@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from unwalk.core.transcript import Hop
 from unwalk.tasks import ShardedTask
 
 Floats = npt.NDArray[np.float64]
-Message = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Message = npt.NDArray[np.floating[Any]]
 
 SLOTS = ("first", "after u", "next", "released")
 LONGEST = 4096
@@ -163,8 +164,7 @@ class Examiner:
         if self.loss is not None:
             for row, (one, other) in enumerate(zip(ours, others, strict=True)):
                 lost = float(self.loss(one, self.forgotten.y).mean())
-                elsewhere = float(self.loss(other, self.test.y).mean())
-                found[row] = lost, -lost, 0.0, 0.0, elsewhere
+                found[row] = lost, -lost, 0.0, 0.0, float(self.loss(other, self.test.y).mean())
             return found
         right = _log_chances(ours, self.forgotten.y)
         wrong = torch.log1p(-right.exp().clamp(max=1.0 - 1e-12))

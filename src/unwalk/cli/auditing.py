@@ -129,18 +129,18 @@ def _one_run(config: Config, canary: str, out: Path | None, json_: bool) -> None
     failed: dict[str, UnwalkError] = {}
     for name in methods_of(config):
         try:
-            ended.append(one_run(replace(config, method=name, compare=()), canary).to_json())
+            ended.append(one_run(replace(config, method=name, compare=[]), canary).to_json())
         except UnwalkError as error:
             failed[name] = error
     if not ended:
         raise next(iter(failed.values()))
     if json_:
-        reasons = {name: str(error) for name, error in failed.items()}
+        reasons = {name: str(refusal) for name, refusal in failed.items()}
         print(json.dumps({"rows": ended, "failed": reasons}, allow_nan=False))
         return
     print_whole(one_run_table(ended))
-    for name, error in failed.items():
-        show(f"{name} was not played: {error}")
+    for name, refusal in failed.items():
+        show(f"{name} was not played: {refusal}")
 
 
 def _show(document: dict[str, Any]) -> None:

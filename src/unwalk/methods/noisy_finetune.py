@@ -17,7 +17,7 @@ floating point; batch statistics that travel with the model have no noise at all
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
@@ -90,7 +90,7 @@ def noisy_finetuning_noise(config: Config, peers: int, p: float, records: Record
     own, target = config.of(NoisyFinetuneSettings), config.unlearn
     if own.sigma is not None:
         return Calibrated(own.sigma)
-    numbers = {
+    numbers: dict[str, Any] = {
         "radius": own.radius,
         "clip": own.clip,
         "step_size": own.step_size,
