@@ -7,13 +7,14 @@ import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unwalk.audits.attackers import parts
 from unwalk.audits.game import Game, Played, play
 from unwalk.audits.verdict import CONFIDENCE, SIGNIFICANCE, Row, judged, refuted, rows_of
+from unwalk.audits.views import Observer
 from unwalk.audits.worlds import Worlds
 from unwalk.core import __version__
 from unwalk.core.errors import UnwalkError
@@ -24,12 +25,12 @@ from unwalk.runs.assemble import Assembled
 from unwalk.runs.run import Tell, growing_folder, methods_of, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Count, Failed, sweep, uncounted
-from unwalk.settings.config import flatten
+from unwalk.settings.config import Config, flatten
 from unwalk.tasks import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""
-CELL, CELL_CUDA = 50, 500
+CELL, CELL_CUDA = 50, 250
 """Pairs of one cell, on a CPU and on a CUDA device: what is lost at most when an audit is stopped.
 A fleet carries the runs of a cell together."""
 COLUMNS = (
@@ -73,9 +74,10 @@ def audit(
 ) -> dict[str, Any]:
     """Play ``pairs`` runs of each world with every method of the configuration, and judge.
 
-    ``jobs`` cells are played at once; with one job, ``tell`` is told of their walks.  With ``out``
-    every finished cell is kept, and ``resume`` goes on with the others.  A method that cannot be
-    played is left out, with its reason under ``failed``; if none can, the first reason is raised.
+    ``jobs`` cells are played, and methods attacked, at once; with one job ``tell`` is told of their
+    walks.  With ``out`` every finished cell is kept, and ``resume`` goes on with the others.  A
+    method that cannot be played is left out, with its reason under ``failed``; if none can, the
+    first reason is raised.
     """
     check_count("pairs", pairs, low=FEWEST)
     check_count("jobs", jobs, low=1)
@@ -97,7 +99,11 @@ def audit(
             kept = None if folder is None else place
             found = dict(sweep(cells, folder=kept, jobs=jobs, count=count))
             ended = [found[cell.name] for cell in cells]
-            document = _document(game, base, pairs, ended, place, command)
+            names, failed = _names(game, ended)
+            attacks = [_attack(game, base, pairs, name, ended, place) for name in names]
+            attacked = dict(sweep(attacks, folder=kept, jobs=jobs))
+            rows = _rows([attacked[cell.name] for cell in attacks])
+            document = _document(game, base, pairs, rows, failed, command)
         if folder is not None:
             write_audit(folder.partial, document)
     return document
@@ -137,29 +143,58 @@ def _cell(
     return {"claims": claims, "files": files, "failed": failed}
 
 
-def _played(
-    game: Game, base: Assembled, names: Sequence[str], cells: Sequence[Any], place: Path
-) -> Iterator[tuple[str, Played]]:
-    """The methods one by one, each with all its runs: together they may not fit into memory."""
-    for name in names:
-        claims = [claims for cell in cells for claims in cell["claims"][name]]
-        paths = [place / cell["files"][name] for cell in cells]
-        yield name, Played.load(paths, game.watching(base), claims)
-
-
-def _document(
-    game: Game, base: Assembled, pairs: int, cells: list[Any], place: Path, command: str
-) -> dict[str, Any]:
+def _names(game: Game, cells: Sequence[Any]) -> tuple[list[str], dict[str, str]]:
+    """The methods that were played in all cells, and why the others were not."""
+    failed: dict[str, str] = {}
     for cell in cells:
         if isinstance(cell, Failed):
             raise cell.raised()
-    failed: dict[str, str] = {}
-    for cell in cells:
         failed = {**cell["failed"], **failed}
     names = [name for name in methods_of(game.config) if name not in failed]
     if not names:
         raise UnwalkError(next(iter(failed.values())))
-    rows = judged(rows_of(_played(game, base, names, cells, place), game.config))
+    return names, failed
+
+
+def _attack(
+    game: Game, base: Assembled, pairs: int, name: str, cells: Sequence[Any], place: Path
+) -> Cell:
+    """The cell that attacks one method: all its runs, which may fill the memory."""
+    claims = [claims for cell in cells for claims in cell["claims"][name]]
+    paths = [place / cell["files"][name] for cell in cells]
+    arguments = (game.config, name, game.watching(base), claims, paths)
+    return Cell(f"{_named(game)}-rows-{pairs}-{name}", _attacked, arguments)
+
+
+def _attacked(
+    config: Config,
+    name: str,
+    observers: Sequence[Observer],
+    claims: list[list[dict[str, Any]]],
+    paths: Sequence[Path],
+) -> list[dict[str, Any]]:
+    played = Played.load(paths, observers, claims)
+    return [row.to_json() for row in rows_of([(name, played)], config)]
+
+
+def _rows(attacked: Sequence[Any]) -> list[Row]:
+    """All rows, with verdicts over all of them."""
+    rows = []
+    for one in attacked:
+        if isinstance(one, Failed):
+            raise one.raised()
+        rows += [Row.from_json(row) for row in one]
+    return judged(rows)
+
+
+def _document(
+    game: Game,
+    base: Assembled,
+    pairs: int,
+    rows: Sequence[Row],
+    failed: Mapping[str, str],
+    command: str,
+) -> dict[str, Any]:
     config, task = game.config, base.task
     fit, choose, counted = parts(pairs)
     return {
