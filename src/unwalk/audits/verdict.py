@@ -201,7 +201,7 @@ def _judged(row: Row, adjusted: float | None, tests: int) -> Row:
     if row.epsilon is None:
         return row
     value = 1.0 if adjusted is None else adjusted
-    verdict = STANDS if row.cap > row.epsilon else TOO_FEW
+    verdict = STANDS if largest > row.epsilon else TOO_FEW
     if value <= SIGNIFICANCE:
         verdict = REFUTED if row.grade in PROVED else EXCEEDED
     return replace(row, adjusted=value, verdict=verdict)

@@ -17,7 +17,7 @@ from unwalk.reports.tables import Cell, Row, Table, plain_table, terminal_table
 Document = Mapping[str, Any]
 
 HEADS = ("claim", "claimed", "audited", "cap", "family-wise", "attacker", "errors", "verdict")
-WIDE, ROW, TOP, LEFT = 720.0, 34.0, 46.0, 250.0
+WIDE, ROW, TOP, LEFT = 760.0, 34.0, 46.0, 290.0
 
 
 def _epsilon(value: float | None) -> str:
