@@ -127,6 +127,7 @@ def test_a_run_has_that_noise_and_the_number_is_nominal():
     claims = result.result["certificate"]["document"]["claims"]
     assert [claim["grade"] for claim in claims] == ["nominal", "refused"]
     assert "peers see the trained model" in claims[0]["reason"]
+    assert "released model alone" in claims[0]["assumptions"][0]
     transcript = result.transcript
     (stated,) = transcript.header["nominal"]
     hops = [hop for hop in transcript.hops if hop.phase == "unlearn"]

@@ -116,10 +116,11 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
+    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
     return (
         f"{calibrated.formula}; peers see the trained model and every step, so that it says "
-        "nothing about them; the noise is added in floating point, and it came from a known seed "
-        "(simulation); no proof covers this run."
+        f"nothing about them; the noise is added in floating point, and it came from {known}; no "
+        "proof covers this run."
     )
 
 

@@ -22,11 +22,13 @@ class Formula:
     """A formula by the name under which headers announce its numbers.
 
     ``problem`` says what contradicts such a number, or nothing; its arguments are the transcript,
-    the hops of the phase that forgets, and the announced numbers.
+    the hops of the phase that forgets, and the announced numbers.  ``assumes`` is what certificates
+    say of it.
     """
 
     name: str
     problem: Callable[[Transcript, list[Hop], Stated], str]
+    assumes: str = "the paper's formula with unit constant: not a guarantee"
 
 
 def _corollary(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
@@ -118,7 +120,11 @@ def _unlike_a_noisy_step(hop: Hop, stated: Stated, *, first: bool) -> str:
 COROLLARY = Formula("corollary-5.2", _corollary)
 DDP = Formula("ddp", _ddp)
 DPSGD = Formula("dpsgd", _dpsgd)
-NOISY_FINETUNING = Formula("noisy-finetuning", _noisy_finetuning)
+NOISY_FINETUNING = Formula(
+    "noisy-finetuning",
+    _noisy_finetuning,
+    "a bound for real numbers and for those who see the released model alone: not a guarantee",
+)
 
 
 def _other_scale(hops: list[Hop], sigma: float) -> str:
