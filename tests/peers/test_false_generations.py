@@ -152,8 +152,12 @@ def two_visits(route: list[int], work: Work) -> tuple[int, int, int, tuple[int, 
     raise AssertionError("no such route; try another seed")
 
 
-def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
-    """From two places; some believe in one, the peer that gets the token in the other."""
+@pytest.mark.parametrize("takes", [pytest.param(True, marks=pytest.mark.soak), False])
+def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow, takes):
+    """From two places; some believe in one, the peer that gets the token in the other.
+
+    That peer can hand it on to the liar alone, who ``takes`` it or not.
+    """
 
     async def script(here: Village) -> None:
         work = Work(plan_of(here.network), 0)
@@ -185,7 +189,9 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
         class Silent:
             async def take(self, sender: int, envelope: bytes, chunks: Any) -> bytes:
                 _ = [piece async for piece in chunks]
-                return codec.dump(codec.reply_to(Reply("accepted"))) if sender == victim else NO
+                if not takes or sender != victim:
+                    return NO
+                return codec.dump(codec.reply_to(Reply("accepted")))
 
             async def answer(self, sender: int, message: bytes) -> bytes:
                 raise TimeoutError

@@ -85,7 +85,7 @@ class Recovery:
             self.handed = None
             return False
         turn = 0.0 if parcel.hop else limits.lease * (1 + self.walk.me)
-        patience = TRIES * limits.lease if state.stage == "offered" else self._visit + turn
+        patience = TRIES * limits.lease if state.held is not None else self._visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
         elif now - self.handed[1] > patience:
@@ -127,9 +127,10 @@ class Recovery:
                 why = "no generation is left; begin a new network to train on"
                 walk.journal.write("not recovered", reason=why)
                 return
+            late = overrun and before.generation == fence and not walk.state.refused
             if not self._recover(highest, [seen[p].record for p in answers]):
                 await self.control_messages.announce()
-            elif overrun:
+            elif late:  # this peer itself handed the token to that one
                 self._count_overrun(lost)
 
     def _count_overrun(self, peer: int) -> None:

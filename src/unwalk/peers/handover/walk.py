@@ -238,14 +238,14 @@ class Walk:
     def waits(self, asker: int) -> bool:
         """Whether the token is not lost, as far as this peer knows, for somebody who asks.
 
-        It has the token, or has handed it on in this generation, not longer ago than a visit may
+        It has the token and others take it, or has handed it on in this generation, not longer ago than a visit may
         take, and has not heard from that peer that it went on.  Or the token is with the asker,
         who has just opened a generation: others look for it before that peer may open the next.
         """
         state, opened = self.state, self.opened.get(asker)
         if opened is not None and monotonic() - opened < REOPEN * self.limits.lease:
             return True
-        if state.held is not None and state.public is None:
+        if state.held is not None and state.public is None and not state.refused:
             return True
         if self.handed is None or self.handed[0] != state.fence:
             return False
