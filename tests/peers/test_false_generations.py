@@ -16,6 +16,7 @@ from tests.peers.liars import Liar
 from unwalk.core.plan import Move
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import Lineage, Parcel, Reply
@@ -100,8 +101,9 @@ def ends(here: Village, peers: Iterable[int]) -> Any:
     return lambda: here.finished(*peers)
 
 
-def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, slow):
+def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, slow, monkeypatch):
     """Two generations, one after the other; one peer alone is shown both, then the liar leaves."""
+    monkeypatch.setattr(Turns, "between", 0.0)  # as if it had waited for its next turn
 
     async def script(here: Village) -> None:
         route = route_of(here, HOPS)

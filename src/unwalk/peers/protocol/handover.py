@@ -115,9 +115,11 @@ class Reply:
 class Sighting:
     """What a peer says when asked where the token is.
 
-    ``waits``: as far as the peer knows the token is not lost.  As it travels, ``lineage`` holds the
-    last generations alone; of the ``older`` ones before them it has their number and a digest,
-    ``root``.
+    ``waits``: as far as the peer knows the token is not lost, or it is another's turn to recover
+    it.  ``promised`` is the highest number of a generation for which the peer has signed: who
+    recovers opens a higher one, so that an older recovery that was kept is below it.  As it
+    travels, ``lineage`` holds the last generations alone; of the ``older`` ones before them it has
+    their number and a digest, ``root``.
     """
 
     fence: Generation
@@ -127,6 +129,7 @@ class Sighting:
     older: int = 0
     root: str = ""
     waits: bool = False
+    promised: int = 0
 
 
 @dataclass(frozen=True)
