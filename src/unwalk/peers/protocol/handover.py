@@ -364,10 +364,10 @@ def basis(state: PeerState) -> Parcel | None:
 
 
 def awaited(state: PeerState) -> int:
-    """The peer that has the token, or may have it; this one if it does."""
+    """The peer that has the token, or may have it, if this one does not; else the last that had."""
     if state.stage == "offered":
         return state.path[0]
-    return state.kept_for if state.held is None else state.me
+    return state.me if state.refused else state.kept_for
 
 
 def furthest_copy(state: PeerState) -> tuple[Generation, Place]:
