@@ -81,7 +81,7 @@ class Turns:
                 return True, self.promised
             turn = self.turns[asker] = Turn(chain, now, self.promised)
             self.last = asker
-        elif turn.chain != chain or now - turn.began > TURN * lease:
+        elif turn.chain != chain or now - turn.began >= TURN * lease:
             return True, self.promised
         self.promised = max(self.promised, turn.promised + 1, walk.state.fence[0] + 1)
         return False, turn.promised
