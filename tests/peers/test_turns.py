@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from unwalk.peers.handover import turns
-from unwalk.peers.handover.log_rules import known_by
-from unwalk.peers.handover.turns import SETTLE, TURN, Turns
+from unwalk.peers.handover.log_rules import FAR, known_by
+from unwalk.peers.handover.turns import ROUNDS, TURN, Turns
 from unwalk.peers.protocol.handover import Sighting
 
-LIAR, HONEST = 1, 3
+LIAR, HONEST, PEERS = 1, 3, 4
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    now = [1000.0]
+    now = [8000.0]
     monkeypatch.setattr(turns, "monotonic", lambda: now[0])
+    monkeypatch.setattr(turns, "time", lambda: now[0])
     return now
 
 
@@ -27,8 +28,7 @@ def signer(fence: int = 0) -> Turns:
     walk: Any = SimpleNamespace(
         is_lost=True,
         limits=SimpleNamespace(lease=1.0),
-        poll=SimpleNamespace(rules=SimpleNamespace(lies=1)),
-        network=SimpleNamespace(peers=range(4)),
+        network=SimpleNamespace(peers=range(PEERS)),
         state=SimpleNamespace(fence=(fence, 0)),
     )
     return Turns(walk)
@@ -37,7 +37,7 @@ def signer(fence: int = 0) -> Turns:
 def number(promised: int) -> int:
     """What a recovery may open that was signed for with this."""
     seen = [Sighting((0, 0), (), ((0, 0), (0, 0)), promised=promised) for _ in range(2)]
-    return known_by(seen, 1, 4)[0] + 1
+    return known_by(seen, 1, FAR * PEERS)[0] + 1
 
 
 def test_a_recovery_that_was_kept_back_is_below_the_next_one(clock):
@@ -54,24 +54,53 @@ def test_a_recovery_that_was_kept_back_is_below_the_next_one(clock):
     assert peer.answer(LIAR, "a")[0]
 
 
-def test_who_opened_a_generation_waits_until_the_others_had_their_turn(clock):
+def test_who_asks_again_and_again_is_not_signed_for_by_one_peer_after_the_other(clock):
+    """Without another who asks, the first one has its turn until it has all signatures."""
+    peers = [signer(), signer()]
+    for peer in peers:
+        for _ in range(9):
+            assert not peer.answer(HONEST, "c")[0]
+            clock[0] += 1.0
+
+
+def test_after_a_recovery_each_peer_has_its_turn_at_the_same_time_everywhere(clock):
+    peers = [signer(fence=1), signer(fence=1)]
+    for peer in peers:
+        peer.heard()
+        clock[0] += 0.3
+    signed: dict[int, float] = dict.fromkeys(range(PEERS), 0.0)
+    for _ in range(int(TURN * PEERS * 10)):
+        for asker in range(PEERS):
+            answers = {peer.answer(asker, "c")[0] for peer in peers}
+            assert len(answers) == 1
+            signed[asker] += 0.1 * (answers == {False})
+        clock[0] += 0.1
+    assert signed == pytest.approx(dict.fromkeys(range(PEERS), TURN), abs=0.11)
+
+
+def test_turns_end_some_rounds_after_the_last_recovery_and_get_longer_with_each_round(clock):
     peer = signer(fence=1)
-    peer.heard(LIAR)
-    assert peer.answer(HONEST, "c")[0], "the token has time to come"
-    clock[0] += SETTLE
-    assert peer.answer(LIAR, "a")[0]
-    assert not peer.answer(HONEST, "c")[0]
-    clock[0] += peer.between - SETTLE
-    assert not peer.answer(LIAR, "a")[0]
+    peer.heard()
+    assert not all(peer.answer(asker, "c")[0] for asker in range(PEERS))
+    assert sum(not peer.answer(asker, "c")[0] for asker in range(PEERS)) == 1
+    clock[0] += ROUNDS * PEERS * TURN
+    for asker in range(PEERS):
+        assert not peer.answer(asker, "c")[0]
+        clock[0] += TURN
+    assert signer(fence=2 * PEERS).length == 3 * peer.length
 
 
-def test_who_brought_a_token_may_recover_again(clock):
+def test_two_who_ask_in_turn_cannot_raise_the_number_beyond_what_others_count(clock):
     peer = signer()
-    assert not peer.answer(HONEST, "c")[0]
-    clock[0] += TURN + 0.1
-    assert peer.answer(HONEST, "c")[0]
-    peer.brought(HONEST)
-    assert not peer.answer(HONEST, "d")[0]
+    for round in range(1000):
+        peer.answer((0, LIAR)[round % 2], "a")
+        clock[0] += 0.97 * TURN
+        if peer.promised >= PEERS:
+            break
+    assert peer.promised == PEERS
+    clock[0] += peer.length
+    asked = [asker for asker in range(PEERS) if not peer.answer(asker, "b")[0]]
+    assert len(asked) == 1, "now they go by the clock"
 
 
 def test_who_only_looks_around_takes_no_turn(clock):

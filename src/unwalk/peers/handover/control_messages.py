@@ -178,7 +178,7 @@ class ControlMessages:
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.turns.heard(fence[1])
+            walk.turns.heard()
             walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))

@@ -32,6 +32,8 @@ MOST_ENTRIES = 64
 """Entries of the log that travel with a token; what is missing is asked for."""
 MOST_RECOVERIES = 4096
 """Entries of one log besides its hops."""
+FAR = 4
+"""A number is made up if it is more than so many times the peers above what others know of."""
 LONGEST_SIGHTING = 2048
 """Bytes that a signed sighting may have: a recovery shows one of each peer, in one message."""
 SIGNED = ("sighting", "signature", "certificate")
@@ -227,7 +229,7 @@ class Succession:
         if agree < self.rules.quorum:
             raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
         peers = len(self.trust.network.peers)
-        known_of, limit = known_by(seen.values(), self.rules.lies, peers)
+        known_of, limit = known_by(seen.values(), self.rules.lies, FAR * peers)
         seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached

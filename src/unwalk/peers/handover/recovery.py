@@ -11,15 +11,18 @@ from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
-from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
+from unwalk.peers.handover.log_rules import FAR, known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
-from unwalk.peers.handover.turns import APART, SLOW
 from unwalk.peers.handover.walk import TRIES, Walk, longest_visit
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol.hoplog import recovery_body
 from unwalk.walks import NOBODY
 
+SLOW = 6.0
+"""A peer that was released asks around after so many leases without news, and ``APART`` more for
+each peer before it."""
+APART = 0.5
 PATIENCE = 10.0
 """A chapter is given up after so many leases in which nobody had its token."""
 CONSENT = 5.0
@@ -136,7 +139,7 @@ class Recovery:
         assert before is not None
         fence, lost, peers = walk.state.fence, pr.awaited(walk.state), len(walk.network.peers)
         sightings = [s.sighting for s in seen.values()]
-        highest, _ = known_by(sightings, walk.poll.rules.lies, peers)
+        highest, _ = known_by(sightings, walk.poll.rules.lies, FAR * peers)
         if max(highest, before.generation[0]) < fence[0]:
             await self.control_messages.announce()  # so others can sign that they know of it
             return False
@@ -260,6 +263,7 @@ class Recovery:
             move = move_to(NOBODY, 0, Move(walk.me, (), memory), (lost,))
         state = pr.recover(before, seen, entry["chain"])
         walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
+        walk.turns.heard()
         walk.metrics.add("recoveries_total")
         walk.journal.write("recovered", lost=lost, **words_of(held))
         return True

@@ -232,8 +232,6 @@ class Walk:
         if state.ends != before.ends:
             self.ends_changed()
         self._count(before, state)
-        if state.held is not None and before.held is None:
-            self.turns.brought(state.fence[1])
 
     @property
     def is_lost(self) -> bool:
