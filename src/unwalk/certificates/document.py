@@ -408,6 +408,6 @@ def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any])
         "epsilon": announced["epsilon"],
         "delta": announced["delta"],
         "accountant": announced["accountant"],
-        "assumptions": ["the paper's formula with unit constant: not a guarantee"],
+        "assumptions": [formula.assumes],
         "reason": str(announced["reason"]),
     }

@@ -19,6 +19,7 @@ from unwalk.methods import (
     ddp,
     dpsgd,
     finetune,
+    noisy_finetune,
     noisy_start,
     release,
     restart,
@@ -48,6 +49,7 @@ METHODS: dict[str, MethodRecord] = {
         sisa,
         sums,
         noisy_start,
+        noisy_finetune,
     )
 }
 

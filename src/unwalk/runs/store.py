@@ -50,6 +50,8 @@ SEEDS = "seeds.json"
 LOCK = "lock"
 SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
+RESULTS = ("result.json", "audit.json")
+"""Files of which a complete folder holds one."""
 NAMED = 3
 """How many differences a message names."""
 
@@ -237,7 +239,8 @@ def _ours(out: Path) -> bool:
     """Whether ``out`` is empty or the folder of a run: only these are replaced."""
     if out.is_symlink() or not out.is_dir():
         return False
-    return not any(out.iterdir()) or all((out / n).is_file() for n in (CONFIG, "result.json"))
+    written = (out / CONFIG).is_file() and any((out / name).is_file() for name in RESULTS)
+    return written or not any(out.iterdir())
 
 
 def _occupied(out: Path, *, resume: bool, overwrite: bool, seeds: int | None) -> str:

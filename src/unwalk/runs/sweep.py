@@ -247,10 +247,9 @@ def _connect(address: str) -> type[Exception]:
     """Join the Ray cluster at an address, as a backend of joblib; what it raises is returned."""
     from joblib import register_parallel_backend
 
-    from unwalk.engines.ray_cluster import ADDRESS, connected
+    from unwalk.engines.ray_cluster import connected
 
-    os.environ[ADDRESS] = address
-    ray = connected()
+    ray = connected(address)
     from ray.util.joblib.ray_backend import RayBackend
 
     class Cluster(RayBackend):  # type: ignore[misc]
