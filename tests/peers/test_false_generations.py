@@ -184,7 +184,7 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow, takes):
         while (held := service.state.held) is None or held.hop != second:
             await asyncio.sleep(0.002)
         for other in here.services.values():  # who starts again forgets what it signed for
-            other.turns = Turns(other)
+            other.turns = Turns(other.turns.peers, other.limits.lease)
         two, lineage = await liar.after(held)
         data = service.store.file(held.token).read_bytes()
         log = service.token_sender.log(held.chain, victim)

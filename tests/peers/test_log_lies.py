@@ -252,7 +252,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
             assert holder.state.fence == (0, basis.generation[1])
             assert holder.state.held is not None
             for service in services:  # later, when it is another's turn
-                service.turns = Turns(service)
+                service.turns = Turns(4, service.limits.lease)
         for answer in await told(1, liar, basis.chain):
             assert answer.get("kind") != "refused"
         await here.until(partial(fenced, 1))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from unwalk.peers.handover import turns
@@ -23,15 +20,15 @@ def clock(monkeypatch):
     return now
 
 
-def signer(fence: int = 0) -> Turns:
+class Signer(Turns):
     """One peer of four, with leases of a second, that does not know where the token is."""
-    walk: Any = SimpleNamespace(
-        is_lost=True,
-        limits=SimpleNamespace(lease=1.0),
-        network=SimpleNamespace(peers=range(PEERS)),
-        state=SimpleNamespace(fence=(fence, 0)),
-    )
-    return Turns(walk)
+
+    def __init__(self, fence: int = 0) -> None:
+        super().__init__(PEERS, 1.0)
+        self.fence = fence
+
+    def signs(self, asker: int, chain: str) -> tuple[bool, int]:
+        return self.answer(asker, chain, self.fence, lost=True)
 
 
 def number(promised: int) -> int:
@@ -41,37 +38,37 @@ def number(promised: int) -> int:
 
 
 def test_a_recovery_that_was_kept_back_is_below_the_next_one(clock):
-    peer = signer()
-    waits, kept = peer.answer(LIAR, "a")
+    peer = Signer()
+    waits, kept = peer.signs(LIAR, "a")
     assert (waits, number(kept)) == (False, 1)
-    assert peer.answer(LIAR, "a") == (False, kept), "asking again gives no second number"
-    assert peer.answer(LIAR, "b")[0], "nor does it go on from what it keeps back"
-    assert peer.answer(HONEST, "c")[0], "one at a time"
+    assert peer.signs(LIAR, "a") == (False, kept), "asking again gives no second number"
+    assert peer.signs(LIAR, "b")[0], "nor does it go on from what it keeps back"
+    assert peer.signs(HONEST, "c")[0], "one at a time"
     clock[0] += TURN
-    waits, later = peer.answer(HONEST, "c")
+    waits, later = peer.signs(HONEST, "c")
     assert not waits
     assert number(later) > number(kept)
-    assert peer.answer(LIAR, "a")[0]
+    assert peer.signs(LIAR, "a")[0]
 
 
 def test_who_asks_again_and_again_is_not_signed_for_by_one_peer_after_the_other(clock):
     """Without another who asks, the first one has its turn until it has all signatures."""
-    peers = [signer(), signer()]
+    peers = [Signer(), Signer()]
     for peer in peers:
         for _ in range(9):
-            assert not peer.answer(HONEST, "c")[0]
+            assert not peer.signs(HONEST, "c")[0]
             clock[0] += 1.0
 
 
 def test_after_a_recovery_each_peer_has_its_turn_at_the_same_time_everywhere(clock):
-    peers = [signer(fence=1), signer(fence=1)]
+    peers = [Signer(fence=1), Signer(fence=1)]
     for peer in peers:
         peer.heard()
         clock[0] += 0.3
     signed: dict[int, float] = dict.fromkeys(range(PEERS), 0.0)
     for _ in range(int(TURN * PEERS * 10)):
         for asker in range(PEERS):
-            answers = {peer.answer(asker, "c")[0] for peer in peers}
+            answers = {peer.signs(asker, "c")[0] for peer in peers}
             assert len(answers) == 1
             signed[asker] += 0.1 * (answers == {False})
         clock[0] += 0.1
@@ -79,31 +76,31 @@ def test_after_a_recovery_each_peer_has_its_turn_at_the_same_time_everywhere(clo
 
 
 def test_turns_end_some_rounds_after_the_last_recovery_and_get_longer_with_each_round(clock):
-    peer = signer(fence=1)
+    peer = Signer(fence=1)
     peer.heard()
-    assert not all(peer.answer(asker, "c")[0] for asker in range(PEERS))
-    assert sum(not peer.answer(asker, "c")[0] for asker in range(PEERS)) == 1
+    assert not all(peer.signs(asker, "c")[0] for asker in range(PEERS))
+    assert sum(not peer.signs(asker, "c")[0] for asker in range(PEERS)) == 1
     clock[0] += ROUNDS * PEERS * TURN
     for asker in range(PEERS):
-        assert not peer.answer(asker, "c")[0]
+        assert not peer.signs(asker, "c")[0]
         clock[0] += TURN
-    assert signer(fence=2 * PEERS).length == 3 * peer.length
+    assert peer.length(2 * PEERS) == 3 * peer.length(1)
 
 
 def test_two_who_ask_in_turn_cannot_raise_the_number_beyond_what_others_count(clock):
-    peer = signer()
+    peer = Signer()
     for round in range(1000):
-        peer.answer((0, LIAR)[round % 2], "a")
+        peer.signs((0, LIAR)[round % 2], "a")
         clock[0] += 0.97 * TURN
         if peer.promised >= PEERS:
             break
     assert peer.promised == PEERS
-    clock[0] += peer.length
-    asked = [asker for asker in range(PEERS) if not peer.answer(asker, "b")[0]]
+    clock[0] += peer.length(0)
+    asked = [asker for asker in range(PEERS) if not peer.signs(asker, "b")[0]]
     assert len(asked) == 1, "now they go by the clock"
 
 
 def test_who_only_looks_around_takes_no_turn(clock):
-    peer = signer()
-    assert peer.answer(HONEST, "") == (False, 0)
-    assert not peer.answer(LIAR, "a")[0]
+    peer = Signer()
+    assert peer.signs(HONEST, "") == (False, 0)
+    assert not peer.signs(LIAR, "a")[0]

@@ -400,7 +400,7 @@ def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any])
     problem = f"formula {announced.get('formula')!r} is not known"
     if formula is not None:
         problem = formula.problem(transcript, hops, announced)
-    if problem:
+    if formula is None or problem:
         return refused(f"a formula's number was announced, but {problem}.", "formula")
     return {
         "code": None,

@@ -565,6 +565,10 @@ UNSAID: Mapping[str, Value] = {"streams": 1}
 """Settings of a run whose file does not name them: they were all that there was."""
 
 
+FIRST = frozenset({"ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_start"})
+"""Sections of methods that the name of every run counts; others count where they were changed."""
+
+
 def read_written(path: Path) -> dict[str, Value]:
     """The flat settings of a file that :func:`to_toml` wrote, now or in an earlier version."""
     return {**UNSAID, **read_toml(path)}
@@ -585,15 +589,15 @@ def parse_set(assignments: list[str]) -> dict[str, Value]:
     return flat
 
 
-def to_toml(config: Config) -> str:
+def to_toml(config: Config, leave_out: Collection[str] = ()) -> str:
     """TOML that :func:`read_written` reads back to the same settings; empty is written ``none``.
 
-    What earlier versions did not name is not named either, so that their runs keep their digests.
+    Sections to ``leave_out`` are not written, nor is what a file of version 1 did not name.
     """
     lines: list[str] = []
     section = ""
     for key, value in flatten(config).items():
-        if (key, value) in UNSAID.items():
+        if (key, value) in UNSAID.items() or key.partition(".")[0] in leave_out:
             continue
         name, _, inner = key.rpartition(".")
         if name != section:
@@ -622,13 +626,18 @@ def settings_digest(config: Config) -> str:
     """A SHA-256 digest of the settings that a run is named by.
 
     Which engine carries the walks, with how many hosts, and how often it is saved are not among
-    them: the same draw of noise on another engine is the same run's.
+    them since version 2 of streams: the same draw of noise on another engine is the same run's.
+    Nor are sections of methods that came later, as long as nobody changed them: a run keeps its
+    name when a method is added.
     """
-    usual = PerformanceSettings()
-    neutral = replace(
-        config.performance, engine=usual.engine, hosts=usual.hosts, checkpoint=usual.checkpoint
-    )
-    return hashlib.sha256(to_toml(replace(config, performance=neutral)).encode()).hexdigest()
+    if config.streams > 1:
+        usual = PerformanceSettings()
+        neutral = replace(
+            config.performance, engine=usual.engine, hosts=usual.hosts, checkpoint=usual.checkpoint
+        )
+        config = replace(config, performance=neutral)
+    later = {own.key for own in config.own if own.key not in FIRST and own == type(own)()}
+    return hashlib.sha256(to_toml(config, later).encode()).hexdigest()
 
 
 def run_id(config: Config) -> str:

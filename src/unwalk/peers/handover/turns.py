@@ -16,12 +16,8 @@ All of this is about time alone, and forgotten when a peer starts again.
 from __future__ import annotations
 
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 from unwalk.walks import NOBODY
-
-if TYPE_CHECKING:
-    from unwalk.peers.handover.walk import Walk
 
 TURN = 2.0
 """Leases of a turn."""
@@ -30,50 +26,44 @@ ROUNDS = 2
 
 
 class Turns:
-    """What one peer signs in one walk."""
+    """What one of ``peers`` signs in one walk."""
 
-    def __init__(self, walk: Walk) -> None:
-        self.walk = walk
+    def __init__(self, peers: int, lease: float) -> None:
+        self.peers, self.lease = peers, lease
         self.opened = self.began = float("-inf")
         self.asker, self.chain, self.told = NOBODY, "", 0
         self.promised = 0
 
-    @property
-    def peers(self) -> int:
-        return len(self.walk.network.peers)
-
-    @property
-    def length(self) -> float:
-        """Seconds of a turn."""
-        walk = self.walk
-        return TURN * walk.limits.lease * (1 + walk.state.fence[0] // self.peers)
+    def length(self, fence: int) -> float:
+        """Seconds of a turn after so many generations."""
+        return TURN * self.lease * (1 + fence // self.peers)
 
     def heard(self) -> None:
         """A generation was opened."""
         self.opened = monotonic()
 
-    def answer(self, asker: int, chain: str) -> tuple[bool, int]:
+    def answer(self, asker: int, chain: str, fence: int, *, lost: bool) -> tuple[bool, int]:
         """Whether the asker has to wait, and the highest number that others may have.
 
-        Who does not go on from any ``chain`` only looks around.
+        ``fence`` is the number of the generation that this peer believes in, ``lost`` whether its
+        token may be.  Who does not go on from any ``chain`` only looks around.
         """
-        walk = self.walk
-        if not chain or not walk.is_lost:
-            return not walk.is_lost, self.promised
-        if not self._may_ask(asker, chain):
+        if not chain or not lost:
+            return not lost, self.promised
+        if not self._may_ask(asker, chain, fence):
             return True, self.promised
         if (asker, chain) != (self.asker, self.chain):
             self.asker, self.chain, self.told = asker, chain, self.promised
             self.began = monotonic()
-        self.promised = max(self.promised, self.told + 1, walk.state.fence[0] + 1)
+        self.promised = max(self.promised, self.told + 1, fence + 1)
         return False, self.told
 
-    def _may_ask(self, asker: int, chain: str) -> bool:
-        walk, now = self.walk, monotonic()
-        lately = now - self.opened < ROUNDS * self.peers * self.length
-        if lately or self.promised >= walk.state.fence[0] + self.peers:
-            if asker != int(time() / self.length) % self.peers:
+    def _may_ask(self, asker: int, chain: str, fence: int) -> bool:
+        now, length = monotonic(), self.length(fence)
+        lately = now - self.opened < ROUNDS * self.peers * length
+        if lately or self.promised >= fence + self.peers:
+            if asker != int(time() / length) % self.peers:
                 return False
-            return asker != self.asker or chain == self.chain or now - self.began >= self.length
-        taken = now - self.began < TURN * walk.limits.lease
+            return asker != self.asker or chain == self.chain or now - self.began >= length
+        taken = now - self.began < TURN * self.lease
         return (asker, chain) == (self.asker, self.chain) or not taken

@@ -98,7 +98,7 @@ class Walk:
         self.broken: asyncio.Future[None] | None = None
         self.news = monotonic()
         self.handed: tuple[pr.Generation, float] | None = None  # and nobody said that it is further
-        self.turns = Turns(self)
+        self.turns = Turns(len(self.network.peers), self.limits.lease)
         self.changed, self.over = asyncio.Event(), asyncio.Event()
         self.whole = asyncio.Event()
         self.disk = ThreadPoolExecutor(1, "disk")
