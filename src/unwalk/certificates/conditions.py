@@ -282,7 +282,15 @@ def check_labels(transcript: Transcript) -> None:
 
 
 def check_code(transcript: Transcript) -> None:
-    """Refuse user code that keeps state about the records which no wipe can reach."""
+    """Refuse user code that keeps state about the records which no wipe can reach, and a method of
+    the user's own: what its settings and steps depend on is not in the events."""
+    method = str(transcript.header.get("method"))
+    if ":" in method:
+        raise Refused(
+            f"the method is the user's own, {method!r}: no proof has read what its route, steps "
+            "and noise depend on.",
+            "own-method",
+        )
     outside_state = transcript.header.get("outside_state")
     if outside_state is not None:
         raise Refused(

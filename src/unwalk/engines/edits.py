@@ -7,7 +7,8 @@ makes of records, and nothing is learned from them.
 from __future__ import annotations
 
 import torch
-from torch.func import functional_call, hessian
+from torch.autograd.functional import hessian
+from torch.func import functional_call
 from torch.nn import functional
 
 from unwalk.core.data import Shard
@@ -129,7 +130,7 @@ def _hessian(work: Workspace, shard: Shard, batches: Rows, loss: Loss | None) ->
         output = functional_call(work.model, work.layout.views(flat), (x,))
         return losses(loss, output, y).mean()
 
-    curvature: torch.Tensor = hessian(mean)(work.parameters.detach().clone())
+    curvature: torch.Tensor = hessian(mean, work.parameters.detach().clone())
     work.model.train(was)
     return curvature
 
