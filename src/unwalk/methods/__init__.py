@@ -9,7 +9,8 @@ and its test.  Start reading at ``record.MethodRecord``, then ``restart.py``, th
 with settings of its own.
 
 Shared by several methods: ``network_sgd`` (batches, step sizes, training, and the visits that
-settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, release, noisy_start).
+settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, output_noise, release,
+noisy_start).  ``contract`` checks what every method keeps to.
 """
 
 from __future__ import annotations
