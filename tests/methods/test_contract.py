@@ -13,6 +13,8 @@ from tests.methods.test_seal import FLAT
 from tests.runs.small import BLOBS, small, small_run
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
+from unwalk.core.events import EDITS
+from unwalk.core.program import Edit
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods import METHODS
@@ -62,6 +64,10 @@ def test_a_method_keeps_its_contract_and_both_engines_agree(name, monkeypatch):
         assert alone.nbytes == together.nbytes
     assert torch.allclose(one.token.parameters, many.token.parameters, rtol=0, atol=2e-6)
     assert set(one.token.moments) == set(many.token.moments)
+
+
+def test_every_edit_has_its_name_in_the_log():
+    assert {kind.what for kind in Edit.__subclasses__()} == set(EDITS)
 
 
 class Stop:

@@ -148,6 +148,10 @@ MOMENTS = {moment: name for name, moments in OPTIMIZERS.items() for moment in mo
 """Every moment, with the name of its optimizer."""
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")
+EDITS = (
+    *("distilled-steps", "importance", "dampening", "newton-step"),
+    *("mask", "hold", "log", "subtraction"),
+)
 STARTS = ("initial", "token", "arrival")
 CENTRES = ("origin", "initial", "start", "arrival")
 _COUNT = may.whole(0, 2**40)
@@ -200,7 +204,7 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
         "strength": may.real(above=0.0),
     },
     Edited: {
-        "what": may.name(),
+        "what": may.word(*EDITS),
         "data": may.word(*DATA),
         "touched": may.truth(),
     },

@@ -114,6 +114,6 @@ RECORD = MethodRecord(
             ANY_WITHOUT_U,
             training_time_view=True,
         ),
-        "the same noisy training with any other records at the forgetting peer",
+        "the same noisy training with other records at the forgetting peer, as many as before",
     ),
 )

@@ -291,7 +291,7 @@ PUBLIC = (
 )
 
 TRAINING = (
-    "u and its visits are public",
+    "u, its visits and how many records it holds are public",
     "what else steers the run (method, route, hops, settings, batch keys) does not depend on D_f",
     "all views of training and coalitions without u, and the released model",
 )
