@@ -112,9 +112,10 @@ def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated
 
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
+    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
     return (
         f"{calibrated.formula}; it says nothing of what peers see on the way; that the loss is "
-        f"convex is not shown, no proof covers this run, and the noise has {origin} origin."
+        f"convex is not shown, no proof covers this run, and the noise came from {known}."
     )
 
 
