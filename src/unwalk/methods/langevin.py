@@ -31,8 +31,16 @@ from unwalk.methods.network_sgd import (
     unlearn_descent,
     unlearn_phase,
 )
-from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
+from unwalk.methods.record import (
+    Calibrated,
+    Decided,
+    Guarantee,
+    MethodRecord,
+    Nominal,
+    ThreatModel,
+)
 from unwalk.privacy import formulas
+from unwalk.privacy.accountants import events_claim
 from unwalk.privacy.iteration import check_nonexpansive, contraction_factor
 from unwalk.privacy.release import contracting_sigma
 from unwalk.settings.config import Config, setting
@@ -125,5 +133,13 @@ RECORD = MethodRecord(
     description="noisy projected steps on retained records; for convex losses, outsiders only",
     phase=_phase,
     settings=LangevinSettings,
+    guarantee=Guarantee(
+        "none",
+        events_claim,
+        ThreatModel(
+            "outsiders, who see the released model and nothing before it", "none: peers saw more"
+        ),
+        None,
+    ),
     nominal=Nominal(_noise, formulas.NOISY_SGD, _reason),
 )

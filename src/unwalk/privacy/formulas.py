@@ -128,6 +128,8 @@ def _noisy_sgd(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
     taken = sum(event.steps for event in noisy)
     if taken < stated["steps"]:
         return f"it is for {stated['steps']} noisy steps, and {taken} were taken"
+    if any(event.touched for event in noisy):
+        return "it is for steps without the records to be forgotten"
     if any(event.step_size != stated["step_size"] for event in noisy):
         return f"it is for steps of size {stated['step_size']:g}"
     return _other_scale(hops, stated["sigma"])
