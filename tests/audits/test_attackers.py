@@ -212,5 +212,5 @@ def test_a_claim_for_outsiders_says_nothing_about_peers():
     config = defaults()
     assert "outsiders" in (uncovered("release", "peer:1", config) or "")
     assert uncovered("release", "released", config) is None
-    outsiders = {"release", "sisa", "noisy-finetune"}
+    outsiders = {"release", "sisa", "noisy-finetune", "langevin"}
     assert {m for m in METHODS if uncovered(m, "peer:1", config)} == outsiders

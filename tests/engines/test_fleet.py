@@ -18,7 +18,7 @@ from unwalk import walks
 from unwalk.core import token
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
-from unwalk.core.program import Ball, StepRule, Steps
+from unwalk.core.program import AddNoise, Ball, StepRule, Steps
 from unwalk.core.token import Layout
 from unwalk.engines import cuda, fleet_gradients, fleet_steps
 from unwalk.engines.execute import apply_rule
@@ -403,3 +403,25 @@ def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimi
         for slot, moment in theirs.moments.items():
             assert torch.allclose(mine.moments[slot].cpu(), moment, rtol=1e-2, atol=1e-4)
     assert len(replays) > 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """One noisy step whose gradient is rounded to a public grid, then noise on the parameters."""
+
+    name: str = "rounded"
+    travels: tuple[str, ...] = ()
+
+    def visit(self, visit):
+        rule = StepRule("sgd", learning_rate=0.1)
+        batches, weights = LocalWork("full", batch=4).batches(visit.records.all, visit.rng)
+        steps = Steps(batches, "all", rule, 0.1, noise=0.5, weights=weights, rounded=True)
+        return steps, steps, AddNoise(0.25)
+
+
+def test_rounded_steps_are_taken_one_by_one_with_the_same_noise():
+    phase = Phase("train", Rounded(), walks.Uniform(), 4)
+    plans = [plan(phase, task=task(lambda: linear(16, 3)), seed=seed) for seed in (0, 1)]
+    for one, other in zip(InProcess().run(plans), Fleet().run(plans), strict=True):
+        assert torch.equal(one.token.parameters, other.token.parameters)
+        assert one.transcript.hops == other.transcript.hops

@@ -39,7 +39,10 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting; unwalk settings lists them."),
 ]
 TaskOption = Annotated[str | None, typer.Option(help="The task; unwalk tasks lists them.")]
-MethodOption = Annotated[str | None, typer.Option(help="The method; unwalk methods lists them.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(help="The method; unwalk methods lists them; or package.module:method."),
+]
 PresetOption = Annotated[
     str | None, typer.Option(help="practical, paper-matched, paper or certified.")
 ]

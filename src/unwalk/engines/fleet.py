@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,9 +28,9 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
-from unwalk.core.program import Steps
+from unwalk.core.program import Edit, Op, Steps
 from unwalk.core.token import Layout, State, Workspace, build_model
-from unwalk.engines.execute import check_finite, execute, head_of, steps_event
+from unwalk.engines.execute import Bench, check_finite, execute, head_of, steps_event
 from unwalk.engines.fleet_gradients import BatchedGradient
 from unwalk.engines.fleet_hops import DrawnVisits, Hops, Numbers
 from unwalk.engines.fleet_steps import LockStep, Order, settings
@@ -202,10 +203,34 @@ class _Convoy:
                     events[row].append(order.event)
                     gradients[row] += op.gradients
                 else:
-                    events[row].extend(execute((op,), bench)[0])
+                    happened, taken = self._run_one(op, bench)
+                    events[row].extend(happened)
+                    gradients[row] += taken
             if orders:
                 self.lockstep.run(orders.values())
         return events, gradients
+
+    def _run_one(self, op: Op, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
+        """Run one operation of one walk, on the one workspace with a model if it needs that."""
+        if not (isinstance(op, Steps) or (isinstance(op, Edit) and op.modelled)):
+            return execute((op,), bench)
+        state, show = bench.work, self.show
+        show.put_back()
+        show.load(state.token(hop=0, at=-1, memory={}))
+        own, show.anchors = show.anchors, state.anchors
+        try:
+            show.model.train()
+            shown = replace(bench, work=show)
+            done = execute((op,), shown)
+            bench.draws = shown.draws
+        finally:
+            show.anchors = own
+        state.parameters.copy_(show.parameters)
+        for name, buffer in state.buffers.items():
+            buffer.copy_(show.buffers[name])
+        state.moments = {name: moment.clone() for name, moment in show.moments.items()}
+        state.optimizer_steps = show.optimizer_steps
+        return done
 
     def _look(self, row: int) -> Workspace:
         """The one workspace with a model, showing this walk."""

@@ -15,7 +15,7 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Outcome, Phase, Plan, Progress, Resume, Sink
-from unwalk.core.program import Program, Project, Visit
+from unwalk.core.program import Program, Visit, round_arrival
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.cuda import CapturedSteps, executor_for
@@ -150,7 +150,7 @@ class Walk:
             head=self.head,
         )
         program = phase.method.visit(visit)
-        if any(isinstance(op, Project) and op.round_arrival for op in program):
+        if any(map(round_arrival, program)):
             state.anchors["arrival"] = state.parameters.clone()
         return Arrival(hop, phase, phase_hop, move, nbytes, begun, program, bench)
 

@@ -21,6 +21,7 @@ from unwalk.core.program import (
     SCHEDULES,
     Ball,
     Drawing,
+    Op,
     Program,
     Project,
     Rows,
@@ -337,6 +338,16 @@ class Descent:
         return self.rule.slots if self.rule.state == "carried" else ()
 
 
+def each_step(steps: Steps, *after: Op) -> Program:
+    """The same steps one by one, each followed by ``after``."""
+    program: list[Op] = []
+    for step in range(steps.batches.shape[0]):
+        one = slice(step, step + 1)
+        weights = None if steps.weights is None else steps.weights[one]
+        program += [replace(steps, batches=steps.batches[one], weights=weights), *after]
+    return tuple(program)
+
+
 @dataclass(frozen=True)
 class Descending:
     """A method whose visits run one ``descent``, whose moments may travel in the token."""
@@ -413,6 +424,24 @@ def unlearn_descent(config: Config) -> Descent:
     given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
     work = base.work if unlearn.work is None else replace(base.work, kind=unlearn.work)
     return replace(base, rule=replace(base.rule, **given), work=work, slices=1)
+
+
+def in_minibatches(descent: Descent) -> Descent:
+    """The same visit in plain minibatches, for methods that pair or relabel them."""
+    if descent.work.kind not in ("full", "slots"):
+        return descent
+    return replace(descent, work=replace(descent.work, kind="epochs"))
+
+
+def chunks(rows: Rows, size: int) -> Rows:
+    """Rows in minibatches of ``size``, in their order, the last one padded with -1.
+
+    >>> chunks(np.arange(5), 2).tolist()
+    [[0, 1], [2, 3], [4, -1]]
+    """
+    padded = np.full(-(-rows.size // size) * size, -1, np.int64)
+    padded[: rows.size] = rows
+    return padded.reshape(-1, size)
 
 
 def feasible(config: Config) -> Ball | None:

@@ -93,7 +93,7 @@ class Correction:
         if data == "mixed" and self.work.kind == "full":
             weights = np.where(np.isin(batches, forgotten), 0.0, (batches >= 0) / rows.size)
         elif data == "mixed" and forgotten.size:
-            batches, weights = _paired(batches, forgotten, share, visit.rng)
+            batches, weights = paired(batches, forgotten, share, visit.rng)
         return Steps(
             batches=batches,
             weights=weights,
@@ -124,7 +124,7 @@ class Correction:
         return worlds * steps.step_size * steps.clip * count
 
 
-def _paired(
+def paired(
     batches: np.ndarray, forgotten: np.ndarray, share: float, rng: Draws
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each batch of D_u beside one of D_f, weighted so that the sum is the corrected gradient."""

@@ -12,6 +12,7 @@ from unwalk.core.transcript import Hop, Transcript
 from unwalk.privacy.accountants import unlearner_of
 from unwalk.privacy.nominal import nominal_ddp_sigma, nominal_sigma
 from unwalk.privacy.published import published_noisy_finetuning_sigma
+from unwalk.privacy.release import contracting_sigma
 from unwalk.privacy.subsampled import sampled_multiplier
 
 Stated = dict[str, Any]
@@ -117,6 +118,23 @@ def _unlike_a_noisy_step(hop: Hop, stated: Stated, *, first: bool) -> str:
     return "" if len(kept) < 2 else "takes more than one step"
 
 
+def _noisy_sgd(transcript: Transcript, hops: list[Hop], stated: Stated) -> str:
+    """The noise of steps that contract, how many there were, and the noise of each."""
+    sizes = stated["diameter"], stated["contraction"], stated["steps"]
+    std = contracting_sigma(stated["epsilon"], stated["delta"], *sizes)
+    if not math.isclose(std, stated["sigma"] * stated["step_size"], rel_tol=1e-9):
+        return f"it gives noise {std:g}, not {stated['sigma'] * stated['step_size']:g}"
+    noisy = [e for h in hops for e in h.events if isinstance(e, ev.GradientSteps) and e.noise > 0.0]
+    taken = sum(event.steps for event in noisy)
+    if taken < stated["steps"]:
+        return f"it is for {stated['steps']} noisy steps, and {taken} were taken"
+    if any(event.touched for event in noisy):
+        return "it is for steps without the records to be forgotten"
+    if any(event.step_size != stated["step_size"] for event in noisy):
+        return f"it is for steps of size {stated['step_size']:g}"
+    return _other_scale(hops, stated["sigma"])
+
+
 COROLLARY = Formula("corollary-5.2", _corollary)
 DDP = Formula("ddp", _ddp)
 DPSGD = Formula("dpsgd", _dpsgd)
@@ -124,6 +142,12 @@ NOISY_FINETUNING = Formula(
     "noisy-finetuning",
     _noisy_finetuning,
     "a bound for real numbers and for those who see the released model alone: not a guarantee",
+)
+NOISY_SGD = Formula(
+    "noisy-sgd",
+    _noisy_sgd,
+    "a bound for real numbers, a convex loss and those who see the released model alone: not a "
+    "guarantee",
 )
 
 

@@ -31,6 +31,7 @@ from unwalk.core.validation import check_choice, check_count, check_private_file
 from unwalk.engines.execute import BareLinear, bare_linear
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
+from unwalk.methods.contract import own
 from unwalk.methods.network_sgd import train_descent, train_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Request
 from unwalk.methods.seal import SealSettings
@@ -45,6 +46,7 @@ from unwalk.settings.config import (
     table,
 )
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
+from unwalk.tasks.models import call_named, is_name, load_named, load_object
 
 T = TypeVar("T", Deletion, Trigger)
 
@@ -57,6 +59,9 @@ def resolve(
     file_name: str = "the file",
 ) -> Config:
     """Defaults, then the preset's, then the file's, then ``changes``, which come from ``where``."""
+
+    for given in (file or {}, changes):
+        load_methods(given.get("method"), given.get("compare"))
 
     def put_on(config: Config) -> Config:
         return apply(apply(config, file or {}, where=file_name), changes, where=where)
@@ -76,6 +81,33 @@ def check(config: Config) -> Config:
     check_count("streams", config.streams, low=1, high=VERSION)
     _check_device(config.device)
     return config
+
+
+def load_methods(*names: Value) -> None:
+    """Make the user's own methods among ``names`` (``package.module:method``) known."""
+    for given in names:
+        listed = given.split(",") if isinstance(given, str) else given
+        for name in map(str.strip, listed if isinstance(listed, list) else []):
+            if is_name(name) and name not in METHODS:
+                METHODS[name] = _own_method(name)
+
+
+def _own_method(name: str) -> MethodRecord:
+    """What a user's name stands for: a record, or a function that returns one."""
+    found = load_object(name, "method")
+    if not isinstance(found, MethodRecord):
+        found = call_named(load_named(name, "method"), name, "method")
+    if not isinstance(found, MethodRecord):
+        raise InvalidInput(
+            f"method {name!r} gave a {type(found).__name__}; allowed: a "
+            "unwalk.methods.record.MethodRecord, or a function that returns one."
+        )
+    if found.settings is not None and found.settings.key in defaults().sections:
+        raise InvalidInput(
+            f"method {name!r} calls its settings {found.settings.key!r}; allowed: a name that no "
+            "other section has."
+        )
+    return own(found, name)
 
 
 def _check_device(device: str) -> None:
@@ -212,6 +244,7 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 
     A graph from a file says how many peers there are; every other graph is as large as the task.
     """
+    load_methods(config.method, config.compare)
     if config.graph.kind == "edge-list" and task is None:
         graph = _graph(config, config.peers)
         return _assembled(config, _task(config, graph.peers), graph)

@@ -432,7 +432,7 @@ class Config:
     configuration with all of them."""
 
     task: str = setting("digits", "the task; unwalk tasks lists them")
-    method: str = setting("rrdu", "the unlearning method; unwalk methods lists them")
+    method: str = setting("rrdu", "a method of unwalk methods, or package.module:method")
     preset: str = setting("practical", "practical, paper-matched, paper or certified")
     compare: list[str] = field(
         default_factory=lambda: ["finetune", "retrain"],
