@@ -39,7 +39,8 @@ SEALED: dict[str, Any] = {
 }
 VISITED = {
     **SEALED,
-    "unlearn.hops": 3,  # u, another peer, u
+    "seed": 230987,
+    "unlearn.hops": 3,  # u, another peer, u, with this seed
     "unlearn.p": 0.5,
     "seal.visits": 1,
     "unlearn.clip": 0.001,
