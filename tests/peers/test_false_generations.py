@@ -14,6 +14,7 @@ import pytest
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.core.plan import Move
+from unwalk.peers.handover import turns
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.turns import Turns
@@ -103,7 +104,7 @@ def ends(here: Village, peers: Iterable[int]) -> Any:
 
 def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, slow, monkeypatch):
     """Two generations, one after the other; one peer alone is shown both, then the liar leaves."""
-    monkeypatch.setattr(Turns, "_may_ask", lambda *_: True)  # as if it had waited for each turn
+    monkeypatch.setattr(turns, "ROUNDS", 0)  # as if it had waited for its turn
 
     async def script(here: Village) -> None:
         route = route_of(here, HOPS)
@@ -116,6 +117,10 @@ def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, sl
             here.start(peer)
         kept = await copy_of(here.services[liar_index], hop)
         one, lineage = await liar.after(kept)
+        early, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 2)
+        await liar.tell(victim, liar.words("fence", entry=early))
+        assert here.services[victim].state.fence[0] == 0, "nobody knew what it went on from"
+        await liar.tell(victim, liar.words("fence", entry=one))
         two, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 2)
         await gone(here, liar_index)
 

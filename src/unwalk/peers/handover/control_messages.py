@@ -60,8 +60,10 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
-        number, lost = walk.state.fence[0], walk.is_lost
-        waits, promised = walk.turns.answer(sender, message.chain, number, lost=lost)
+        number, opened = walk.state.fence[0], len(walk.state.lineage) - 1
+        waits, promised = walk.turns.answer(
+            sender, message.chain, number, opened, lost=walk.is_lost
+        )
         sighting = replace(pr.sighting(walk.state), waits=waits, promised=promised)
         return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
 

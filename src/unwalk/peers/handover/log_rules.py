@@ -69,18 +69,18 @@ def opened_by(peer: int, lineage: Lineage) -> int:
     return sum(opener == peer for (_, opener), _ in lineage[1:])
 
 
-def known_by(seen: Iterable[Sighting], lies: int, most: int) -> tuple[int, int]:
-    """The highest number of a generation that ``seen`` know of or signed for, and the limit to it.
+def known_by(seen: Iterable[Sighting], lies: int, most: int) -> int:
+    """The highest number of a generation that ``seen`` know of or signed for.
 
     Up to ``lies`` may make a number up: what is more than ``most`` above all others does not count.
 
     >>> far, near = Sighting((90, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
     >>> known_by([far, near], 1, 4), known_by([far, near], 0, 4)
-    ((2, 6), (90, 94))
+    (2, 90)
     """
     numbers = sorted((max(s.fence[0], s.promised) for s in seen), reverse=True)
     limit = numbers[min(lies, len(numbers) - 1)] + most if numbers else most
-    return max((n for n in numbers if n <= limit), default=0), limit
+    return max((n for n in numbers if n <= limit), default=0)
 
 
 def _public(event: ev.Event) -> tuple[Any, ...]:
@@ -229,17 +229,18 @@ class Succession:
         if agree < self.rules.quorum:
             raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
         peers = len(self.trust.network.peers)
-        known_of, limit = known_by(seen.values(), self.rules.lies, FAR * peers)
+        known_of = known_by(seen.values(), self.rules.lies, FAR * peers)
         seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached
             if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
-        if before[-1][0][0] > limit:
-            raise Refused(f"a recovery goes on from a generation above {limit}, which few know.")
-        highest = max(before[-1][0][0], known_of)
-        if generation != (highest + 1, peer):
-            raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
+        if before[-1][0][0] > known_of:
+            raise Refused(
+                f"a recovery goes on from generation {before[-1][0]}, which nobody knows."
+            )
+        if generation != (known_of + 1, peer):
+            raise Refused(f"a recovery opens generation {generation}, not {known_of + 1}.")
         return generation, lineage
 
     def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:

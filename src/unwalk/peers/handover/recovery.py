@@ -42,7 +42,8 @@ class Recovery:
         self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.since = monotonic()
         self.again = 0.0
-        self.refused = False  # others do not sign for this peer yet, though the token is lost
+        self.refused = False  # others did not sign for this peer, though the token is lost
+        self.late = False  # then whoever had it was too late
         self.handed: tuple[pr.Parcel, float] | None = None
         self.overruns: dict[int, int] = {}
         self.slow: set[int] = set()
@@ -55,17 +56,19 @@ class Recovery:
         walk.news = monotonic()
         while True:
             state = walk.state
-            quick = state.watching or self.refused or (state.stage == "offered" and state.unclear)
+            quick = state.watching or (state.stage == "offered" and state.unclear)
             lease = walk.limits.lease * (1.0 if quick else SLOW + APART * walk.me)
             left = walk.news + lease - monotonic()
             if pr.basis(state) is None:
-                left = walk.limits.lease
+                left, self.refused = walk.limits.lease, False
                 await self._perhaps_give_up()
+            if self.refused:
+                await self._own_turn()
+                if self.refused:
+                    await self.look_around(overrun=self.late)
+                continue
             if self._overrun():
                 await self.look_around(overrun=True)
-                if self.refused and self.handed is not None:
-                    self.handed = (self.handed[0], float("-inf"))  # so it still is
-                    await asyncio.sleep(walk.limits.lease)
                 continue
             if left > 0:
                 await asyncio.sleep(min(left, walk.limits.lease / 4))
@@ -73,6 +76,21 @@ class Recovery:
             walk.metrics.add("lease_expired_total")
             await self.look_around()
             walk.news = monotonic()
+
+    async def _own_turn(self) -> None:
+        """Wait for a lease, or until others sign for this peer if that is soon.
+
+        Nothing else is begun then: a peer that answers slowly could make it miss its turn.
+        """
+        walk = self.walk
+        lease, before = walk.limits.lease, walk.state
+        soon = walk.turns.starts_in(walk.me, len(before.lineage) - 1)
+        end = monotonic() + (soon if 0.0 < soon < 2.0 * lease else lease)
+        while (left := end - monotonic()) > 0.0:
+            await asyncio.sleep(min(left, lease / 4))
+            if pr.basis(walk.state) is None or walk.state.fence != before.fence:
+                self.refused = self.late and pr.basis(walk.state) is not None
+                return
 
     @property
     def _visit(self) -> float:
@@ -102,15 +120,17 @@ class Recovery:
     async def look_around(self, *, overrun: bool = False) -> None:
         """Ask all, decide, and go on from this peer's copy if the token is lost.
 
-        Only then others are asked to sign: they do so for one peer at a time.
+        Only then others are asked to sign.  Who was refused asks for that at once.
         """
-        walk = self.walk
+        walk, again = self.walk, self.refused
         before, fence = pr.basis(walk.state), walk.state.fence
-        self.refused = False
-        for chain in ("", "" if before is None else before.chain):
-            seen = await self._ask(chain)
+        self.refused, self.late = False, overrun
+        chain = "" if before is None else before.chain
+        for asked in (chain,) if again else ("", chain):
+            seen = await self._ask(asked)
+            learnt = (self.control_messages.learn(p, s.sighting) for p, s in seen.items())
+            await asyncio.gather(*learnt)
             for peer, answer in list(seen.items()):
-                await self.control_messages.learn(peer, answer.sighting)
                 if answer.sighting.over or answer.sighting.fence > walk.state.fence:
                     del seen[peer]  # it did not show what it says that it knows
                     overrun |= peer == pr.awaited(walk.state)
@@ -139,8 +159,8 @@ class Recovery:
         assert before is not None
         fence, lost, peers = walk.state.fence, pr.awaited(walk.state), len(walk.network.peers)
         sightings = [s.sighting for s in seen.values()]
-        highest, _ = known_by(sightings, walk.poll.rules.lies, FAR * peers)
-        if max(highest, before.generation[0]) < fence[0]:
+        highest = known_by(sightings, walk.poll.rules.lies, FAR * peers)
+        if highest < max(before.generation[0], fence[0]):
             await self.control_messages.announce()  # so others can sign that they know of it
             return False
         full = opened_by(walk.me, before.lineage) >= share_of(peers)

@@ -360,6 +360,7 @@ def state_from(record: dict[str, Any]) -> PeerState:
             "held": None if held is None else parcel_from(held),
             "path": tuple(record["path"]),
             "passed_over": tuple(record["passed_over"]),
+            "had": tuple(record.get("had", ())),
             "kept": None if kept is None else parcel_from(kept),
             "ends": tuple(value_from(end) for end in record["ends"]),
             "committed": None if committed is None else value_from(committed),

@@ -79,7 +79,8 @@ class PeerState:
     the fence is tentative, ``public`` holds the fence, lineage and place that others are told.
     ``quorum`` is how many peers have to answer before anything is recovered.  ``ends`` are those
     that this peer has whole, while none is decided.  ``refused``: nobody took the token that is
-    here, though every neighbour was asked.
+    here, though every neighbour was asked.  ``had``: who took it before, so that it had to be
+    recovered.
     """
 
     me: int
@@ -94,6 +95,7 @@ class PeerState:
     unclear: bool = False
     refused: bool = False
     passed_over: tuple[int, ...] = ()
+    had: tuple[int, ...] = ()
     public: tuple[Generation, Lineage, tuple[Generation, Place]] | None = None
     kept: Parcel | None = None
     kept_for: int = -1
@@ -208,6 +210,7 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
         unclear=False,
         refused=False,
         passed_over=(),
+        had=(),
         reached=(parcel.generation, parcel.place),
         lineage=parcel.lineage,
         watching=False,
@@ -244,7 +247,7 @@ def address(state: PeerState, path: tuple[int, ...]) -> PeerState:
     """Where the token goes next; an empty path means that it stays for another visit."""
     assert state.stage == "visited"
     if not path:
-        return replace(state, stage="arrived", path=(), refused=False, passed_over=())
+        return replace(state, stage="arrived", path=(), refused=False, passed_over=(), had=())
     return replace(state, stage="offered", path=path, unclear=False)
 
 
@@ -260,7 +263,9 @@ def failed(state: PeerState, *, certain: bool) -> PeerState:
 
 def waited(state: PeerState) -> PeerState:
     """Every neighbour was passed over: start over with all of them."""
-    return replace(state, passed_over=(), refused=True) if state.stage == "visited" else state
+    if state.stage != "visited":
+        return state
+    return replace(state, passed_over=(), had=(), refused=True)
 
 
 def restarted(state: PeerState) -> PeerState:
@@ -290,6 +295,7 @@ def _handed(state: PeerState, *, watching: bool) -> PeerState:
         unclear=False,
         refused=False,
         passed_over=(),
+        had=tuple(sorted({*state.had, state.path[0]})),
         public=None,
         kept=state.held,
         kept_for=state.path[0],
@@ -474,7 +480,7 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
         path=(),
         unclear=False,
         refused=False,
-        passed_over=(lost,) if lost != state.me else (),
+        passed_over=tuple(sorted({lost, *state.had} - {state.me})),
         public=state.public or (state.fence, state.lineage, furthest_copy(state)),
         kept=None,
         kept_for=-1,
