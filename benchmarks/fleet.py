@@ -61,9 +61,9 @@ BATCH = 64
 WARM = 3
 RULE = StepRule("momentum", learning_rate=0.01)
 ABLATED = {
-    "digits CNN": ("fleet convolutions", "fleet small layers"),
-    "FLNet": ("fleet convolutions", "fleet normalisation"),
-    "MLP 64-64-10": (),
+    "digits CNN": ("fleet convolutions", "fleet small layers", "fleet updates"),
+    "FLNet": ("fleet convolutions", "fleet normalisation", "fleet updates"),
+    "MLP 64-64-10": ("fleet updates",),
 }
 """The groups of kernels that each model's step has."""
 

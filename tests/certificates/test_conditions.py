@@ -175,6 +175,14 @@ BROKEN = {
         {"unlearn": [(U, (*UNLEARN[0][1], ev.OwnSums("all", True, 40, 1.0)))]},
         "knows no bound",
     ),
+    "an edit elsewhere, after the seal": (
+        {"unlearn": [UNLEARN[0], (2, (WIPE, ev.Edited("distilled-steps", "mixed", True)))]},
+        "no proof bounds what 'distilled-steps' changes",
+    ),
+    "an edit of retained records alone": (
+        {"train": [*TRAIN, (1, (ev.Edited("importance", "retained", False),))]},
+        "knows no bound",
+    ),
     "a ball round something else": (
         {"unlearn": [(U, (*UNLEARN[0][1], ev.Projection((("forgotten", 1.0),))))]},
         "balls is (('forgotten', 1.0),); allowed",
@@ -223,6 +231,14 @@ def test_a_broken_condition_is_refused_by_name(name):
     assert claim["grade"] == "refused", claim
     assert (claim["epsilon"], claim["delta"]) == (None, None)
     assert words in claim["reason"]
+
+
+def test_a_users_own_method_is_refused_whatever_it_did():
+    """Even a walk from the initial model that says that it never met the records."""
+    fresh = [(1, (replace(SEALED, start="initial", carries_forgotten=False), WIPE, RETAINED))]
+    assert the_claim(unlearn=fresh, method="restart")["grade"] == "exact"
+    claim = the_claim(unlearn=fresh, method="package.module:method")
+    assert (claim["grade"], claim["code"]) == ("refused", "own-method")
 
 
 def test_hops_have_to_be_numbered_as_they_came():

@@ -339,6 +339,7 @@ EVENTS = (
     WIPE,
     REWOUND,
     OWN,
+    ev.Edited("mask", "forgotten", True),
 )
 BAD_NUMBERS: tuple[object, ...] = (
     True,
@@ -437,6 +438,7 @@ def test_every_field_has_a_range_and_good_events_pass():
         replace(PLAIN, data="forgotten", touched=False),
         replace(RETAINED, touched=True),
         replace(OWN, data="all"),
+        ev.Edited("importance", "retained", True),
         replace(PLAIN, grid=0.5),
         ev.GaussianNoise(0.0, None, "secret", 0.5),
     ],

@@ -42,6 +42,7 @@ UNSEEN: dict[str, str] = {
     "privacy.accountants._Reading._noise: sensitivity": "noise is accounted for what the steps "
     "moved, whatever it records",
     "privacy.accountants._visits: no-noise": "without a distance there is nothing to compute with",
+    "privacy.accountants.training_claim: not-announced": LOG,
     "privacy.accountants.public_coin_claim: no-visit": UNASKED,
     "privacy.accountants.public_coin_claim: visits-differ": UNASKED,
     "privacy.accountants._seal_ratio: unknown-event": TWICE + "sums that travel",
@@ -105,7 +106,10 @@ UNSEEN: dict[str, str] = {
     "certificates.conditions.check_noise: noise-origin 2": LOG,
     "certificates.conditions.check_single_draw: redrawn": LOG,
     "certificates.conditions.check_single_draw: redrawn 2": LOG,
+    "certificates.conditions.check_code: own-method": LOG,
     "certificates.conditions.check_code: outside-state": LOG,
+    "certificates.conditions.check_bounded: unknown-event": "no program here has an edit; "
+    "test_conditions.py has two logs that do",
     "privacy.exact.fresh_claim: not-initial": TWICE + "accountants._visits",
     "privacy.exact.sisa_claim: shards": LOG,
     "privacy.exact._went_back: not-a-rewind": LOG,

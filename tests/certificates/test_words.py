@@ -37,7 +37,7 @@ UPHILL = replace(PLAIN, data="forgotten", direction=1, clip=1.0)
 NOISY = replace(RETAINED, noise=0.1, origin="secret", clip=1.0, steps=3)
 ANEW = ev.Start("unlearn", "initial", False, ())
 FROM_SECRET = "The noise came from a secret of the peer that added it."
-WENT_ON = "The model went on as training had left it."
+WENT_ON = "The walk continued from the trained model."
 
 
 def done(**changes: Any) -> list[str]:
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a restart": (
         {"method": "restart", "unlearn": [(3, (ANEW, RETAINED)), (U, (WIPE, RETAINED))]},
         [
-            "The old model was thrown away, and the walk began again from the public initial one.",
+            "The old model was discarded, and the walk began again from the public initial model.",
             "The walk had 2 hops, 1 of them at peer 0; the records were not used any more.",
             "No noise was added.",
         ],

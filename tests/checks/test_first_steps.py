@@ -16,6 +16,7 @@ from unwalk.cli import app
 
 
 def made(*words: str) -> str:
+    words = ("--no-print-directory", *words)  # which make says where another make runs the tests
     done = subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

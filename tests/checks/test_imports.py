@@ -99,6 +99,7 @@ def test_an_import_for_types_counts():
         "unwalk.settings.config",
         "unwalk.methods",
         "unwalk.certificates",
+        "unwalk.audits.bounds",
     ],
 )
 def test_import_leaves_torch_out(room):

@@ -22,20 +22,6 @@ def test_streams_are_keyed_and_stable():
     assert seeds.integer("a", 12) != PublicSeeds(4).integer("a", 12)
 
 
-def test_a_restarted_generator_forgets_what_it_drew():
-    used, seeds = PublicSeeds(1).numpy("route", 2), PublicSeeds(3)
-    for before in (0, 1, 2, 5, 11):  # half of a 64-bit word may be left over from 32-bit draws
-        used.integers(7, size=before)
-        anew, fresh = seeds.restart(used, "batches", before), seeds.numpy("batches", before)
-        assert anew is used
-        for draws in (
-            lambda g: g.integers(7, size=5),
-            lambda g: g.permutation(9),
-            lambda g: g.random(),
-        ):
-            assert np.array_equal(draws(anew), draws(fresh))
-
-
 def draw(source, hop=1, step=0, digest="d", count=4000):
     like = torch.empty(count, dtype=torch.float64)
     return source.draw(like, hop=hop, step=step, digest=digest)

@@ -20,7 +20,17 @@ from unwalk.engines.ray_engine import Ray
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
 from unwalk.methods.rrdu import RRDU, Correction
 
-ENGINES = [InProcess, Fleet, pytest.param(Ray, marks=pytest.mark.soak)]
+
+class DrawnFleet(Fleet):
+    """A fleet that draws hops together even if it has one walk."""
+
+    name = "fleet, drawn"
+
+    def __init__(self):
+        super().__init__(few=1)
+
+
+ENGINES = [InProcess, Fleet, DrawnFleet, pytest.param(Ray, marks=pytest.mark.soak)]
 """Ray needs a cluster: ``test_ray.py`` has a part of this for every day."""
 
 

@@ -15,12 +15,15 @@ from torch.nn.functional import cross_entropy
 
 from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
+from unwalk.core import token
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.plan import Performance, Phase
-from unwalk.core.program import Ball, StepRule, Steps
+from unwalk.core.program import AddNoise, Ball, StepRule, Steps
+from unwalk.core.token import Layout
 from unwalk.engines import cuda, fleet_gradients, fleet_steps
 from unwalk.engines.execute import apply_rule
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_stack import LinearStack
 from unwalk.engines.fleet_steps import Step
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
@@ -85,11 +88,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("few", [1, 8], ids=["drawn", "one by one"])
 @pytest.mark.parametrize("case", CASES)
-def test_ten_hops_agree_with_the_reference(case):
+def test_ten_hops_agree_with_the_reference(case, few):
     factory, options = CASES[case]
     made = [plan(*phases(**options), task=task(factory), seed=seed) for seed in range(5)]
-    together = list(Fleet(size=3).run(made))
+    together = list(Fleet(size=3, few=few).run(made))
     for outcome, reference in zip(together, InProcess().run(made), strict=True):
         for mine, theirs in zip(outcome.transcript.hops, reference.transcript.hops, strict=True):
             assert dataclasses.replace(mine, digest=None) == dataclasses.replace(
@@ -106,7 +110,7 @@ def test_ten_hops_agree_with_the_reference(case):
 def test_batch_normalisation_agrees_though_counthave_batches_of_different_size():
     made = [plan(*phases(), task=task(batch_norm), seed=seed) for seed in range(5)]
     sizes = set()
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         for name, tensor in reference.token.tensors().items():
             assert torch.allclose(outcome.token.tensors()[name], tensor, rtol=1e-9), name
         sizes |= {hop.events[-1].kind for hop in outcome.transcript.hops}
@@ -117,7 +121,7 @@ def test_batch_normalisation_agrees_though_counthave_batches_of_different_size()
 def test_batch_normalisation_refuses_batches_of_several_parts(options):
     made = [plan(*phases(**options), task=task(batch_norm), seed=seed) for seed in range(2)]
     with pytest.raises(InvalidInput, match="batch normalisation mixes"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
 
 
 def test_per_example_clipping_agrees_with_the_reference():
@@ -135,7 +139,7 @@ def test_per_example_clipping_agrees_with_the_reference():
         plan(Phase("train", Clipped(), walks.Uniform(), 8), task=task(small_cnn), seed=seed)
         for seed in range(3)
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
@@ -150,7 +154,7 @@ def test_countof_different_length_and_settings_move_together():
         )
         for seed, (rate, hops) in enumerate([(0.1, 3), (0.01, 9), (0.05, 6)])
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         assert len(outcome.transcript.hops) == outcome.plan.hops
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
@@ -171,7 +175,7 @@ def test_settings_that_differ_and_countthat_end_early_keep_their_moments_apart(s
         )
         for seed, (rule, hops) in enumerate(zip(rules, (3, 5, 7, 4, 6, 3), strict=True))
     ]
-    for outcome, reference in zip(Fleet().run(made), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(made), InProcess().run(made), strict=True):
         mine, theirs = outcome.token, reference.token
         assert torch.allclose(mine.parameters, theirs.parameters, rtol=1e-9, atol=1e-12)
         assert mine.moments.keys() == theirs.moments.keys()
@@ -190,14 +194,14 @@ def test_the_walk_that_diverges_is_named_and_nothing_stays_frozen():
         for number, rate in enumerate(rates)
     ]
     with pytest.raises(Diverged, match=r"hop \d at peer 2"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
     assert gc.get_freeze_count() == 0
 
 
 def test_other_architectures_in_one_fleet_are_refused():
     made = [plan(task=task(small_cnn)), plan(task=task(batch_norm))]
     with pytest.raises(InvalidInput, match="one architecture"):
-        list(Fleet().run(made))
+        list(Fleet(few=1).run(made))
 
 
 def test_convolutions_that_cannot_be_batched_are_refused():
@@ -213,6 +217,11 @@ def test_convolutions_that_cannot_be_batched_are_refused():
 
 class Replays:
     """Captured steps that are taken anew each time: what a device does, without one."""
+
+    draws_streams = False
+
+    def fleet_update(self, *given, **how):
+        return False
 
     def __init__(self):
         self.used = []
@@ -245,7 +254,7 @@ def test_steps_on_rounded_teams_and_gathered_batches_agree_with_the_reference(mo
     plans = [
         plan(*both[: 2 if seed < 2 else 1], task=task(factory), seed=seed) for seed in range(5)
     ]
-    for outcome, reference in zip(Fleet().run(plans), InProcess().run(plans), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(plans), InProcess().run(plans), strict=True):
         assert torch.allclose(
             outcome.token.parameters, reference.token.parameters, rtol=1e-9, atol=1e-12
         )
@@ -294,6 +303,43 @@ def test_an_update_is_the_reference_s_and_leaves_those_that_wait_alone(optimizer
             assert torch.allclose(team.moments[slot][row], moment, rtol=1e-9, atol=1e-12), slot
     assert torch.equal(team.parameters[waiting], before[waiting])
     assert not torch.equal(team.parameters[0], before[0])
+
+
+STACKS = {
+    "two layers": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3)),
+    "no bias": lambda: nn.Sequential(nn.Linear(16, 6, bias=False), nn.ReLU(), nn.Linear(6, 3)),
+    "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_gradients_of_a_stack_of_linear_layers_are_those_that_are_mapped(name):
+    torch.manual_seed(0)
+    models = [STACKS[name]().double() for _ in range(4)]
+    layout = Layout.of(models[0])
+    flat = torch.stack([token.flat(model) for model in models])
+    x, y = torch.randn(4, 7, 4, 4).double().flatten(2), torch.randint(3, (4, 7))
+    weights = torch.rand(4, 7).double()
+    gradient = fleet_gradients.BatchedGradient(models[0], layout, None)
+    written, _ = gradient(flat, {}, x, y, weights)
+    assert gradient.stack is not None
+    gradient.stack = None
+    mapped, _ = gradient(flat, {}, x, y, weights)
+    assert torch.allclose(written, mapped, rtol=1e-11, atol=1e-13)
+
+
+def test_only_plain_stacks_of_linear_layers_are_written_out():
+    hooked = STACKS["two layers"]()
+    hooked[1].register_forward_hook(lambda *given: None)
+    frozen = STACKS["two layers"]()
+    frozen[1].weight.requires_grad = False
+    other = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU(), nn.Linear(4, 2))
+    tied = STACKS["two layers"]()
+    tied[1] = nn.utils.parametrizations.weight_norm(tied[1])
+    last = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for model in (hooked, frozen, other, tied, last, small_cnn(), linear(3, 2)):
+        assert LinearStack.of(model) is None
+    assert LinearStack.of(STACKS["two layers"]()) is not None
 
 
 def test_losses_of_mapped_models_are_torch_s_to_the_bit():
@@ -348,7 +394,7 @@ def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimi
     )
     made = [plan(*both, task=small, seed=seed) for seed in range(5)]
     moved = [dataclasses.replace(m, performance=Performance(device="cuda")) for m in made]
-    for outcome, reference in zip(Fleet().run(moved), InProcess().run(made), strict=True):
+    for outcome, reference in zip(Fleet(few=1).run(moved), InProcess().run(made), strict=True):
         mine, theirs = outcome.token, reference.token
         initial = reference.progress.anchors["initial"]
         change = float((theirs.parameters - initial).norm())
@@ -357,3 +403,25 @@ def test_on_a_device_captured_steps_agree_with_the_reference(monkeypatch, optimi
         for slot, moment in theirs.moments.items():
             assert torch.allclose(mine.moments[slot].cpu(), moment, rtol=1e-2, atol=1e-4)
     assert len(replays) > 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded:
+    """One noisy step whose gradient is rounded to a public grid, then noise on the parameters."""
+
+    name: str = "rounded"
+    travels: tuple[str, ...] = ()
+
+    def visit(self, visit):
+        rule = StepRule("sgd", learning_rate=0.1)
+        batches, weights = LocalWork("full", batch=4).batches(visit.records.all, visit.rng)
+        steps = Steps(batches, "all", rule, 0.1, noise=0.5, weights=weights, rounded=True)
+        return steps, steps, AddNoise(0.25)
+
+
+def test_rounded_steps_are_taken_one_by_one_with_the_same_noise():
+    phase = Phase("train", Rounded(), walks.Uniform(), 4)
+    plans = [plan(phase, task=task(lambda: linear(16, 3)), seed=seed) for seed in (0, 1)]
+    for one, other in zip(InProcess().run(plans), Fleet().run(plans), strict=True):
+        assert torch.equal(one.token.parameters, other.token.parameters)
+        assert one.transcript.hops == other.transcript.hops

@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.core.seeds import VERSION
 from unwalk.experiments import paper, study, tuning
 from unwalk.experiments.cells import TASKS
 from unwalk.experiments.reproduce import (
@@ -98,7 +99,7 @@ def test_results_have_the_form_that_is_promised(tmp_path):
         wanted |= {"method", "hop"} if name.startswith("figure1") else {"row", "reported_asr"}
         assert all(wanted <= set(row) for row in document["rows"])
         assert (tmp_path / f"{name}.csv").read_text().count("\n") == len(document["rows"]) + 1
-    shared = {"train.learning_rate": 0.005, "unlearn.clip": 0.5, **TINY}
+    shared = {"streams": VERSION, "train.learning_rate": 0.005, "unlearn.clip": 0.5, **TINY}
     assert shared.items() <= found["figure1-digits"]["settings"].items()
     assert found["table-l-digits"]["settings"]["unlearn.clip"] == 0.5
     assert found["table-l-digits"]["settings"].keys().isdisjoint({"seed", "method", "preset"})
@@ -330,6 +331,26 @@ def test_committed_results_give_the_committed_page(tmp_path):
     for name in ("timing.json", "reproduction.html"):
         assert (made / name).read_text() == (kept / name).read_text(), f"{name} is out of date"
     assert not (made / "parts").exists()
+
+
+def test_committed_results_name_the_version_of_their_streams():
+    found = documents(ROOT / "results") | tried(ROOT / "results")
+    assert len(found) == 21
+    for name, document in found.items():
+        assert document.get("settings", document)["streams"] in range(1, VERSION + 1), name
+
+
+def test_parts_of_version_1_name_it_when_they_are_collected(tmp_path):
+    """They were written before there was a version 2, and say nothing of streams."""
+    old = {**TINY, "streams": 1}
+    reproduce("table-delta", tmp_path, quick=True, settings=old)
+    for path in (tmp_path / "parts").glob("digits-*.json"):
+        part = json.loads(path.read_text())
+        assert part["configuration"].pop("streams") == 1
+        path.write_text(json.dumps(part))
+    (tmp_path / "table-delta-digits.json").unlink()
+    reproduce("table-delta", tmp_path, quick=True, settings=old, collect=True)
+    assert documents(tmp_path)["table-delta-digits"]["settings"]["streams"] == 1
 
 
 def test_collecting_where_nothing_is_says_so(tmp_path):

@@ -66,7 +66,7 @@ def test_a_walk_is_algorithm_2_step_by_step():
     theta = project(theta, RADIUS)
     for hop in outcome.transcript.hops:
         shard, step = TASK.shard(hop.receiver), 0
-        rng = seeds.numpy("unlearn", "batches", hop.phase_hop)
+        rng = seeds.stream("unlearn", "batches", hop.phase_hop)
         rows = TASK.records(hop.receiver).retained
         for batch in method.descent.work.batches(rows, rng)[0][:, 0]:
             torch.nn.utils.vector_to_parameters(theta, model.parameters())
@@ -124,7 +124,7 @@ def test_the_first_visit_starts_in_the_feasible_set():
 
 def test_the_next_peer_is_uniform_over_all_the_holder_included():
     task = TinyTask(peers=5, size=1, forgotten={})
-    outcome = walk(ddp("full"), 800, task)
+    outcome = walk(ddp("full"), 3200, task)
     hops = outcome.transcript.hops
     counts = np.bincount([h.receiver for h in hops], minlength=5)
     assert stats.chisquare(counts).pvalue > 0.01

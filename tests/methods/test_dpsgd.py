@@ -57,7 +57,7 @@ def test_a_walk_is_the_loop_over_examples(dtype, tolerance):
     parameters = list(model.parameters())
     for hop in outcome.transcript.hops:
         shard, rows = task.shard(hop.receiver), task.records(hop.receiver).retained
-        rng = seeds.numpy("unlearn", "batches", hop.phase_hop)
+        rng = seeds.stream("unlearn", "batches", hop.phase_hop)
         batches = method.descent.work.batches(rows, rng)[0][:, 0]
         for step, batch in enumerate(batches):
             total = torch.zeros(8, dtype=dtype)

@@ -98,4 +98,8 @@ def test_a_methods_own_settings_are_settings_like_all_others():
 def test_sections_keep_their_place_when_a_method_is_added():
     """The digest of settings names runs, so that the order of what was there may not change."""
     keys = [section.key for section in defaults().own]
-    assert keys == ["ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_start", "again"]
+    assert keys == [
+        *("ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_start", "noisy_finetune"),
+        *("output_noise", "pga", "neggrad", "user_dp", "langevin"),
+        *("ssd", "salun", "scrub", "newton", "residual", "again"),
+    ]

@@ -16,7 +16,7 @@ from tests.tiny import TinyTask, descent, plan
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Forget, Records, StepRule, Visit
-from unwalk.core.seeds import PublicSeeds
+from unwalk.core.seeds import Draws, PublicSeeds
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD, slice_of
@@ -230,8 +230,8 @@ def rewound(seed: int, work: LocalWork, way: str, engine: Any, task: Any = TASK)
     (trained,) = engine.run([first])
     seeds = PublicSeeds(seed)
 
-    def coins(hop: int) -> np.random.Generator:
-        return seeds.numpy("train", "batches", hop)
+    def coins(hop: int) -> Draws:
+        return seeds.stream("train", "batches", hop)
 
     visits = [hop.hop for hop in trained.transcript.hops if hop.receiver == 0]
     if way == "too-late":

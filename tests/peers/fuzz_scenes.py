@@ -23,6 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.peers.deletions import SETTINGS as RECORDS
 from tests.peers.deletions import Hamlet, ask, ended, trained_on, write_records
+from tests.peers.harness import ROUTE
 from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.identity.credentials import Authority, Keys, now, request
 from unwalk.peers.identity.network_file import Limits, Network
@@ -183,7 +184,13 @@ def make(folder: Path) -> Record:
         folder,
         name="test",
         addresses=free_addresses(PEERS),
-        settings={**RECORDS, "graph.kind": "ring", "train.hops": 8, "unlearn.hops": 4},
+        settings={
+            **RECORDS,
+            "graph.kind": "ring",
+            "train.hops": 8,
+            "unlearn.hops": 4,
+            "seed": ROUTE,
+        },
         limits=LIMITS,
     )
     for peer in range(PEERS):

@@ -42,6 +42,9 @@ SETTINGS: dict[str, Any] = {
     "train.hops": 12,
     "performance.threads": 1,
 }
+ROUTE = 230987
+"""A seed for scenes: training begins 0 1 2 1 2 0 1 0 among three peers, 0 2 3 2 3 1 0 1 among four,
+and 1 2 4 2 4 1 0 among five."""
 
 
 def network(

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from unwalk.peers.handover import turns
 from unwalk.peers.storage import disk_space
 from unwalk.peers.transport.wire import Chunks, Handler, Unreachable
 
@@ -186,6 +187,7 @@ def in_virtual_time(seed: int) -> Iterator[Loop]:
         for name, module in list(sys.modules.items()):
             if name.startswith("unwalk.peers.") and hasattr(module, "monotonic"):
                 patches.enter_context(patch.object(module, "monotonic", loop.time))
+        patches.enter_context(patch.object(turns, "time", loop.time))
         salted = patch.object(secrets, "token_hex", lambda size=32: salts.randbytes(size).hex())
         patches.enter_context(salted)
         patches.enter_context(patch.object(disk_space, "RESERVE", 1 << 16))  # or it is what costs

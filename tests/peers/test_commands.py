@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.peers.floods import bad_handshakes, listens
-from tests.peers.harness import CONTEXT, JOURNAL_TIMES, SETTINGS, check_end
+from tests.peers.harness import CONTEXT, JOURNAL_TIMES, ROUTE, SETTINGS, check_end
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
@@ -196,7 +196,7 @@ def test_a_stopped_peer_hands_the_token_over_first(shell):
 
 
 def test_a_peer_that_finds_no_taker_keeps_its_token_and_says_so(shell):
-    folder = init(shell, hops=2000, limits=["stop=0.5"])
+    folder = init(shell, hops=2000, limits=["stop=0.5"], seed=ROUTE)
     path = folder / "peer-0"
     shell.begin("peer", "start", path, "--http=none")
     until(lambda: status(path).get("stage") == "visited")

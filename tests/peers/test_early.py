@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import check_end, lived
+from tests.peers.harness import ROUTE, check_end, lived
 from unwalk.core.plan import Move
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.peers.handover.visit import Visited, plan_of
@@ -108,7 +108,7 @@ def test_an_answer_may_come_when_the_token_is_long_gone(tmp_path):
         assert not here.tasks[0].done(), "a late answer is nothing to end at"
         assert here.services[0].state.held is None
 
-    lived(tmp_path, script, PEERS, lease=600.0, train__hops=40)
+    lived(tmp_path, script, PEERS, lease=600.0, train__hops=40, seed=ROUTE)
     assert answered
 
 
@@ -328,4 +328,4 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         last = [e["event"] for e in here.events if e["peer"] == "peer-0"][-1]
         assert last == "stopped"
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, lease=600.0, seed=ROUTE)

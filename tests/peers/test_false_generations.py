@@ -14,8 +14,10 @@ import pytest
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.core.plan import Move
+from unwalk.peers.handover import turns
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import Lineage, Parcel, Reply
@@ -100,8 +102,9 @@ def ends(here: Village, peers: Iterable[int]) -> Any:
     return lambda: here.finished(*peers)
 
 
-def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, slow):
+def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, slow, monkeypatch):
     """Two generations, one after the other; one peer alone is shown both, then the liar leaves."""
+    monkeypatch.setattr(turns, "ROUNDS", 0)  # as if it had waited for its turn
 
     async def script(here: Village) -> None:
         route = route_of(here, HOPS)
@@ -114,6 +117,10 @@ def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, sl
             here.start(peer)
         kept = await copy_of(here.services[liar_index], hop)
         one, lineage = await liar.after(kept)
+        early, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 2)
+        await liar.tell(victim, liar.words("fence", entry=early))
+        assert here.services[victim].state.fence[0] == 0, "nobody knew what it went on from"
+        await liar.tell(victim, liar.words("fence", entry=one))
         two, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 2)
         await gone(here, liar_index)
 
@@ -152,8 +159,12 @@ def two_visits(route: list[int], work: Work) -> tuple[int, int, int, tuple[int, 
     raise AssertionError("no such route; try another seed")
 
 
-def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
-    """From two places; some believe in one, the peer that gets the token in the other."""
+@pytest.mark.parametrize("takes", [pytest.param(True, marks=pytest.mark.soak), False])
+def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow, takes):
+    """From two places; some believe in one, the peer that gets the token in the other.
+
+    That peer can hand it on to the liar alone, who ``takes`` it or not.
+    """
 
     async def script(here: Village) -> None:
         work = Work(plan_of(here.network), 0)
@@ -177,6 +188,8 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
         await stopped.wait()
         while (held := service.state.held) is None or held.hop != second:
             await asyncio.sleep(0.002)
+        for other in here.services.values():  # who starts again forgets what it signed for
+            other.turns = Turns(other.turns.peers, other.limits.lease)
         two, lineage = await liar.after(held)
         data = service.store.file(held.token).read_bytes()
         log = service.token_sender.log(held.chain, victim)
@@ -185,7 +198,9 @@ def test_a_generation_that_is_opened_twice_stops_nobody(tmp_path, slow):
         class Silent:
             async def take(self, sender: int, envelope: bytes, chunks: Any) -> bytes:
                 _ = [piece async for piece in chunks]
-                return codec.dump(codec.reply_to(Reply("accepted"))) if sender == victim else NO
+                if not takes or sender != victim:
+                    return NO
+                return codec.dump(codec.reply_to(Reply("accepted")))
 
             async def answer(self, sender: int, message: bytes) -> bytes:
                 raise TimeoutError

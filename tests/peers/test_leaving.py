@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.peers.deletions import ask, check, ended, hamlet, trained_on
+from tests.peers.harness import ROUTE
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting.erasure import Receipt, left_of
@@ -53,7 +54,7 @@ def test_peers_leave_one_after_the_other_and_the_rest_goes_on(tmp_path):
         assert {v["visit"]["receiver"] for v in visits} == {0, 2}
         seen.update(name=f"chapter-{last.number}")
 
-    here = hamlet(tmp_path, script, peers=5, train__hops=8)
+    here = hamlet(tmp_path, script, peers=5, train__hops=8, seed=ROUTE)
     document = check(here, 0, seen["name"])
     assert document["peers"]["pending"] == []
     runs = {r["peer"]: r["run"] for r in document["peers"]["receipts"]}
@@ -214,7 +215,7 @@ def test_who_says_to_one_peer_alone_that_it_has_left_is_counted_out_by_all(tmp_p
         assert [s.left for s in here.peers[1].specs] == [(liar,)]
         assert all(history.left(here.peers[p].store) == {liar} for p in (0, 1, 3))
 
-    hamlet(tmp_path, script, train__hops=6)
+    hamlet(tmp_path, script, train__hops=6, seed=ROUTE)
 
 
 def test_nobody_is_counted_out_without_its_own_word(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.peers.harness import Village, lived, network
+from tests.peers.harness import ROUTE, Village, lived, network
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.plan import Move
@@ -20,6 +20,7 @@ from unwalk.peers.handover.checks import Offer
 from unwalk.peers.handover.control_messages import Seen
 from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.handover.visit import ATTEMPTS, Work, plan_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
@@ -76,7 +77,7 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
         _draws(service, log)
         _sightings(here, service)
 
-    lived(tmp_path, script, peers=4, lease=60.0)
+    lived(tmp_path, script, peers=4, lease=60.0, seed=ROUTE)
 
 
 def _walk(service: Service, log: list[Entry]) -> None:
@@ -250,6 +251,8 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
             await here.until(partial(refused, reason))
             assert holder.state.fence == (0, basis.generation[1])
             assert holder.state.held is not None
+            for service in services:  # later, when it is another's turn
+                service.turns = Turns(4, service.limits.lease)
         for answer in await told(1, liar, basis.chain):
             assert answer.get("kind") != "refused"
         await here.until(partial(fenced, 1))

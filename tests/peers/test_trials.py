@@ -216,7 +216,7 @@ def test_500_trials_in_memory(tmp_path, block):
 
 def test_a_last_token_that_is_damaged_stops_its_peer_and_the_others_end(root):
     """Its peer voted for nothing, and said nothing."""
-    found = run_trial(root, 189, MEMORY)
+    found = run_trial(root, 1769, MEMORY)
     seen = {line["event"] for line in found.journal}
     assert "end not whole" in seen, "the damage met another token: take a seed where it is the last"
     assert (found.outcome, found.recovered) == (ENDED, 1), found.why

@@ -29,7 +29,12 @@ LISTED = (
     "stability",
     "accountants",
 )
-HELPERS = {"accountants.events_claim", "iteration.check_nonexpansive", "stability.Facts"}
+HELPERS = {
+    "accountants.events_claim",
+    "iteration.check_nonexpansive",
+    "published.check_view",
+    "stability.Facts",
+}
 
 
 def code_names() -> set[str]:

@@ -16,6 +16,8 @@ from unwalk.privacy.gaussian import gaussian_sigma
 from unwalk.privacy.iteration import check_nonexpansive, contraction_factor, pnsgd_rdp
 from unwalk.privacy.release import (
     best_shifted_zcdp,
+    contracting_sigma,
+    contracting_zcdp,
     release_sigma,
     released_distance,
     shifted_sigma,
@@ -170,3 +172,25 @@ def test_shifted_sigma_meets_its_target():
         assert zcdp_epsilon(shifted_zcdp(caps, sigma * 0.999), 1e-6) > epsilon * 0.9
     with pytest.raises(InvalidInput, match="not decreasing"):
         visit_caps(1.0, 0.1, 1.0, [3, 2])
+
+
+@pytest.mark.parametrize("contraction", [0.0, 0.3, 0.99, 1.0])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_contracting_steps_equal_the_exact_gaussians_of_a_linear_recursion(contraction, steps):
+    """x <- c x + s z has Gaussian ends, whose divergence is known: the bound is tight."""
+    mean, variance = 3.0, 0.0
+    for _ in range(steps):
+        mean, variance = contraction * mean, contraction**2 * variance + 0.5**2
+    expected = mean**2 / (2.0 * variance)
+    assert contracting_zcdp(3.0, contraction, steps, 0.5) == pytest.approx(expected, rel=1e-12)
+
+
+def test_contracting_sigma_meets_its_target_and_more_steps_need_less_noise():
+    before = math.inf
+    for steps in (1, 5, 50, 500):
+        sigma = contracting_sigma(1.0, 1e-5, 4.0, 0.99, steps)
+        assert zcdp_epsilon(contracting_zcdp(4.0, 0.99, steps, sigma), 1e-5) <= 1.0
+        assert zcdp_epsilon(contracting_zcdp(4.0, 0.99, steps, sigma * 0.999), 1e-5) > 0.99
+        assert sigma < before
+        before = sigma
+    assert contracting_sigma(1.0, 1e-5, 0.0, 0.99, 3) == 0.0

@@ -47,7 +47,7 @@ def test_it_says_what_was_asked_done_promised_and_not(result):
     told = page[places[0] :]
     assert "Peer 0 asked that the model forget 1 record." in told
     assert "passed from peer to peer 9 times by then" in told
-    assert "who held it for even odds beforehand, 50 %, can be 73.2 % sure" in told
+    assert "can be at most 73.2 % sure afterwards" in told
     assert told.index("Nothing yet: this is a rehearsal") < told.index("factor of 2.72")
     assert "factor of 2.72 at most, except with a probability of 1 in 100,000" in told
     assert "It is no secret who asked, when, and for how many records." in told

@@ -96,8 +96,9 @@ def test_first_use_has_nothing_to_do_where_no_record_was_drawn():
     lazy = {**BLOBS, "train.work": "iid", "train.batch": 1, "train.minibatches": 1}
     result = small_run(
         lazy, method="rewind", rewind__way="first-use", compare=[], forget__kind="records",
-        forget__size=1,
+        forget__size=1, seed=2,
     )  # fmt: skip
+    assert sum(hop.receiver == 0 for hop in result.transcript.hops) == 2
     (claim,) = result.result["claims"]
     assert claim["grade"] == "exact"
     assert "nothing to do" in claim["reason"]
@@ -317,10 +318,11 @@ def test_slices_have_to_be_asked_for():
 
 @pytest.mark.parametrize(("size", "said"), [(1, False), (100, True)])
 def test_a_seal_that_is_no_bargain_is_labelled(size, said):
-    result = small_run(FLAT, compare=["restart", "retrain"], forget__size=size).result
+    """With seed 2 the walk is at u often enough that a hundred records cost more than a restart."""
+    result = small_run(FLAT, compare=["restart", "retrain"], forget__size=size, seed=2).result
     told = result["certificate"]["worth"]
-    assert ("beginning again by 2.3: no cheaper than a restart" in told) == said
-    assert "within one point of retraining" in told
+    assert ("a restart by 2.3: no cheaper than a restart" in told) == said
+    assert "within one point of retraining's clean accuracy" in told
 
 
 def test_training_and_checking_need_no_extra_packages():

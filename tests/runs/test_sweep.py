@@ -146,3 +146,4 @@ def test_a_cluster_without_ray_is_refused(monkeypatch, notes):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match=r"needs Ray, which is not installed: pip install"):
         list(sweep(squares(notes), jobs=2, cluster="auto"))
+    assert "RAY_ADDRESS" not in os.environ, "a later run would look for that cluster"

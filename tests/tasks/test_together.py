@@ -61,13 +61,13 @@ def plain_script(task, hops, rate, momentum):
     seeds = PublicSeeds(0)
     model = build_model(task.model, seeds.integer("model")).train()
     optimizer = torch.optim.SGD(model.parameters(), rate, momentum=momentum)
-    at = int(seeds.numpy("train", "route", 1).integers(task.peers))
+    at = int(seeds.stream("train", "route", 1).integers(task.peers))
     for hop in range(1, hops + 1):
         if hop > 1:
-            step = int(seeds.numpy("train", "route", hop).integers(task.peers - 1))
+            step = int(seeds.stream("train", "route", hop).integers(task.peers - 1))
             at = step + (step >= at)
         shard = task.shard(at)
-        order = seeds.numpy("train", "batches", hop).permutation(np.arange(shard.records.size))
+        order = seeds.stream("train", "batches", hop).permutation(np.arange(shard.records.size))
         torch.manual_seed(seeds.integer("train", "torch", hop))
         for first in range(0, len(order) - len(order) % 64, 64):
             rows = torch.from_numpy(order[first : first + 64])

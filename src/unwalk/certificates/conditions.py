@@ -40,6 +40,7 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
     """
     check_announced(transcript)
     check_starts(transcript)
+    check_bounded(transcript)
     check_noise(transcript)
     check_single_draw(transcript)
     check_labels(transcript)
@@ -127,6 +128,16 @@ def _goes_back(method: Any) -> bool:
     """Whether a method may go back to an arrival that the forgetting peer kept."""
     record = METHODS.get(str(method))
     return record is not None and record.way_back is not None
+
+
+def check_bounded(transcript: Transcript) -> None:
+    """Refuse a change that no accountant bounds, at whichever peer.
+
+    What it depends on may travel beside the parameters, or be an older model.
+    """
+    for hop, event in transcript.events():
+        if isinstance(event, ev.Edited):
+            refuse("unknown-event", hop, event, f"no proof bounds what {event.what!r} changes")
 
 
 def check_start_said(transcript: Transcript, hops: list[Hop]) -> None:
@@ -271,7 +282,15 @@ def check_labels(transcript: Transcript) -> None:
 
 
 def check_code(transcript: Transcript) -> None:
-    """Refuse user code that keeps state about the records which no wipe can reach."""
+    """Refuse user code that keeps state about the records which no wipe can reach, and a method of
+    the user's own: what its settings and steps depend on is not in the events."""
+    method = str(transcript.header.get("method"))
+    if ":" in method:
+        raise Refused(
+            f"the method is the user's own, {method!r}: no proof has read what its route, steps "
+            "and noise depend on.",
+            "own-method",
+        )
     outside_state = transcript.header.get("outside_state")
     if outside_state is not None:
         raise Refused(
@@ -318,6 +337,8 @@ def _carries(event: ev.Event, carries: frozenset[str], *, at_unlearner: bool) ->
             return carries - {"model"} if at_unlearner and event.std > 0.0 else carries
         case ev.Start():
             return carries if event.start == "token" else _NOTHING
+        case ev.Edited():
+            return carries | {"model"} if event.touched else carries
         case ev.Projection() | ev.Wipe():
             return carries
 

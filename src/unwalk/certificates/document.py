@@ -327,7 +327,7 @@ def claims_of(transcript: Transcript) -> list[dict[str, Any]]:
 
 
 def refused(reason: str, code: str) -> dict[str, Any]:
-    """A claim that is not made, with the reason and its code."""
+    """A refused claim, with the reason and its code."""
     return {
         "code": code,
         "grade": "refused",
@@ -400,7 +400,7 @@ def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any])
     problem = f"formula {announced.get('formula')!r} is not known"
     if formula is not None:
         problem = formula.problem(transcript, hops, announced)
-    if problem:
+    if formula is None or problem:
         return refused(f"a formula's number was announced, but {problem}.", "formula")
     return {
         "code": None,
@@ -408,6 +408,6 @@ def _nominal(transcript: Transcript, hops: list[Hop], announced: dict[str, Any])
         "epsilon": announced["epsilon"],
         "delta": announced["delta"],
         "accountant": announced["accountant"],
-        "assumptions": ["the paper's formula with unit constant: not a guarantee"],
+        "assumptions": [formula.assumes],
         "reason": str(announced["reason"]),
     }

@@ -38,7 +38,7 @@ UNCHECKED = {
 class Verdict:
     """The result of a check: ``problems`` name what was changed, ``notes`` what was checked.
 
-    ``unchecked`` says what was not checked and why, ``stated`` what nobody but the issuer says.
+    ``unchecked`` says what was not checked and why, ``stated`` what only the issuer asserts.
     ``signer`` is the fingerprint of a signature that fits, ``known`` whether it is trusted.
     ``model`` is the outcome for the released model: a key of :data:`LOUD`.
     """
@@ -56,7 +56,8 @@ class Verdict:
     def exit_code(self) -> int:
         """0: all was checked and is intact, and somebody trusted signed; 1: changed.
 
-        3: intact as far as it goes, but the signer is unknown, or transcript or model are not here.
+        3: what could be checked is intact, but the signer is unknown, or the transcript or
+        the model is missing.
         """
         if self.problems:
             return 1

@@ -97,8 +97,8 @@ def verdict_line(document: dict[str, Any]) -> str:
 def claim_lines(document: dict[str, Any]) -> list[str]:
     """Each claim for specialists: grade as shown, numbers, reason, and the code of a refusal.
 
-    What a refusal means and what to do instead is in the verdict; for others than the last it
-    stands here.
+    The verdict says what the last claim's refusal means and what to do instead; for earlier claims
+    this is said here.
     """
     lines = []
     claims, origin = document["claims"], origin_of(document)
@@ -149,8 +149,8 @@ def _began(document: dict[str, Any]) -> str:
         return f"{several}After the request nothing more was done to the model."
     if done["start"] == "initial":
         return (
-            f"{several}The old model was thrown away, and the walk began again from the public "
-            "initial one."
+            f"{several}The old model was discarded, and the walk began again from the public "
+            "initial model."
         )
     if done["start"] == "arrival":
         which = f"The one that peer {u} helped to train" if shards else "The model"
@@ -159,8 +159,8 @@ def _began(document: dict[str, Any]) -> str:
             "of training."
         )
     if done["start"] == "token":
-        return f"{several}The model went on as training had left it."
-    return f"{several}The log does not say from which model the walk went on."
+        return f"{several}The walk continued from the trained model."
+    return f"{several}The log does not say from which model the walk continued."
 
 
 def _walked(done: dict[str, Any], u: int) -> str:
@@ -253,12 +253,12 @@ def _promised(document: dict[str, Any]) -> list[str]:
             continue
         sentences.append(f"To {who}: {_odds(claim)}.")
         sentences.append(
-            "For example: who held it for even odds beforehand, 50 %, can be "
-            f"{sureness(claim['epsilon'])} sure afterwards at most, with the same exception."
+            "For example: somebody who thought it as likely as not, 50 %, can be at most "
+            f"{sureness(claim['epsilon'])} sure afterwards, with the same exception."
         )
     if sentences and str(document["threat_model"]["coalition"]).startswith("any"):
         sentences.append(
-            "It holds even if all of them join forces, as long as the forgetting peer is not with "
+            "It holds even if all of them collude, as long as the forgetting peer is not among "
             "them."
         )
     if sentences and _rehearsed(document):
@@ -316,11 +316,9 @@ def _not_promised(document: dict[str, Any]) -> list[str]:
                 "covered."
             )
         if not threats["adaptive_requests"]:
-            sentences.append(
-                "The promise is for requests that were not chosen by looking at the model."
-            )
+            sentences.append("Requests that were chosen by looking at the model are not covered.")
         if not str(threats["coalition"]).startswith("any"):
-            sentences.append(f"Observers who join forces: covered are {threats['coalition']}.")
+            sentences.append(f"Colluding observers that are covered: {threats['coalition']}.")
         sentences.append("It is no secret who asked, when, and for how many records.")
         if document["noise"]["origin"] != "none":
             sentences += _of_noise(document)

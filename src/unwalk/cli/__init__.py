@@ -1,11 +1,13 @@
 """The command line: one module per group of commands.
 
 Arguments and options enter; the functions of :mod:`unwalk.api`, :mod:`unwalk.runs`,
-:mod:`unwalk.experiments` and :mod:`unwalk.peers` do the work; text leaves, or JSON with ``--json``.
+:mod:`unwalk.audits`, :mod:`unwalk.experiments` and :mod:`unwalk.peers` do the work; text leaves, or
+JSON with ``--json``.
 
 ========================= =================================================================
 running, reproduce        ``run``, ``compare``, ``reproduce``
 evaluating                ``evaluate``
+auditing                  ``audit``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
 data, listing             ``data``, ``methods``, ``tasks``, ``settings``
 peers, forgetting         ``peer``, ``net``, ``peer data``, ``forget``, ``peer leave``
@@ -23,6 +25,7 @@ import typer
 
 import unwalk
 from unwalk.cli import (
+    auditing,
     calibrate,
     certificates,
     data,
@@ -52,6 +55,7 @@ app.command()(running.run)
 app.command()(running.compare)
 app.command()(evaluating.evaluate)
 app.command()(reproduce.reproduce)
+app.command()(auditing.audit)
 app.command()(calibrate.calibrate)
 app.command()(certificates.verify)
 app.command()(certificates.sign)

@@ -29,7 +29,7 @@ def verify(
         typer.Argument(help="certificate.json, its folder, or the zip archive that a peer gives."),
     ] = None,
     transcript: Annotated[
-        Path | None, typer.Option(help="Its transcript; without, transcript.jsonl beside it.")
+        Path | None, typer.Option(help="Its transcript; empty: transcript.jsonl beside it.")
     ] = None,
     trust: Annotated[
         str | None,
@@ -41,11 +41,13 @@ def verify(
     ] = None,
     replay: Annotated[
         Path | None,
-        typer.Option(metavar="RUN_DIR", help="Do the run again from data and secrets, compare."),
+        typer.Option(
+            metavar="RUN_DIR", help="Repeat the run from its data and secrets, and compare."
+        ),
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The released model; without, the one beside it."),
+        typer.Option(metavar="FILE", help="The released model; empty: the one beside it."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
@@ -164,7 +166,7 @@ def _model(document: dict[str, Any], place: Path, given: Path | None) -> bytes |
 def _replayed(
     verdict: Verdict, run_dir: Path, recorded: Transcript | None, document: dict[str, Any]
 ) -> Verdict:
-    """Also do the run again and compare."""
+    """Also repeat the run and compare."""
     from unwalk.runs.replay import replay
 
     if recorded is None:

@@ -63,7 +63,7 @@ def fetch(
     all_: Annotated[bool, typer.Option("--all", help="The files of every task.")] = False,
     mirror: Annotated[
         str | None,
-        typer.Option(help="Address that serves the data folder's files; not the publishers'."),
+        typer.Option(help="Download from this mirror of the data folder, not from the publishers."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:

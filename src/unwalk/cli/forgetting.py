@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unwalk.cli.terminal import JsonOption, need_peers, say, show
+from unwalk.cli.terminal import BundleArgument, JsonOption, need_peers, say, show
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ Grade = Annotated[
     str | None,
     typer.Option(help="exact or certified; empty: exact, or what --method or a budget is for."),
 ]
-Epsilon = Annotated[float | None, typer.Option(help="Budget of a certified request; empty: 1.")]
-Delta = Annotated[float | None, typer.Option(help="The same; empty: 1e-5.")]
+Epsilon = Annotated[float | None, typer.Option(help="Epsilon of a certified request; empty: 1.")]
+Delta = Annotated[float | None, typer.Option(help="Delta of a certified request; empty: 1e-5.")]
 Method = Annotated[str | None, typer.Option(help="rewind, restart or seal; empty: the best.")]
 RequestId = Annotated[
-    str | None, typer.Option(help="Public name of the request; empty: made up. Again: the same.")
+    str | None,
+    typer.Option(help="Public id of the request; empty: a random one. Repeating one counts once."),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is done or refused.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done or refused.")]
 PAUSE = 0.2
 
 
@@ -64,7 +65,8 @@ def forget(
         Path | None, typer.Option(help="The network's ca.pem, needed with an https address.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="The same: who it is, PEER.NETWORK as in peer-2.clinics.")
+        str | None,
+        typer.Option(help="With https: the peer's name, PEER.NETWORK, as in peer-2.clinics."),
     ] = None,
     wait: Wait = False,
     json_: JsonOption = False,
@@ -243,7 +245,7 @@ def _tell(request: RequestView, bundle: Path | None, json_: bool) -> None:
 
 
 def leave(
-    bundle: Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")],
+    bundle: BundleArgument,
     forget_all: Annotated[
         bool, typer.Option("--forget-all", help="Have all of the peer's records forgotten first.")
     ] = False,
@@ -278,7 +280,7 @@ def leave(
 
 
 def data(
-    bundle: Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")],
+    bundle: BundleArgument,
     from_: Annotated[
         Path | None, typer.Option("--from", help="File or folder of the records.", metavar="PATH")
     ] = None,
@@ -308,8 +310,7 @@ def data(
     from unwalk.runs.assemble import resolve
 
     checked = Bundle.read(bundle)
-    settings = {**checked.network.settings, "peers": len(checked.network.peers)}
-    config = resolve(settings, where="the network file")
+    config = resolve(checked.network.run_settings, where="the network file")
     given = {
         "id_column": id_column,
         "label_column": label_column,

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unwalk.cli import forgetting
-from unwalk.cli.terminal import App, JsonOption, Set, changes_of, need_peers, show
+from unwalk.cli.terminal import App, BundleArgument, JsonOption, Set, changes_of, need_peers, show
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice, check_count
 
 if TYPE_CHECKING:
     from unwalk.peers.identity.network_file import Network
 
-peer = App(help="Run one peer: it holds data, visits and hands on.")
+peer = App(help="Run one peer: it holds records, trains when it has the token, and hands it on.")
 net = App(help="Make a network of peers and keep its identities.")
 peer.command()(forgetting.data)
 peer.command()(forgetting.leave)
 
-Bundle = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 Folder = Annotated[Path, typer.Argument(help="The network's folder.", metavar="FOLDER")]
 PeerName = Annotated[str, typer.Argument(help="Name of a peer, as in peer-2.", metavar="PEER")]
 FirstChapter = Annotated[
@@ -151,7 +150,7 @@ def up(
 ) -> None:
     """Run a whole network on this machine, with a page that shows all peers.
 
-    The network is made in --folder, or the one that is there goes on. Ctrl-C stops it.
+    The network is made in --folder; if there is one already, it continues. Ctrl-C stops it.
     """
     need_peers()
     from unwalk.peers.local_network import LocalNetwork, check_port, make_local
@@ -201,7 +200,10 @@ def sign(
     days: Days = 365.0,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Although the peer has a certificate; it rotates its keys."),
+        typer.Option(
+            "--replace",
+            help="Sign even if the peer has a certificate, because it rotates its keys.",
+        ),
     ] = False,
 ) -> None:
     """Sign a peer's certificate request; everything in --out is public and goes to the peer.
@@ -242,7 +244,10 @@ def revoke(
     folder: Folder,
     name: PeerName,
     keep_latest: Annotated[
-        bool, typer.Option("--keep-latest", help="All but the newest: its keys were rotated.")
+        bool,
+        typer.Option(
+            "--keep-latest", help="Revoke all but the newest one, because its keys were rotated."
+        ),
     ] = False,
     chapter: FirstChapter = None,
 ) -> None:
@@ -256,7 +261,7 @@ def revoke(
 
 @peer.command()
 def csr(
-    bundle: Bundle,
+    bundle: BundleArgument,
     name: Annotated[str, typer.Option("--peer", help="The peer's name in the network.")],
     network: Annotated[str, typer.Option(help="The network's name.")],
 ) -> None:
@@ -271,7 +276,7 @@ def csr(
 
 @peer.command()
 def start(
-    bundle: Bundle,
+    bundle: BundleArgument,
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT, if not the address in the network file.")
     ] = None,
@@ -279,7 +284,7 @@ def start(
         str | None, typer.Option(help="127.0.0.1:PORT for Prometheus; empty: none.")
     ] = None,
     http: Annotated[
-        str, typer.Option(help="HOST:PORT of its own endpoint and dashboard; none: without.")
+        str, typer.Option(help="HOST:PORT of its HTTP interface and dashboard; none: without them.")
     ] = "127.0.0.1:0",
     detach: Annotated[bool, typer.Option("--detach", help="Go on in the background.")] = False,
 ) -> None:
@@ -318,7 +323,7 @@ def start(
 
 
 @peer.command()
-def stop(bundle: Bundle) -> None:
+def stop(bundle: BundleArgument) -> None:
     """Ask a peer to hand the token over and end."""
     need_peers()
     from unwalk.peers.daemon import status as status_of
@@ -335,7 +340,7 @@ def stop(bundle: Bundle) -> None:
 
 
 @peer.command()
-def status(bundle: Bundle, json_: JsonOption = False) -> None:
+def status(bundle: BundleArgument, json_: JsonOption = False) -> None:
     """Say what a peer is doing, whether it runs or not."""
     need_peers()
     from unwalk.peers.daemon import status as status_of
@@ -366,7 +371,7 @@ def _in_words(value: object) -> str:
 
 @peer.command()
 def log(
-    bundle: Bundle,
+    bundle: BundleArgument,
     whole: Annotated[
         bool, typer.Option("--whole", help="The committed hop log, checked, one JSON line each.")
     ] = False,

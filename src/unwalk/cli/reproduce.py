@@ -33,12 +33,10 @@ def reproduce(
             "by name only: tuning (settings that were tried), precision (bfloat16 beside float32)."
         ),
     ] = "all",
-    task: Annotated[
-        str | None, typer.Option(help="mnist or cifar10; both where nothing is said.")
-    ] = None,
+    task: Annotated[str | None, typer.Option(help="mnist or cifar10; empty: both.")] = None,
     preset: Annotated[str, typer.Option(help="The reading of the paper.")] = "paper-matched",
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds per cell; the paper's number where nothing is said.")
+        int | None, typer.Option(help="Seeds per cell; empty: as many as the paper has.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="digits, one seed, short walks: shows that it runs.")
@@ -49,7 +47,7 @@ def reproduce(
         "results"
     ),
     collect: Annotated[
-        bool, typer.Option("--collect", help="Run nothing: make the page of finished parts.")
+        bool, typer.Option("--collect", help="Run nothing: make the page from finished parts.")
     ] = False,
     jobs: JobsOption = 1,
     ray_address: RayAddressOption = None,

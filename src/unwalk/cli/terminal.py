@@ -39,7 +39,10 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting; unwalk settings lists them."),
 ]
 TaskOption = Annotated[str | None, typer.Option(help="The task; unwalk tasks lists them.")]
-MethodOption = Annotated[str | None, typer.Option(help="The method; unwalk methods lists them.")]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(help="The method; unwalk methods lists them; or package.module:method."),
+]
 PresetOption = Annotated[
     str | None, typer.Option(help="practical, paper-matched, paper or certified.")
 ]
@@ -55,12 +58,13 @@ RayAddressOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with what was stopped, in the folder --out.")
+    bool, typer.Option("--resume", help="Continue the stopped run in the folder --out.")
 ]
 OverwriteOption = Annotated[
     bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
 ]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+BundleArgument = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -119,9 +119,24 @@ class OwnSums:
     strength: float
 
 
-Event = GradientSteps | GaussianNoise | Projection | Wipe | Start | OwnSums
+@dataclass(frozen=True)
+class Edited:
+    """The model, or a vector that goes with it, was changed in a way that no accountant bounds.
+
+    ``what`` names the operation (:class:`unwalk.core.program.Edit`), ``data`` the records that
+    decided on the change: ``mixed`` where it depends on what the forgotten ones left behind.
+    """
+
+    kind: ClassVar[str] = "edited"
+    what: str
+    data: str
+    touched: bool
+
+
+Event = GradientSteps | GaussianNoise | Projection | Wipe | Start | OwnSums | Edited
 _KINDS: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums)
+    cls.kind: cls
+    for cls in (GradientSteps, GaussianNoise, Projection, Wipe, Start, OwnSums, Edited)
 }
 DATA = ("all", "retained", "forgotten", "mixed")
 WORK = ("epochs", "averaged", "full", "iid", "slots")
@@ -133,6 +148,10 @@ MOMENTS = {moment: name for name, moments in OPTIMIZERS.items() for moment in mo
 """Every moment, with the name of its optimizer."""
 STATES = ("none", "carried", "local", "fresh")
 WIPES = ("optimizer", "local", "buffers")
+EDITS = (
+    *("distilled-steps", "importance", "dampening", "newton-step"),
+    *("mask", "hold", "log", "subtraction"),
+)
 STARTS = ("initial", "token", "arrival")
 CENTRES = ("origin", "initial", "start", "arrival")
 _COUNT = may.whole(0, 2**40)
@@ -184,6 +203,11 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
         "bits": may.whole(1, 60),
         "strength": may.real(above=0.0),
     },
+    Edited: {
+        "what": may.word(*EDITS),
+        "data": may.word(*DATA),
+        "touched": may.truth(),
+    },
 }
 """The type and the range of every field of every event."""
 
@@ -194,7 +218,7 @@ def problem(event: Event) -> str | None:
     if out_of_range is not None:
         return out_of_range
     match event:
-        case GradientSteps() | OwnSums():
+        case GradientSteps() | OwnSums() | Edited():
             if event.touched == (event.data == "retained"):
                 return f"touched is {event.touched}, but data is {event.data!r}"
     match event:

@@ -228,6 +228,11 @@ REFUSALS: dict[str, Refusal] = {
         "besides parameters and buffers, and the proof cannot know what it holds",
         "register it as a buffer of the model, or take it out",
     ),
+    "own-method": Refusal(
+        "the method is the user's own code, and what it depends on besides the recorded steps "
+        "cannot be seen",
+        "measure it beside the methods that unwalk methods lists, or " + RESTART,
+    ),
     "digest": Refusal(
         "a fingerprint of the old model was published, by which a guess at the records can be "
         "checked",

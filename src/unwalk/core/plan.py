@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from unwalk.core.program import Program, Records, Visit
+from unwalk.core.program import Drawing, Program, Records, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.core.walking import Graph as Graph
@@ -46,6 +46,18 @@ class Method(Protocol):
         """Names of the moment vectors that travel in the token."""
 
     def visit(self, visit: Visit) -> Program: ...
+
+
+@runtime_checkable
+class Drawn(Protocol):
+    """A method that can tell what a visit does before anything is drawn for it."""
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        """What :meth:`Method.visit` does at any hop of the phase but the first; None: ask that.
+
+        It must not depend on the hop, nor on anything of earlier visits but whether this is the
+        peer's first of the phase.
+        """
 
 
 class Task(Protocol):
@@ -145,6 +157,7 @@ class Plan:
             "unlearner": self.unlearner,
             "noise": self.noise.origin,
             "digests": "salted" if self.salt else "plain",
+            **({"streams": self.seeds.streams} if self.seeds.streams > 1 else {}),
             "phases": [
                 {"name": p.name, "method": p.method.name, "hops": p.hops} for p in self.phases
             ],
@@ -193,6 +206,11 @@ class Progress:
     anchors: dict[str, torch.Tensor]
     transcript: Transcript
     arrivals: dict[int, Kept] = field(default_factory=dict)
+
+    @property
+    def hop(self) -> int:
+        """The number of hops done; an engine may know it before it shows the token."""
+        return self.token.hop
 
     def fork(self, header: dict[str, Any], *, end_digest: bool = True) -> Progress:
         """A copy under another header, so that several walks can continue from the same hop.

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.events import OPTIMIZERS, WIPES, GradientSteps
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice
 
 Rows = npt.NDArray[np.int64]
@@ -115,6 +117,21 @@ class Steps:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A visit whose batches are still to be drawn, so that an engine can draw many at once.
+
+    ``steps`` is the visit, with batches of the right shape.  Their entries in order are the first
+    ``used`` of each of ``passes`` permutations of ``rows``, one draw each; or, without passes, rows
+    drawn one by one with replacement, in one draw.
+    """
+
+    steps: Steps
+    rows: Rows
+    passes: int
+    used: int
+
+
 @dataclass(frozen=True)
 class AddNoise:
     """Gaussian noise of std ``std`` on the parameters; see :class:`events.GaussianNoise`.
@@ -182,7 +199,174 @@ class ReplaceSums:
         return self.data != "retained"
 
 
-Op = Steps | AddNoise | Project | Forget | ReplaceSums
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change for which no accountant has a bound; ``what`` names it in the log.
+
+    Vectors that go with the model are named: ``importance`` and ``mask`` travel in the token,
+    ``log`` stays at the peer.  ``data`` says which records decide on the change, ``gradients`` how
+    many per-example gradients it takes.  ``modelled``: it needs the model, not only its numbers.
+    """
+
+    what: ClassVar[str]
+    modelled: ClassVar[bool] = True
+
+    @property
+    def data(self) -> str:
+        return "mixed"
+
+    @property
+    def touched(self) -> bool:
+        """Whether records to be forgotten, or what they left behind, may take part."""
+        return self.data != "retained"
+
+    @property
+    def gradients(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Distil(Edit):
+    r"""Steps of cross-entropy to soft targets instead of labels.
+
+    ``teacher``: :math:`t = \alpha\,p_{\rm teacher} + \gamma\,e_y`, with the model of the
+    phase's start as teacher and weights ``pull`` :math:`= \alpha` and ``labels``
+    :math:`= \gamma`; its gradient is that of :math:`\alpha\,{\rm KL}(p_{\rm teacher}\|p) +
+    \gamma\,\ell`.  ``others``: all classes but the record's own alike, the mean over random
+    wrong labels.
+    """
+
+    what: ClassVar[str] = "distilled-steps"
+    steps: Steps
+    target: str = "teacher"
+    pull: float = 1.0
+    labels: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("target", self.target, ("teacher", "others"))
+        assert self.steps.weights is None, "soft targets take plain minibatches"
+
+    @property
+    def gradients(self) -> int:
+        return self.steps.gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Importance(Edit):
+    r"""Add ``share`` times the importance of parameters for ``batches`` (minibatches, size) to the
+    ``importance`` that travels.
+
+    Importance is the mean square of the minibatches' mean gradients, model in evaluation mode: with
+    one record each, the diagonal of the empirical Fisher information.  Rows are padded with -1.
+    """
+
+    what: ClassVar[str] = "importance"
+    batches: Rows
+    share: float
+    of: str = "all"
+
+    @property
+    def data(self) -> str:
+        return self.of
+
+    @property
+    def gradients(self) -> int:
+        return int((self.batches >= 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Dampen(Edit):
+    r"""Shrink what matters to the forgotten records ``batches`` more than to everybody.
+
+    With :math:`F` the importance of these and :math:`I` the one that travels,
+    :math:`\theta_i \leftarrow \min(\beta I_i/F_i, 1)\,\theta_i` where
+    :math:`F_i > \alpha I_i`.  The importance travels no further.
+    """
+
+    what: ClassVar[str] = "dampening"
+    batches: Rows
+    alpha: float
+    beta: float
+
+    @property
+    def gradients(self) -> int:
+        return int((self.batches >= 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class NewtonStep(Edit):
+    r"""One second-order step, :math:`\theta \leftarrow \theta + w (C + \lambda I)^{-1}
+    \nabla\ell_f`, with the mean gradient of ``forgotten`` and the curvature C of ``retained``.
+
+    ``curvature`` is ``fisher``, the diagonal of :class:`Importance`, or ``hessian``, whole.
+    ``damping`` is :math:`\lambda`, ``share`` w.
+    """
+
+    what: ClassVar[str] = "newton-step"
+    forgotten: Rows
+    retained: Rows
+    curvature: str
+    damping: float
+    share: float
+
+    @property
+    def gradients(self) -> int:
+        return int((self.forgotten >= 0).sum() + (self.retained >= 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Mask(Edit):
+    """Let a ``mask`` travel: 1 for the ``share`` of parameters with the largest gradient on
+    ``batches`` (minibatches, size), 0 for the others."""
+
+    what: ClassVar[str] = "mask"
+    batches: Rows
+    share: float
+
+    @property
+    def data(self) -> str:
+        return "forgotten"
+
+    @property
+    def gradients(self) -> int:
+        return int((self.batches >= 0).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Hold(Edit):
+    """Put parameters outside the mask that travels back to what they were as the phase began."""
+
+    what: ClassVar[str] = "hold"
+    modelled: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, eq=False)
+class Log(Edit):
+    """Add this visit's change of the model to the peer's own ``log``."""
+
+    what: ClassVar[str] = "log"
+    modelled: ClassVar[bool] = False
+
+    @property
+    def data(self) -> str:
+        return "all"
+
+
+@dataclass(frozen=True, eq=False)
+class Subtract(Edit):
+    """Take ``share`` of the peer's ``log`` out of the model, and erase the log."""
+
+    what: ClassVar[str] = "subtraction"
+    modelled: ClassVar[bool] = False
+    share: float
+
+
+def round_arrival(op: Op) -> bool:
+    """Whether an operation looks at the model as it arrived at this visit."""
+    return isinstance(op, Log) or (isinstance(op, Project) and op.round_arrival)
+
+
+Op = Steps | AddNoise | Project | Forget | ReplaceSums | Edit
 Program = tuple[Op, ...]
 
 
@@ -232,5 +416,5 @@ class Visit:
     peer: int
     at_unlearner: bool
     records: Records
-    rng: np.random.Generator
+    rng: Draws
     earlier_in_phase: int = 0

@@ -59,6 +59,7 @@ HEADER_RANGES = {
     "shards": may.whole(1, 2**40),
     "slices": may.whole(1, 2**40),
     "attempt": may.whole(1),
+    "streams": may.whole(1),
     "vanished": may.truth(),
     "recovered": may.truth(),
     "emptied": may.truth(),

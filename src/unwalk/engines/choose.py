@@ -97,5 +97,5 @@ def _visit(plan: Plan, peer: int) -> Visit:
         peer=peer,
         at_unlearner=peer == plan.unlearner,
         records=plan.task.records(peer),
-        rng=plan.seeds.numpy("choice of an engine", peer),
+        rng=plan.seeds.stream("choice of an engine", "batches", peer),
     )

@@ -38,6 +38,8 @@ from unwalk.core.plan import Local, Loss, Plan
 from unwalk.core.program import (
     AddNoise,
     Ball,
+    Distil,
+    Edit,
     Forget,
     Program,
     Project,
@@ -48,6 +50,7 @@ from unwalk.core.program import (
 from unwalk.core.rounding import grid_for, onto_ball
 from unwalk.core.token import State, Workspace
 from unwalk.engines.cuda import CapturedSteps
+from unwalk.engines.edits import edit, soft_targets
 from unwalk.engines.per_example import Batch, add_clipped
 
 
@@ -109,6 +112,12 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
                 _forget(op.what, bench)
             case ReplaceSums():
                 replace_sums(op, bench.work, bench.shard, bench.local)
+            case Distil():
+                _steps(op.steps, bench, op)
+                gradients += op.gradients
+            case Edit():
+                edit(op, bench.work, bench.shard, bench.local, bench.loss)
+                gradients += op.gradients
         happened.append(event)
     return tuple(happened), gradients
 
@@ -129,6 +138,8 @@ def planned_events(program: Program, origin: str, dtype: torch.dtype) -> tuple[e
                 planned.append(ev.Wipe(op.what))
             case ReplaceSums():
                 planned.append(ev.OwnSums(op.data, op.touched, op.bits, op.strength))
+            case Edit():
+                planned.append(ev.Edited(op.what, op.data, op.touched))
     return tuple(planned)
 
 
@@ -145,10 +156,15 @@ def _add_noise(op: AddNoise, bench: Bench) -> ev.Draw | None:
 def check_finite(bench: Bench) -> None:
     """Refuse to hand on parameters that are not finite."""
     if not torch.isfinite(bench.work.parameters.sum()):
-        raise Diverged(
-            f"hop {bench.hop} at peer {bench.peer} left parameters that are not finite; "
-            "a smaller learning rate or a clip usually helps."
-        )
+        raise diverged(bench.hop, bench.peer)
+
+
+def diverged(hop: int, peer: int) -> Diverged:
+    """The error for parameters that are not finite after a visit."""
+    return Diverged(
+        f"hop {hop} at peer {peer} left parameters that are not finite; "
+        "a smaller learning rate or a clip usually helps."
+    )
 
 
 def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:
@@ -156,15 +172,18 @@ def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:
     return op.event(origin, grid_for(op.noise, dtype) if op.rounded and op.noise else None)
 
 
-def _steps(op: Steps, bench: Bench) -> None:
+def _steps(op: Steps, bench: Bench, soft: Distil | None = None) -> None:
     work, steps = bench.work, op.batches.shape[0]
     assert isinstance(work, Workspace)
     moments, counter = moments_of(op.rule, bench)
     flat = to_device(torch.from_numpy(np.ascontiguousarray(op.batches.reshape(-1))), work.device)
     if op.weights is None:
         x, y = bench.shard.take(flat, bench.generator)
+        if soft is not None:
+            y = soft_targets(soft, work, x, y, bench.loss)
         xs, ys = x.view(*op.batches.shape, *x.shape[1:]), y.view(*op.batches.shape, *y.shape[1:])
-        if bench.executor is not None and not op.rounded and bench.executor.can_run(op):
+        if _captured(op, bench, soft):
+            assert bench.executor is not None
             bench.executor.run(op, xs, ys, moments, counter, bench.normals)
             _count(op, bench, counter + steps)
             return
@@ -181,6 +200,13 @@ def _steps(op: Steps, bench: Bench) -> None:
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
     _count(op, bench, counter)
+
+
+def _captured(op: Steps, bench: Bench, soft: Distil | None) -> bool:
+    """Whether captured graphs take these steps; all others are taken here."""
+    if bench.executor is None or op.rounded or soft is not None:
+        return False
+    return bench.executor.can_run(op)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

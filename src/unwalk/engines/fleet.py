@@ -1,9 +1,10 @@
 """The fleet engine: many independent walks in lock-step, as one batched program.
 
 Walk k is row k of a parameter matrix.  At every hop each walk draws its own route, batches and
-noise exactly as the in-process engine would; the gradient steps of all walks are then taken
-together.  Visits that differ in length are padded and masked: a walk whose visit is over waits.
-Rounding differs from the in-process engine's (sums are taken in another order), nothing else.
+noise exactly as the in-process engine would, most of them at once
+(:mod:`unwalk.engines.fleet_hops`); the gradient steps of all walks are then taken together.
+Visits that differ in length are padded and masked: a walk whose visit is over waits.  Rounding
+differs from the in-process engine's (sums are taken in another order), nothing else.
 
 All plans must train the same architecture.  Dropout draws one mask for the whole fleet from the
 first walk's generator, so a model with dropout agrees with the in-process engine in distribution
@@ -15,8 +16,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -25,22 +28,30 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
-from unwalk.core.program import Steps
+from unwalk.core.program import Edit, Op, Steps
 from unwalk.core.token import Layout, State, Workspace, build_model
-from unwalk.engines.execute import check_finite, execute, head_of, steps_event
+from unwalk.engines.execute import Bench, check_finite, execute, head_of, steps_event
 from unwalk.engines.fleet_gradients import BatchedGradient
+from unwalk.engines.fleet_hops import DrawnVisits, Hops, Numbers
 from unwalk.engines.fleet_steps import LockStep, Order, settings
-from unwalk.engines.inprocess import Arrival, Walk
+from unwalk.engines.inprocess import CHECKED_EVERY, Arrival, Walk
+
+FEW = 8
+"""Walks below which hops are not drawn together: one by one takes no longer."""
 
 
 class Fleet:
-    """Carries up to ``size`` walks at a time."""
+    """Carries up to ``size`` walks at a time.
+
+    Where at least ``few`` of them take the same route, they draw their hops together.
+    """
 
     name = "fleet"
     together = True
 
-    def __init__(self, size: int = 1024) -> None:
+    def __init__(self, size: int = 1024, few: int = FEW) -> None:
         self.size = size
+        self.few = few
 
     def run(
         self, plans: Sequence[Plan], sink: Sink | None = None, resume: Resume | None = None
@@ -48,7 +59,8 @@ class Fleet:
         """Carry out the plans, ``size`` at a time; outcomes come in the order of the plans."""
         for first in range(0, len(plans), self.size):
             numbers = range(first, min(first + self.size, len(plans)))
-            convoy = _Convoy([plans[n] for n in numbers], [(resume or {}).get(n) for n in numbers])
+            begun = [(resume or {}).get(n) for n in numbers]
+            convoy = _Convoy([plans[n] for n in numbers], begun, self.few)
             convoy.walk(sink, first)
             yield from convoy.outcomes()
 
@@ -56,7 +68,7 @@ class Fleet:
 class _Convoy:
     """A group of walks that advance together."""
 
-    def __init__(self, plans: list[Plan], resume: list[Progress | None]) -> None:
+    def __init__(self, plans: list[Plan], resume: list[Progress | None], few: int) -> None:
         self.plans = plans
         speed = plans[0].performance
         torch.set_num_threads(speed.threads)
@@ -83,7 +95,6 @@ class _Convoy:
         shards: dict[int, dict[int, Shard]] = {}
         for walk in self.walks:  # walks on the same task share its shards on the device
             walk.shards = shards.setdefault(id(walk.plan.task), walk.shards)
-            walk.rng = self.walks[0].rng
         self.gradient = BatchedGradient(
             self.show.model,
             self.show.layout,
@@ -92,6 +103,8 @@ class _Convoy:
             heads[0] if len(set(heads)) == 1 else None,
         )
         self.lockstep = LockStep(self.parameters, self.buffers, self.gradient)
+        self.hops = Hops(self.walks, self.lockstep, few)
+        self.looks = [partial(self._look, row) for row in range(len(plans))]
 
     def _check_model(self, number: int, model: nn.Module) -> None:
         first, loss = self.plans[0].task.loss, self.plans[number].task.loss
@@ -117,30 +130,53 @@ class _Convoy:
         with torch.random.fork_rng(devices=cuda), ExitStack() as stack:
             gc.freeze()  # so that garbage collection does not scan existing objects each time
             stack.callback(gc.unfreeze)
-            while rows := [r for r, w in enumerate(self.walks) if self._under_way(w)]:
+            while (rows := self.hops.under_way()).size:
+                drawn, moves = self.hops.draw(rows)
+                alone = self._alone(rows, drawn)
                 arrivals = {
-                    r: self.walks[r].arrive(self.walks[r].progress.token.hop + 1) for r in rows
+                    r: self.walks[r].arrive(int(self.hops.hop[r]) + 1, None, moves.get(r))
+                    for r in alone
                 }
-                for row in reversed(rows):  # the first walk's seed stays for dropout
-                    if row == rows[0] or arrivals[row].bench.shard.augment is not None:
-                        self.walks[row].seed(arrivals[row])
-                events, gradients = self._visit(arrivals)
+                self._seed(int(rows[0]), arrivals)
+                self.hops.take(drawn)
+                events, gradients = self._visit(arrivals) if arrivals else ({}, {})
                 self.gradient.put_back()
-                self._check_finite(arrivals)
-                for row in rows:
-                    walk = self.walks[row]
-                    walk.depart(arrivals[row], tuple(events[row]), gradients[row], checked=True)
-                    if sink is not None:
-                        sink.after(first + row, walk.progress, partial(self._look, row))
+                self._check_finite(arrivals, drawn)
+                for row, arrival in arrivals.items():
+                    self.walks[row].depart(
+                        arrival, tuple(events[row]), gradients[row], checked=True
+                    )
+                    self.hops.note(row)
+                if sink is not None:
+                    for row in rows.tolist():
+                        sink.after(first + row, self.hops.progress[row], self.looks[row])
 
     @staticmethod
-    def _under_way(walk: Walk) -> bool:
-        return walk.progress.token.hop < walk.end
+    def _alone(rows: Numbers, drawn: Sequence[DrawnVisits]) -> list[int]:
+        """Walks whose visits are walked one by one."""
+        alone = np.ones(rows[-1] + 1, bool)
+        for visits in drawn:
+            alone[visits.rows] = False
+        left: list[int] = rows[alone[rows]].tolist()
+        return left
 
-    def _check_finite(self, arrivals: dict[int, Arrival]) -> None:
+    def _seed(self, first: int, arrivals: dict[int, Arrival]) -> None:
+        """Seed augmentation, and dropout, for which the first walk's seed comes last."""
+        for row, arrival in arrivals.items():
+            if row != first and arrival.bench.shard.augment is not None:
+                self.walks[row].seed(arrival)
+        walk, hop = self.walks[first], int(self.hops.hop[first]) + 1
+        number, phase_hop = walk.plan.phase_of(hop)
+        walk.seed_at(walk.plan.phases[number], phase_hop)
+
+    def _check_finite(self, arrivals: dict[int, Arrival], drawn: Sequence[DrawnVisits]) -> None:
         """Check all walks at once, and one by one only if that fails."""
         due = any(self.walks[row].to_check(arrival.hop) for row, arrival in arrivals.items())
+        due = due or not self.parameters.is_cuda
+        for visits in drawn:
+            due = due or bool((self.hops.hop[visits.rows] % CHECKED_EVERY == 0).any())
         if due and not bool(torch.isfinite(self.parameters.sum(1)).all()):
+            self.hops.check_finite(drawn)
             for arrival in arrivals.values():
                 check_finite(arrival.bench)
 
@@ -167,10 +203,34 @@ class _Convoy:
                     events[row].append(order.event)
                     gradients[row] += op.gradients
                 else:
-                    events[row].extend(execute((op,), bench)[0])
+                    happened, taken = self._run_one(op, bench)
+                    events[row].extend(happened)
+                    gradients[row] += taken
             if orders:
                 self.lockstep.run(orders.values())
         return events, gradients
+
+    def _run_one(self, op: Op, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
+        """Run one operation of one walk, on the one workspace with a model if it needs that."""
+        if not (isinstance(op, Steps) or (isinstance(op, Edit) and op.modelled)):
+            return execute((op,), bench)
+        state, show = bench.work, self.show
+        show.put_back()
+        show.load(state.token(hop=0, at=-1, memory={}))
+        own, show.anchors = show.anchors, state.anchors
+        try:
+            show.model.train()
+            shown = replace(bench, work=show)
+            done = execute((op,), shown)
+            bench.draws = shown.draws
+        finally:
+            show.anchors = own
+        state.parameters.copy_(show.parameters)
+        for name, buffer in state.buffers.items():
+            buffer.copy_(show.buffers[name])
+        state.moments = {name: moment.clone() for name, moment in show.moments.items()}
+        state.optimizer_steps = show.optimizer_steps
+        return done
 
     def _look(self, row: int) -> Workspace:
         """The one workspace with a model, showing this walk."""
@@ -181,4 +241,4 @@ class _Convoy:
     def outcomes(self) -> Iterator[Outcome]:
         """One outcome per plan; they share one workspace, which shows the walk last looked at."""
         for row, walk in enumerate(self.walks):
-            yield Outcome(walk.plan, walk.progress, partial(self._look, row))
+            yield Outcome(walk.plan, walk.progress, self.looks[row])

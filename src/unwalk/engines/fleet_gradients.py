@@ -23,6 +23,7 @@ from unwalk.core.plan import Loss
 from unwalk.core.token import Layout
 from unwalk.engines.cuda import Executor, executor_for
 from unwalk.engines.execute import BareLinear
+from unwalk.engines.fleet_stack import LinearStack
 
 Buffers = dict[str, torch.Tensor]
 Pair = tuple[int, int]
@@ -256,7 +257,8 @@ def _cross_entropy(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 class BatchedGradient:
     """Weighted gradients of K models, each on its own batch.
 
-    Those of a bare linear ``head`` are written out (:mod:`unwalk.engines.execute`).
+    Those of a bare linear ``head`` (:mod:`unwalk.engines.execute`) and of a stack of linear layers
+    (:mod:`unwalk.engines.fleet_stack`) are written out.
     In ``bfloat16`` the models compute with lowered parameters and inputs; batch normalisation,
     losses and the gradients themselves stay as they were.
     """
@@ -276,13 +278,15 @@ class BatchedGradient:
         self.single = rewritten(copy.deepcopy(model)).train() if executor else self.module
         modules = [self.module] if self.single is self.module else [self.module, self.single]
         self.around = [Surroundings(module) for module in modules]
-        self.layout = layout
+        self.layout, self.called = layout, False
         self.given_loss, self.loss = loss, renewed(loss)
         self.stated = {
             name: m for name, m in self.module.named_modules() if isinstance(m, StatedBatchNorm)
         }
         lowered = precision == "bfloat16" and next(model.parameters()).is_cuda
         self.dtype = torch.bfloat16 if lowered else None
+        written_out = head is None and loss is None and not lowered
+        self.stack = LinearStack.of(model) if written_out else None
         one = grad_and_value(self._loss, has_aux=True)
         self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
             one, in_dims=(0, 0, 0, 0, 0), randomness="different"
@@ -291,8 +295,9 @@ class BatchedGradient:
     def put_back(self) -> None:
         """Undo what modules and a loss of the user's own keep outside the tokens."""
         self.loss = renewed(self.given_loss)
-        for around in self.around:
+        for around in self.around if self.called else ():
             around.put_back()
+        self.called = False
 
     @property
     def mixes_rows(self) -> bool:
@@ -319,6 +324,8 @@ class BatchedGradient:
             return torch.einsum("kb,kbd->kd", shares, single), buffers
         if self.head is not None and self.dtype is None:
             return self.head.gradient(parameters, x, y, weights), buffers
+        if self.stack is not None and not y.is_floating_point():
+            return self.stack.gradient(parameters, x, y, weights), buffers
         gradients, (_, fresh) = self._many(parameters, buffers, x, y, weights)
         return gradients, {**buffers, **fresh}
 
@@ -361,6 +368,7 @@ class BatchedGradient:
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> torch.Tensor:
+        self.called = True
         named = self.layout.views(flat)
         if self.dtype is not None:
             low = self.layout.views(flat.to(self.dtype))

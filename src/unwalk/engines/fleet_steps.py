@@ -23,10 +23,12 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Rows, StepRule, Steps
+from unwalk.core.token import State
 from unwalk.engines.cuda import Executor, executor_for
 from unwalk.engines.execute import Bench, to_device
 from unwalk.engines.fleet_gradients import BatchedGradient, Buffers
 
+Numbers = npt.NDArray[np.int64]
 Party = dict[int, tuple[Steps, Bench]]
 """Row of the fleet: its operation and what it works with."""
 
@@ -69,22 +71,25 @@ class LockStep:
         self.steps: dict[tuple[object, ...], Step] = {}
         self.executor = executor_for(parameters.device)
 
+    def key_of(self, op: Steps) -> tuple[object, ...]:
+        """A key that is equal for steps that can be taken together."""
+        rule = op.rule
+        if rule.optimizer not in OPTIMIZERS:
+            raise InvalidInput(
+                f"optimizer is {rule.optimizer!r}, which a fleet cannot run; use the "
+                f"in-process engine, or one of: {', '.join(OPTIMIZERS)}."
+            )
+        key = (rule.optimizer, rule.state, rule.betas, rule.damping, op.clip_per_example)
+        if not self.gradient.mixes_rows:
+            return key
+        _check_batch_norm(op)
+        return (*key, op.batches.shape[1:])
+
     def run(self, orders: Iterable[Order]) -> None:
         """Group orders by optimizer and take every group's steps."""
         groups: dict[tuple[object, ...], list[Order]] = {}
         for order in orders:
-            op, rule = order.op, order.op.rule
-            if rule.optimizer not in OPTIMIZERS:
-                raise InvalidInput(
-                    f"optimizer is {rule.optimizer!r}, which a fleet cannot run; use the "
-                    f"in-process engine, or one of: {', '.join(OPTIMIZERS)}."
-                )
-            key: tuple[object, ...]
-            key = (rule.optimizer, rule.state, rule.betas, rule.damping, op.clip_per_example)
-            if self.gradient.mixes_rows:
-                _check_batch_norm(op)
-                key = (*key, op.batches.shape[1:])
-            groups.setdefault(key, []).append(order)
+            groups.setdefault(self.key_of(order.op), []).append(order)
         for group in groups.values():
             self._group(group)
 
@@ -103,20 +108,45 @@ class LockStep:
         if kind.rule.state == "carried":
             for slot in kind.rule.slots:
                 self._carry(slot, party)
-        feed = _Feed(orders, party, self.records, self.parameters)
+        feed = _party_feed(orders, party, self.records, self.parameters)
         step = self._step(kind, len(party), feed)
-        team = step.team
-        rows = None
-        if team.parameters is not self.parameters:
-            rows = to_device(torch.tensor(list(party)), self.parameters.device)
-        self._load(team, kind.rule, rows, party)
-        team.knobs[: len(party)] = feed.knobs
+        rows = self._rows(step.team, list(party))
+        self._load(step.team, kind.rule, rows, feed.knobs)
+        self._load_moments(step.team, kind.rule, party)
         for number in range(feed.steps):
             feed.fill(step.batch, number, self._noise(party, number) if kind.noisy else None)
             step.replay()
-        self._store(team, kind.rule, rows, party)
+        self._store(step.team, kind.rule, rows, len(party))
+        self._store_moments(step.team, kind.rule, party)
 
-    def _step(self, kind: Kind, count: int, feed: _Feed) -> Step:
+    def drawn(self, kind: Kind, feed: Feed, rows: Numbers, seen: Numbers) -> None:
+        """Steps of walks whose moments, if they have any, travel and are in the fleet's matrices.
+
+        ``rows`` are in ascending order; ``seen`` is how many steps their moments have seen.
+        """
+        step = self._step(kind, len(rows), feed)
+        held = self._rows(step.team, rows)
+        self._load(step.team, kind.rule, held, feed.knobs)
+        self._count(step.team, kind.rule, seen)
+        for number in range(feed.steps):
+            feed.fill(step.batch, number, None)
+            step.replay()
+        self._store(step.team, kind.rule, held, len(rows))
+
+    def carries(self, row: int, state: State, slots: Sequence[str]) -> bool:
+        """Whether these moments of a walk are its rows of the fleet's matrices."""
+        return all(
+            slot in self.shown and state.moments.get(slot) is self.shown[slot][row]
+            for slot in slots
+        )
+
+    def _rows(self, team: Team, rows: Sequence[int] | Numbers) -> torch.Tensor | None:
+        """The fleet's rows that a team has copies of; None where it works on them all."""
+        if team.parameters is self.parameters:
+            return None
+        return to_device(torch.as_tensor(rows), self.parameters.device)
+
+    def _step(self, kind: Kind, count: int, feed: Feed) -> Step:
         """The step of a team of ``count`` walks; it is cached, and prepared at its second use."""
         everyone = count == len(self.parameters)
         size = count
@@ -153,31 +183,39 @@ class LockStep:
             knobs=first.new_zeros(size, 6),
         )
 
-    def _load(self, team: Team, rule: StepRule, rows: torch.Tensor | None, party: Party) -> None:
-        """Copy the party's rows into its team; no ``rows`` if the team is the whole fleet."""
-        count = len(party)
+    def _load(
+        self, team: Team, rule: StepRule, rows: torch.Tensor | None, knobs: torch.Tensor
+    ) -> None:
+        """Copy the walks' rows in; moments that do not travel begin empty."""
+        count = len(knobs)
+        team.knobs[:count] = knobs
         if rows is not None:
             team.parameters[:count] = self.parameters[rows]
             for name, many in team.buffers.items():
                 many[:count] = self.buffers[name][rows]
-        seen: list[int] = []
+        for slot in rule.slots:
+            if rule.state != "carried":
+                team.moments[slot].zero_()
+            elif rows is not None:
+                team.moments[slot][:count] = self.moments[slot][rows]
+
+    def _load_moments(self, team: Team, rule: StepRule, party: Party) -> None:
+        """Moments that stayed at the peers, and how many steps all have seen."""
+        seen = [0] * len(party)
         if rule.state == "carried":
             seen = [bench.work.optimizer_steps for _, bench in party.values()]
-            if rows is not None:
-                for slot in rule.slots:
-                    team.moments[slot][:count] = self.moments[slot][rows]
         elif rule.state == "local":
             seen = [bench.local.optimizer_steps for _, bench in party.values()]
             zero = torch.zeros_like(self.parameters[0])
             for slot in rule.slots:
                 held = [bench.local.moments.get(slot, zero) for _, bench in party.values()]
-                team.moments[slot][:count] = torch.stack(held)
-        else:
-            for slot in rule.slots:
-                team.moments[slot].zero_()
+                team.moments[slot][: len(party)] = torch.stack(held)
+        self._count(team, rule, seen)
+
+    def _count(self, team: Team, rule: StepRule, seen: Sequence[int] | Numbers) -> None:
         if rule.optimizer == "adam":
-            counters = torch.tensor(seen or [0] * count, dtype=team.counters.dtype)
-            team.counters[:count, 0] = to_device(counters, self.parameters.device)
+            counters = torch.as_tensor(seen, dtype=team.counters.dtype)
+            team.counters[: len(seen), 0] = to_device(counters, self.parameters.device)
 
     def _carry(self, slot: str, party: Party) -> None:
         """Keep travelling moments in one matrix, of which every walk's state shows its row."""
@@ -198,16 +236,19 @@ class LockStep:
             where = to_device(torch.tensor(blank), self.parameters.device)
             self.moments[slot].index_fill_(0, where, 0.0)
 
-    def _store(self, team: Team, rule: StepRule, rows: torch.Tensor | None, party: Party) -> None:
-        """Put the team's rows back, and give every walk or peer its moments."""
-        count = len(party)
-        if rows is not None:
-            self.parameters[rows] = team.parameters[:count]
-            for name, many in team.buffers.items():
-                self.buffers[name][rows] = many[:count]
-            if rule.state == "carried":
-                for slot in rule.slots:
-                    self.moments[slot][rows] = team.moments[slot][:count]
+    def _store(self, team: Team, rule: StepRule, rows: torch.Tensor | None, count: int) -> None:
+        """Put the team's rows back."""
+        if rows is None:
+            return
+        self.parameters[rows] = team.parameters[:count]
+        for name, many in team.buffers.items():
+            self.buffers[name][rows] = many[:count]
+        if rule.state == "carried":
+            for slot in rule.slots:
+                self.moments[slot][rows] = team.moments[slot][:count]
+
+    def _store_moments(self, team: Team, rule: StepRule, party: Party) -> None:
+        """Give every peer its moments, and count the steps."""
         if rule.state == "carried":
             for op, bench in party.values():
                 before = bench.work.optimizer_steps if rule.slots else 0
@@ -215,7 +256,7 @@ class LockStep:
         elif rule.state == "local":
             for slot in rule.slots:
                 copies = [torch.empty_like(self.parameters[0]) for _ in party]
-                torch._foreach_copy_(copies, list(team.moments[slot][:count].unbind()))
+                torch._foreach_copy_(copies, list(team.moments[slot][: len(party)].unbind()))
                 for (_, bench), moment in zip(party.values(), copies, strict=True):
                     bench.local.moments[slot] = moment
             for op, bench in party.values():
@@ -231,38 +272,24 @@ class LockStep:
         return drawn
 
 
-class _Feed:
-    """The batches of a party, step by step."""
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """The batches of some walks, step by step: (steps, walks, rows)."""
 
-    def __init__(
-        self, orders: Sequence[Order], party: Party, records: RecordTable, like: torch.Tensor
-    ) -> None:
-        shapes = [order.op.batches.shape for order in orders]
-        self.steps = max(shape[0] for shape in shapes)
-        self.width = max(shape[1] * shape[2] for shape in shapes)
-        rows = np.zeros((self.steps, len(party), self.width), np.int64)
-        weights = np.zeros(rows.shape, np.float64)
-        active = np.zeros((self.steps, len(party), 1), bool)
-        knobs = np.zeros((len(party), 6), np.float64)
-        place_of = {row: place for place, row in enumerate(party)}
-        for order, (count, parts, size) in zip(orders, shapes, strict=True):
-            size *= parts
-            ops = [op for op, _ in order.party.values()]
-            places = [place_of[row] for row in order.party]
-            group_rows = _by_step([op.batches for op in ops], count, size)
-            if order.op.weights is None:
-                weights[:count, places, :size] = 1.0 / size
-            else:
-                shares = _by_step([op.weights for op in ops if op.weights is not None], count, size)
-                weights[:count, places, :size] = np.where(group_rows < 0, 0.0, shares)
-                group_rows = np.maximum(group_rows, 0)
-            rows[:count, places, :size] = group_rows
-            active[:count, places] = True
-            knobs[places] = knobs_of(order.op)
-        self.weights = to_device(torch.from_numpy(weights).to(like.dtype), like.device)
-        self.active = to_device(torch.from_numpy(active), like.device)
-        self.knobs = to_device(torch.from_numpy(knobs).to(like.dtype), like.device)
-        self.taken = records.take(rows, [bench for _, bench in party.values()])
+    weights: torch.Tensor
+    active: torch.Tensor
+    knobs: torch.Tensor
+    taken: Taken
+
+    @property
+    def steps(self) -> int:
+        """Steps of the longest visit."""
+        return len(self.weights)
+
+    @property
+    def width(self) -> int:
+        """Rows of the widest batch."""
+        return self.weights.shape[2]
 
     def room(self, size: int, noise: int) -> Batch:
         """An empty batch for ``size`` walks; rows without a walk are not active."""
@@ -284,6 +311,40 @@ class _Feed:
         batch.active[count:] = False
         if noise is not None and batch.noise is not None:
             batch.noise[:count] = noise
+
+
+def _party_feed(
+    orders: Sequence[Order], party: Party, records: RecordTable, like: torch.Tensor
+) -> Feed:
+    """The batches that a party's operations name."""
+    shapes = [order.op.batches.shape for order in orders]
+    steps = max(shape[0] for shape in shapes)
+    width = max(shape[1] * shape[2] for shape in shapes)
+    rows = np.zeros((steps, len(party), width), np.int64)
+    weights = np.zeros(rows.shape, np.float64)
+    active = np.zeros((steps, len(party), 1), bool)
+    knobs = np.zeros((len(party), 6), np.float64)
+    place_of = {row: place for place, row in enumerate(party)}
+    for order, (count, parts, size) in zip(orders, shapes, strict=True):
+        size *= parts
+        ops = [op for op, _ in order.party.values()]
+        places = [place_of[row] for row in order.party]
+        group_rows = _by_step([op.batches for op in ops], count, size)
+        if order.op.weights is None:
+            weights[:count, places, :size] = 1.0 / size
+        else:
+            shares = _by_step([op.weights for op in ops if op.weights is not None], count, size)
+            weights[:count, places, :size] = np.where(group_rows < 0, 0.0, shares)
+            group_rows = np.maximum(group_rows, 0)
+        rows[:count, places, :size] = group_rows
+        active[:count, places] = True
+        knobs[places] = knobs_of(order.op)
+    return Feed(
+        to_device(torch.from_numpy(weights).to(like.dtype), like.device),
+        to_device(torch.from_numpy(active), like.device),
+        to_device(torch.from_numpy(knobs).to(like.dtype), like.device),
+        records.take(rows, [bench for _, bench in party.values()]),
+    )
 
 
 def _by_step(tables: list[npt.NDArray[Any]], count: int, size: int) -> npt.NDArray[Any]:
@@ -401,10 +462,26 @@ class Step:
         )
         if kind.rule.slots:
             team.counters.add_(batch.active)
-        update(team, kind, slopes, batch)
+        if not self._updated(slopes):
+            update(team, kind, slopes, batch)
         for name, old in team.buffers.items():
             if fresh[name] is not old:
                 old.copy_(_where(batch.active, fresh[name], old))
+
+    def _updated(self, slopes: torch.Tensor) -> bool:
+        """Whether the device took the step in one pass."""
+        team, kind = self.team, self.kind
+        if self.executor is None or kind.noisy or kind.rule.optimizer == "adam":
+            return False
+        return self.executor.fleet_update(
+            team.parameters,
+            slopes,
+            team.moments.get("momentum"),
+            team.knobs,
+            self.batch.active,
+            slopes.norm(dim=1) if kind.clipped else None,
+            decays=kind.decays,
+        )
 
     def prepare(self) -> None:
         """Have the executor prepare the step, once; no walk is active while that happens."""
@@ -482,9 +559,8 @@ class RecordTable:
     def take(self, rows: Rows, benches: Sequence[Bench]) -> Taken:
         """Batches of (steps, walks, rows) row numbers of each walk's own shard."""
         if all(b.shard.augment is None and b.shard.stamp is None for b in benches):
-            starts = np.array([self._start(bench.shard) for bench in benches])
-            at = to_device(torch.from_numpy(rows + starts[:, None]), self.device)
-            return _Listed(self.x, self.y, at)
+            starts = np.array([self.start(bench.shard) for bench in benches])
+            return self.listed(to_device(torch.from_numpy(rows + starts[:, None]), self.device))
         xs, ys = [], []
         listed = to_device(torch.from_numpy(rows), self.device).unbind(1)
         for index, bench in zip(listed, benches, strict=True):
@@ -493,7 +569,11 @@ class RecordTable:
             ys.append(y.view(*index.shape, *y.shape[1:]))
         return _Drawn(torch.stack(xs, 1), torch.stack(ys, 1))
 
-    def _start(self, shard: Shard) -> int:
+    def listed(self, rows: torch.Tensor) -> Taken:
+        """Batches of (steps, walks, rows) row numbers of this table."""
+        return _Listed(self.x, self.y, rows)
+
+    def start(self, shard: Shard) -> int:
         """Where a shard begins in the table; it is added when it is first asked for."""
         entry = self.shards.get(id(shard))
         if entry is None:

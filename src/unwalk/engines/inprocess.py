@@ -7,7 +7,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -15,7 +15,7 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.outside import renewed
 from unwalk.core.plan import Kept, Local, Move, Outcome, Phase, Plan, Progress, Resume, Sink
-from unwalk.core.program import Program, Project, Visit
+from unwalk.core.program import Program, Visit, round_arrival
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.cuda import CapturedSteps, executor_for
@@ -90,14 +90,19 @@ class Walk:
         self.ready: dict[int, tuple[Shard, Shard]] = {}
         self.head = head_of(plan, state.model) if isinstance(state, Workspace) else head
         self.generator = torch.Generator(device=state.device)
-        self.rng = plan.seeds.numpy("unused")
         if resume is None:
             token = state.token(hop=0, at=-1, memory={})
             self.progress = Progress(token, {}, state.anchors, Transcript(plan.header()))
         else:
             state.load(resume.token)
             state.anchors.update({k: v.to(state.device) for k, v in resume.anchors.items()})
-            self.progress = replace(resume, anchors=state.anchors)
+            self.progress = Progress(
+                resume.token,
+                resume.locals,
+                state.anchors,
+                resume.transcript,
+                resume.arrivals,
+            )
 
     def arrive(
         self, hop: int, executor: CapturedSteps | None = None, move: Move | None = None
@@ -112,7 +117,7 @@ class Walk:
         memory = {} if phase_hop == 1 else token.memory
         nbytes = state.nbytes
         if move is None:
-            rng = plan.seeds.restart(self.rng, phase.name, "route", phase_hop)
+            rng = plan.seeds.stream(phase.name, "route", phase_hop)
             move = phase.route.next(plan.graph, token.at, memory, rng)
         peer = move.receiver
         self._keep_arrival(hop, peer)
@@ -121,14 +126,14 @@ class Walk:
             local = self.progress.locals[peer] = Local()
         if local.phase != phase.name:
             local.phase, local.in_phase = phase.name, 0
-        shard = self._shard(peer)
+        shard = self.shard(peer)
         visit = Visit(
             hop=hop,
             phase_hop=phase_hop,
             peer=peer,
             at_unlearner=peer == plan.unlearner,
             records=shard.records,
-            rng=plan.seeds.restart(self.rng, phase.name, "batches", phase_hop),
+            rng=plan.seeds.stream(phase.name, "batches", phase_hop),
             earlier_in_phase=local.in_phase,
         )
         bench = Bench(
@@ -145,7 +150,7 @@ class Walk:
             head=self.head,
         )
         program = phase.method.visit(visit)
-        if any(isinstance(op, Project) and op.round_arrival for op in program):
+        if any(map(round_arrival, program)):
             state.anchors["arrival"] = state.parameters.clone()
         return Arrival(hop, phase, phase_hop, move, nbytes, begun, program, bench)
 
@@ -155,7 +160,11 @@ class Walk:
         ``torch.manual_seed`` would do, but it writes a stack trace for every kind of device that
         is not in use, which takes longer than all the rest of a hop's bookkeeping.
         """
-        seed = self.plan.seeds.integer(arrival.phase.name, "torch", arrival.phase_hop)
+        self.seed_at(arrival.phase, arrival.phase_hop)
+
+    def seed_at(self, phase: Phase, phase_hop: int) -> None:
+        """Seed what a visit at a hop of a phase draws from."""
+        seed = self.plan.seeds.integer(phase.name, "torch", phase_hop)
         self.generator.manual_seed(seed)
         torch.default_generator.manual_seed(seed)
         if self.state.device.type == "cuda":
@@ -261,7 +270,7 @@ class Walk:
             state.parameters.copy_(result)
             state.kept.clear()
 
-    def _shard(self, peer: int) -> Shard:
+    def shard(self, peer: int) -> Shard:
         """A peer's records prepared for steps; the same object as long as they do not change."""
         if peer not in self.shards:
             self.shards[peer] = self.plan.task.shard(peer).to(self.state.device)

@@ -46,14 +46,14 @@ ASIDE = "aside"
 """Calls that a host answers while it makes a visit."""
 
 
-def ray_module() -> Any:
+def ray_module(address: str | None = None) -> Any:
     """Ray itself, or the sentence that says how to get it.
 
     Ray reads these variables when it is imported.
     """
     # The visits after one that failed fail as well, and the first one's error is ours to tell.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if os.environ.get(ADDRESS, OWN) == OWN and "ray" not in sys.modules:
+    if (address or os.environ.get(ADDRESS, OWN)) == OWN and "ray" not in sys.modules:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -67,12 +67,12 @@ def ray_module() -> Any:
     return ray
 
 
-def connected() -> Any:
-    """Ray, connected to the cluster that ``RAY_ADDRESS`` names or to one of this process's own."""
-    ray = ray_module()
+def connected(address: str | None = None) -> Any:
+    """Ray, connected to the cluster at ``address``, that ``RAY_ADDRESS`` names, or to one's own."""
+    ray = ray_module(address)
     if ray.is_initialized():
         return ray
-    address = os.environ.get(ADDRESS, OWN)
+    address = address or os.environ.get(ADDRESS, OWN)
     # Ray tells of lost workers on the output stream, where a command's JSON goes.
     ray._private.worker._worker_logs_enabled = False
     if address == OWN:

@@ -285,7 +285,7 @@ class Journey:
                 kept = place.arrivals[kept_from]
                 at, locals_, fresh["kept"] = plan.unlearner, kept.locals, kept.token
                 start = kept.token
-        rng = plan.seeds.numpy(phase.name, "route", phase_hop)
+        rng = plan.seeds.stream(phase.name, "route", phase_hop)
         move: Move = phase.route.next(plan.graph, at, memory, rng)
         peer = int(move.receiver)
         host = peer % self.among

@@ -22,7 +22,7 @@ from unwalk.reports.reproduction_page import render_reproduction, reproduction_t
 from unwalk.runs.run import Tell, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Count, Failed, uncounted
-from unwalk.settings.config import Value, apply
+from unwalk.settings.config import UNSAID, Value, apply
 
 EXPERIMENTS: dict[str, Callable[..., list[Cell]]] = {
     "figure1": paper.figure_cells,
@@ -196,16 +196,17 @@ def _write(out: Path, name: str, task: str, preset: str, parts: list[dict[str, A
 
 
 def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
-    """The settings that all parts share where their cells do not ask for others.
+    """The settings that all parts share, except those that cells change.
 
-    Nothing where a part is older than its configuration in it.
+    Empty if a part was written before parts held their configuration.
     """
     if not all("configuration" in part for part in parts):
         return {}
-    keys = dict.fromkeys(key for part in parts for key in part["configuration"])
+    said = [{**UNSAID, **part["configuration"]} for part in parts]
+    keys = dict.fromkeys(key for configuration in said for key in configuration)
     shared = {}
     for key in (k for k in keys if k not in ("task", "preset", "method", "seed", "compare")):
-        free = [p["configuration"] for p in parts if key not in p["settings"]]
+        free = [c for c, part in zip(said, parts, strict=True) if key not in part["settings"]]
         if free and all(key in c and c[key] == free[0].get(key) for c in free):
             shared[key] = free[0][key]
     return shared
@@ -241,7 +242,10 @@ def _end(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _tuned(part: dict[str, Any]) -> list[dict[str, Any]]:
     """One row for each setting that was tried; ``used`` is the preset's own."""
-    method, config = part["method"], apply(defaults(), part["configuration"], where="a part")
+    method, config = (
+        part["method"],
+        apply(defaults(), {**UNSAID, **part["configuration"]}, where="a part"),
+    )
     named = {"method": method, "setting": tuning.words(method, config)}
     return [{**named, "used": part["row"] == f"{method} {tuning.USED}", **_last(part)}]
 

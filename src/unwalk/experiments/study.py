@@ -30,18 +30,18 @@ from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner, Tell, Walked, carry, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Count, Failed, uncounted
-from unwalk.settings.config import Config, Value, flatten, run_id
+from unwalk.settings.config import UNSAID, Config, Value, flatten, run_id
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
 COSTS = {"dpsgd": 3, "retrain": 2}
 """The cost of a cell in walks of 100 hops, where it is not 1."""
 FLEET = 64
-"""Cells whose walks are carried together, where a fleet carries them."""
+"""How many cells' walks are carried out together, where a fleet carries them out."""
 UNSEEN = Failed(
     "its part is not in the folder; give an --out that all machines of the cluster can write to"
 )
-TRAINING = (*DATA, "train.", "graph.", "device", "evaluate.", "performance.")
+TRAINING = (*DATA, "streams", "train.", "graph.", "device", "evaluate.", "performance.")
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _todo(study: Study, parts: Path) -> Work:
 
 
 def _write_parts(study: Study, parts: Path, part: dict[str, Any], cells: Iterable[Cell]) -> None:
-    """What one run found, as the part of every cell that asks for this run."""
+    """Write the result of one run as the part of every cell that asks for this run."""
     for cell in cells:
         own = {**part, **_asked(cell)}
         write_file(study.path(cell, parts), json.dumps(own, allow_nan=False) + "\n")
@@ -201,7 +201,7 @@ class _Clock:
             self.write()
 
     def write(self) -> None:
-        """The time until now, if there is a new part; parts that run at once add up to more."""
+        """Write the wall time so far and the parts that ended, if there is a new one."""
         with self.lock:
             ended = [cell.name for cell, path in self.todo if path.exists()]
             seconds = round(time.perf_counter() - self.since, 3)
@@ -213,7 +213,7 @@ class _Clock:
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
-    """Deal cells to processes: neighbours, which share data and training, stay together."""
+    """Divide cells among processes; neighbours share data and training, so they stay together."""
     costs = [COSTS.get(cell.method, 1) for cell, _ in todo]
     shares: list[Work] = [[] for _ in range(jobs)]
     done = 0
@@ -282,7 +282,7 @@ def _key(config: Config, prefixes: Iterable[str]) -> str:
 def _ends(
     study: Study, cells: list[Cell], memory: _Memory, tell: Tell
 ) -> list[dict[str, Any] | Failed]:
-    """The parts of cells, carried one by one where that fails together."""
+    """The parts of cells, carried out together, or one by one if that fails."""
     try:
         return list(_parts(study, cells, memory, tell))
     except Exception as error:
@@ -326,7 +326,7 @@ def _parts(study: Study, cells: list[Cell], memory: _Memory, tell: Tell) -> list
 
 
 def _named(tell: Tell, cell: Cell, cells: int) -> Tell:
-    """Progress under the name of its cell, where several are under way."""
+    """Report progress with the name of the cell in front, where several are under way."""
     if cells == 1:
         return tell
     return lambda walk, done, hops: tell(f"{cell.name} {walk}", done, hops)
@@ -360,9 +360,11 @@ def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str,
 
 
 def changed(config: Config) -> dict[str, Value]:
-    """Every setting that is not the default's: ``apply(defaults(), ...)`` gives the whole again."""
+    """The settings that differ from the defaults, and the version of streams, which files name."""
     usual = flatten(defaults())
-    return {key: value for key, value in flatten(config).items() if value != usual[key]}
+    return {
+        key: value for key, value in flatten(config).items() if value != usual[key] or key in UNSAID
+    }
 
 
 def provenance(command: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ and its test.  Start reading at ``record.MethodRecord``, then ``restart.py``, th
 with settings of its own.
 
 Shared by several methods: ``network_sgd`` (batches, step sizes, training, and the visits that
-settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, release, noisy_start).
+settings describe), ``private`` (ddp, dpsgd), ``ledgered`` (seal, output_noise, release,
+noisy_start).  ``contract`` checks what every method keeps to.
 """
 
 from __future__ import annotations
@@ -19,15 +20,27 @@ from unwalk.methods import (
     ddp,
     dpsgd,
     finetune,
+    langevin,
+    neggrad,
+    newton,
+    noisy_finetune,
     noisy_start,
+    output_noise,
+    pga,
     release,
+    residual,
     restart,
     retrain,
     rewind,
     rrdu,
+    salun,
+    scrub,
     seal,
     sisa,
+    skip_u,
+    ssd,
     sums,
+    user_dp,
 )
 from unwalk.methods.record import MethodRecord
 from unwalk.settings.config import Config
@@ -48,6 +61,18 @@ METHODS: dict[str, MethodRecord] = {
         sisa,
         sums,
         noisy_start,
+        noisy_finetune,
+        skip_u,
+        output_noise,
+        pga,
+        neggrad,
+        user_dp,
+        langevin,
+        ssd,
+        salun,
+        scrub,
+        newton,
+        residual,
     )
 }
 

@@ -16,16 +16,15 @@ forgetting does nothing, :math:`U = A(D)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import AddNoise, Ball, Op, Program, Project, Records, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods import private
-from unwalk.methods.network_sgd import Descending
+from unwalk.methods.network_sgd import Descending, each_step
 from unwalk.methods.record import Calibrated, Decided, Nominal
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_ddp_sigma
@@ -114,7 +113,7 @@ class DDP(Descending):
         if self.noise_on == "weights":
             program = self._noisy_visit(visit)
         else:
-            program = tuple(_step_by_step(self.descent.program(visit, self.data)))
+            program = _step_by_step(self.descent.program(visit, self.data))
         if visit.phase_hop == 1 and ball is not None:
             return (Project((ball,)), *program)
         return program
@@ -128,16 +127,11 @@ class DDP(Descending):
         return noisy if ball is None else (*noisy, Project((ball,)))
 
 
-def _step_by_step(program: Program) -> Iterator[Op]:
+def _step_by_step(program: Program) -> Program:
     """The same steps, each followed by the projection that came after the last."""
     projections = [op for op in program if isinstance(op, Project)]
-    for op in program:
-        if isinstance(op, Steps):
-            for step in range(op.batches.shape[0]):
-                one = slice(step, step + 1)
-                weights = None if op.weights is None else op.weights[one]
-                yield replace(op, batches=op.batches[one], weights=weights)
-                yield from projections
+    steps = [each_step(op, *projections) for op in program if isinstance(op, Steps)]
+    return tuple(op for one in steps for op in one)
 
 
 def ddp_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:

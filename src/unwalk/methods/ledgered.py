@@ -1,4 +1,4 @@
-"""Noise sized by the stability ledger: what seal, release and noisy_start share.
+"""Noise sized by the stability ledger: what seal, output_noise, release and noisy_start share.
 
 Everything is computed from the public facts and events of training and from the number of records
 in the request, so it is the same in the world without the forgotten records.

@@ -17,7 +17,19 @@ from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
-from unwalk.core.program import SCHEDULES, Ball, Program, Project, Rows, StepRule, Steps, Visit
+from unwalk.core.program import (
+    SCHEDULES,
+    Ball,
+    Drawing,
+    Op,
+    Program,
+    Project,
+    Rows,
+    StepRule,
+    Steps,
+    Visit,
+)
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.settings.config import Config
 
@@ -60,9 +72,7 @@ class LocalWork:
         """
         return -(-self.capacity // self.slots)
 
-    def batches(
-        self, rows: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, npt.NDArray[np.float64] | None]:
+    def batches(self, rows: Rows, rng: Draws) -> tuple[Rows, npt.NDArray[np.float64] | None]:
         """Row numbers of shape (steps, minibatches, size) and, for ``full``, their weights.
 
         >>> work = LocalWork("epochs", batch=2)
@@ -89,9 +99,28 @@ class LocalWork:
         batches = padded.reshape(1, parts, size)
         return batches, (batches >= 0) / rows.size
 
-    def _slotted(
-        self, rows: Rows, rng: np.random.Generator
-    ) -> tuple[Rows, npt.NDArray[np.float64]]:
+    def drawing(self, rows: Rows) -> tuple[Rows, int, int] | None:
+        """What :meth:`batches` will draw: batches of that shape, and ``passes`` and ``used`` of
+        :class:`unwalk.core.program.Drawing`; None where it is not as simple as that.
+
+        >>> work = LocalWork("averaged", batch=2, minibatches=3)
+        >>> batches, passes, used = work.drawing(np.arange(5))
+        >>> batches.shape, passes, used
+        ((1, 3, 2), 3, 2)
+        """
+        size = min(self.batch, rows.size)
+        if self.kind == "epochs":
+            steps = rows.size // size
+            shape, passes, used = (self.epochs * steps, 1, size), self.epochs, steps * size
+        elif self.kind == "averaged":
+            shape, passes, used = (1, self.minibatches, size), self.minibatches, size
+        elif self.kind == "iid":
+            shape, passes, used = (self.minibatches, 1, self.batch), 0, 0
+        else:
+            return None
+        return np.zeros(shape, np.int64), passes, used
+
+    def _slotted(self, rows: Rows, rng: Draws) -> tuple[Rows, npt.NDArray[np.float64]]:
         """Each row in its slot; the generator draws the same whatever ``rows`` are."""
         if rows.size and int(rows.max()) >= self.capacity:
             raise InvalidInput(
@@ -106,7 +135,7 @@ class LocalWork:
                 batches[epoch * self.slots + slot, 0, : members.size] = members
         return batches, (batches >= 0) / self.nominal_batch
 
-    def uses(self, everything: Rows, retained: Rows, rng: np.random.Generator) -> bool:
+    def uses(self, everything: Rows, retained: Rows, rng: Draws) -> bool:
         """Whether batches that ``rng`` gives over ``everything`` hold a row not ``retained``."""
         if retained.size == everything.size:
             return False
@@ -117,8 +146,8 @@ class LocalWork:
         self,
         everything: Rows,
         retained: Rows,
-        rng: np.random.Generator,
-        fresh: np.random.Generator,
+        rng: Draws,
+        fresh: Draws,
     ) -> tuple[Rows, npt.NDArray[np.float64] | None]:
         """The batches that ``rng`` gave over ``everything``, as they become once only ``retained``
         rows may be used.
@@ -153,8 +182,8 @@ class LocalWork:
         self,
         everything: Rows,
         retained: Rows,
-        rng: np.random.Generator,
-        fresh: np.random.Generator,
+        rng: Draws,
+        fresh: Draws,
     ) -> Rows:
         """Shuffled passes, kept up to the first batch with a forgotten row."""
         used = everything.size - everything.size % min(self.batch, everything.size)
@@ -267,6 +296,20 @@ class Descent:
             return ()
         return self.steps(visit, data, *self.work.batches(rows, visit.rng))
 
+    def drawing(self, visit: Visit, data: str) -> Drawing | None:
+        """:meth:`program` before anything is drawn, where it is steps alone, alike at all hops."""
+        rows = visit.records.rows(data)
+        alike = self.schedule.kind == "constant" and self.slices == 1 and self.feasible is None
+        if rows.size == 0 or not alike or self.noise:
+            return None
+        found = self.work.drawing(rows)
+        if found is None:
+            return None
+        batches, passes, used = found
+        (steps,) = self.steps(visit, data, batches, None)
+        assert isinstance(steps, Steps)
+        return Drawing(steps, rows, passes, used)
+
     def taking_part(self, rows: Rows, hop: int) -> Rows:
         """Those of ``rows`` whose slice is open at a hop of the phase."""
         return entered(rows, self.slices, hop, self.horizon)
@@ -295,9 +338,19 @@ class Descent:
         return self.rule.slots if self.rule.state == "carried" else ()
 
 
+def each_step(steps: Steps, *after: Op) -> Program:
+    """The same steps one by one, each followed by ``after``."""
+    program: list[Op] = []
+    for step in range(steps.batches.shape[0]):
+        one = slice(step, step + 1)
+        weights = None if steps.weights is None else steps.weights[one]
+        program += [replace(steps, batches=steps.batches[one], weights=weights), *after]
+    return tuple(program)
+
+
 @dataclass(frozen=True)
 class Descending:
-    """A method whose visits descend, by one ``descent`` whose moments may travel in the token."""
+    """A method whose visits run one ``descent``, whose moments may travel in the token."""
 
     descent: Descent
 
@@ -314,6 +367,9 @@ class Retaining(Descending):
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "retained")
 
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained")
+
 
 @dataclass(frozen=True)
 class NetworkSGD(Descending):
@@ -323,6 +379,9 @@ class NetworkSGD(Descending):
 
     def visit(self, visit: Visit) -> Program:
         return self.descent.program(visit, "all")
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "all")
 
 
 def train_descent(config: Config) -> Descent:
@@ -359,12 +418,30 @@ def train_descent(config: Config) -> Descent:
 
 
 def unlearn_descent(config: Config) -> Descent:
-    """A visit of the unlearning walk away from u: training's, with unlearning's overrides."""
+    """An unlearning visit to a peer other than u: as in training, with overrides of ``unlearn``."""
     base, unlearn = train_descent(config), config.unlearn
     names = ("optimizer", "learning_rate", "momentum", "weight_decay")
     given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
     work = base.work if unlearn.work is None else replace(base.work, kind=unlearn.work)
     return replace(base, rule=replace(base.rule, **given), work=work, slices=1)
+
+
+def in_minibatches(descent: Descent) -> Descent:
+    """The same visit in plain minibatches, for methods that pair or relabel them."""
+    if descent.work.kind not in ("full", "slots"):
+        return descent
+    return replace(descent, work=replace(descent.work, kind="epochs"))
+
+
+def chunks(rows: Rows, size: int) -> Rows:
+    """Rows in minibatches of ``size``, in their order, the last one padded with -1.
+
+    >>> chunks(np.arange(5), 2).tolist()
+    [[0, 1], [2, 3], [4, -1]]
+    """
+    padded = np.full(-(-rows.size // size) * size, -1, np.int64)
+    padded[: rows.size] = rows
+    return padded.reshape(-1, size)
 
 
 def feasible(config: Config) -> Ball | None:
@@ -374,7 +451,7 @@ def feasible(config: Config) -> Ball | None:
 
 
 def train_phase(config: Config) -> Phase:
-    """The walk that learns, on everybody's records."""
+    """The training walk, over the records of all peers."""
     return Phase(
         name="train",
         method=NetworkSGD(train_descent(config)),
@@ -392,7 +469,7 @@ def unlearn_phase(
     start: str = "token",
     reset_optimizer: bool = False,
 ) -> Phase:
-    """The walk that forgets, as ``unlearn`` says; from training's token, or from ``initial``."""
+    """The unlearning walk of section ``unlearn``; starts from training's token or ``initial``."""
     return Phase(
         name="unlearn",
         method=method,

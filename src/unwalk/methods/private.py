@@ -47,18 +47,18 @@ def noisy_hops(config: Config, reading: str) -> int:
 
 
 def data_of(reading: str) -> str:
-    """Which records a reading walks over."""
+    """Which records a walk uses: the retained ones if ``continued``, else all."""
     return "all" if reading == "from-start" else "retained"
 
 
 def local_work(config: Config, own: PrivateSettings) -> LocalWork:
-    """A visit's work: as the settings say, else the walk's own."""
+    """The local work of a visit: the baseline's own setting, or else that of its walk."""
     work = _walks_own(config, own).work
     return work if own.work is None else replace(work, kind=own.work)
 
 
 def _walks_own(config: Config, own: PrivateSettings) -> Descent:
-    """A visit of the walk that the reading adds noise to."""
+    """A visit of the noisy walk: unlearning if ``continued``, training if ``from-start``."""
     return train_descent(config) if own.reading == "from-start" else unlearn_descent(config)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from unwalk.core.plan import Phase, Task
 from unwalk.core.program import Records
+from unwalk.core.seeds import Draws
 from unwalk.core.transcript import Transcript
 from unwalk.privacy.accountants import Proof, events_claim
 from unwalk.privacy.formulas import Formula
@@ -24,7 +23,7 @@ from unwalk.settings.config import Config, MethodSettings
 class Coins(Protocol):
     """The public generator of a training hop."""
 
-    def __call__(self, hop: int) -> np.random.Generator: ...
+    def __call__(self, hop: int) -> Draws: ...
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase, Route
-from unwalk.core.program import Forget, Program, Visit
+from unwalk.core.program import Drawing, Forget, Program, Visit
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import Descending, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
@@ -54,6 +54,9 @@ class Restart(Descending):
         times = 1 + self.local_steps if visit.phase_hop == 1 else 1
         work = [op for _ in range(times) for op in self.descent.program(visit, "retained")]
         return wiping(visit, tuple(work))
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained") if visit.earlier_in_phase else None
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

@@ -21,13 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
-
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Route
-from unwalk.core.program import Program, Records, Rows, Visit
-from unwalk.core.seeds import PublicSeeds
+from unwalk.core.program import Drawing, Program, Records, Rows, Visit
+from unwalk.core.seeds import Draws, PublicSeeds
 from unwalk.core.validation import check_choice
 from unwalk.methods.network_sgd import Descending, Descent, train_descent
 from unwalk.methods.record import (
@@ -83,6 +81,9 @@ class Rewind(Descending):
         kept = bool(rule.slots) and rule.state == "local"
         return program if kept else wiping(visit, program)
 
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained") if visit.earlier_in_phase else None
+
     def _again(self, visit: Visit) -> Program:
         at_hop = replace(visit, phase_hop=visit.phase_hop + self.start_hop - 1)
         if visit.phase_hop > 1 or self.way == "first-contact" or self.coins is None:
@@ -128,10 +129,10 @@ def back_to(request: Request, way: str) -> Decided:
     config, trained = request.config, request.trained
     if trained is None:
         return Decided(hops=config.train.hops)
-    u, seeds = config.forget.peer, PublicSeeds(config.seed)
+    u, seeds = config.forget.peer, PublicSeeds(config.seed, config.streams)
 
-    def coins(hop: int) -> np.random.Generator:
-        return seeds.numpy("train", "batches", hop)
+    def coins(hop: int) -> Draws:
+        return seeds.stream("train", "batches", hop)
 
     visits = [hop.hop for hop in trained.hops if hop.receiver == u]
     start = visits[0] if visits else None

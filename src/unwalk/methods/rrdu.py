@@ -26,7 +26,18 @@ import numpy as np
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepRule, Steps, Visit
+from unwalk.core.program import (
+    AddNoise,
+    Ball,
+    Drawing,
+    Program,
+    Project,
+    Records,
+    StepRule,
+    Steps,
+    Visit,
+)
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
@@ -82,7 +93,7 @@ class Correction:
         if data == "mixed" and self.work.kind == "full":
             weights = np.where(np.isin(batches, forgotten), 0.0, (batches >= 0) / rows.size)
         elif data == "mixed" and forgotten.size:
-            batches, weights = _paired(batches, forgotten, share, visit.rng)
+            batches, weights = paired(batches, forgotten, share, visit.rng)
         return Steps(
             batches=batches,
             weights=weights,
@@ -113,8 +124,8 @@ class Correction:
         return worlds * steps.step_size * steps.clip * count
 
 
-def _paired(
-    batches: np.ndarray, forgotten: np.ndarray, share: float, rng: np.random.Generator
+def paired(
+    batches: np.ndarray, forgotten: np.ndarray, share: float, rng: Draws
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each batch of D_u beside one of D_f, weighted so that the sum is the corrected gradient."""
     steps, minibatches, size = batches.shape
@@ -161,6 +172,9 @@ class RRDU:
         if self.correction.trust:
             program += (Project(self.correction.trust),)
         return program
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return None if visit.at_unlearner else self.descent.drawing(visit, "all")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

@@ -19,13 +19,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Phase
 from unwalk.core.program import Records
-from unwalk.core.seeds import PublicSeeds
+from unwalk.core.seeds import Draws, PublicSeeds
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import Descent, NetworkSGD, train_descent
 from unwalk.methods.record import Decided, MethodRecord, Request
@@ -145,16 +143,17 @@ def _back_in_shard(request: Request, shard: int) -> Decided:
         raise InvalidInput(
             "sisa with shards answers by mean probabilities; the task has its own loss."
         )
-    u, seeds, shards = config.forget.peer, PublicSeeds(config.seed), config.train.shards
+    u, shards = config.forget.peer, config.train.shards
+    seeds = PublicSeeds(config.seed, config.streams)
     walk, name = _walk(config, shard, task.peers), _name(shard)
     route, at, visits = walks.Among(members(shard, shards, task.peers)), walks.NOBODY, []
     for hop in range(1, walk.hops + 1):
-        at = route.receiver(at, seeds.numpy(name, "route", hop))
+        at = route.receiver(at, seeds.stream(name, "route", hop))
         if at == u:
             visits.append(hop)
 
-    def coins(hop: int) -> np.random.Generator:
-        return seeds.numpy(name, "batches", hop)
+    def coins(hop: int) -> Draws:
+        return seeds.stream(name, "batches", hop)
 
     start = first_use(_descent(config, shard), request.records, visits, coins)
     if start is None:

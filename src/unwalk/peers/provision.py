@@ -19,6 +19,7 @@ from typing import Any
 from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import VERSION
 from unwalk.peers.handover.visit import plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
@@ -61,7 +62,8 @@ def make_network(
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
-    network = Network(name, members, dict(settings), given, noise, lies=lies)
+    said = {"streams": VERSION, **settings}
+    network = Network(name, members, said, given, noise, lies=lies)
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))

@@ -290,6 +290,13 @@ PUBLIC = (
     "model; handing the token to u belongs to training",
 )
 
+TRAINING = (
+    "u, its visits and how many records it holds are public",
+    "what else steers the run (method, route, hops, settings, batch keys) does not depend on D_f",
+    "all views of training and coalitions without u, and the released model",
+)
+"""What is assumed of a training whose every visit to u is hidden by noise."""
+
 
 @dataclass(frozen=True)
 class _Visit:
@@ -659,6 +666,23 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
         f"ball seal, {steps} steps at ratio {ratio:.6g}, later mu {mu:.6g}; at most {nats:.3g} "
         "nats of the old model survive: a restart at the centre is exact and carries no less",
     )
+
+
+def training_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
+    """Everything that touched u's records in training, composed, where forgetting costs nothing.
+
+    Statement and checks: :func:`sealed_claim` over the phase that trained, from the initial model;
+    views of training are covered.  Refused if anything was walked after the request: this reads
+    training alone.
+    """
+    if hops or not transcript.hops:
+        raise Refused(
+            f"{len(hops)} hops were walked after the request, and {len(transcript.hops)} in all; "
+            "this proof is for training alone.",
+            "not-announced",
+        )
+    claim = sealed_claim(transcript, transcript.hops[0].phase, delta)
+    return replace(claim, assumptions=(*TRAINING, *noise_origins(transcript.hops)))
 
 
 def events_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scipy.special import bdtrc
 
 from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.privacy.published import check_view
 from unwalk.privacy.visits import visits_epsilon, visits_sigma
 
 
@@ -259,11 +260,8 @@ def nominal_view_rdp(
     >>> round(nominal_view_rdp(2.0, 10.0, 10, 100, lipschitz=1.0), 6)
     0.00921
     """
-    check_number("alpha", alpha, above=1.0)
-    check_number("sigma", sigma, above=0.0)
+    check_view(alpha, sigma, peers, lipschitz)
     check_number("visits", visits, low=0.0)
-    check_count("peers", peers, low=2)
-    check_number("lipschitz", lipschitz, above=0.0)
     return alpha * lipschitz**2 * visits * math.log(peers) / (sigma**2 * peers)
 
 

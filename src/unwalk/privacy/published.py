@@ -1,7 +1,7 @@
-r"""Network differential privacy as its papers state it, for comparison.
+r"""Bounds as their papers state them, for comparison; nothing in unwalk certifies with them.
 
-The proofs behind these add up contributions that are not observed separately (see
-:mod:`unwalk.privacy.network`); nothing in unwalk certifies with them.
+Network differential privacy: the proofs add up contributions that are not observed separately (see
+:mod:`unwalk.privacy.network`).  Noisy fine-tuning: the proof is for real numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.network import check_chain
 from unwalk.privacy.renyi import mironov_epsilon_at
+from unwalk.privacy.shift import hiding_cost
+
+
+def check_view(alpha: float, sigma: float, peers: int, lipschitz: float) -> None:
+    """Refuse arguments that no bound on a peer's view of a complete graph takes."""
+    check_number("alpha", alpha, above=1.0)
+    check_number("sigma", sigma, above=0.0)
+    check_count("peers", peers, low=2)
+    check_number("lipschitz", lipschitz, above=0.0)
 
 
 def published_complete_graph_rdp(
@@ -33,11 +42,8 @@ def published_complete_graph_rdp(
     >>> round(published_complete_graph_rdp(2.0, 10.0, 100, 10, lipschitz=1.0), 6)
     0.036841
     """
-    check_number("alpha", alpha, above=1.0)
-    check_number("sigma", sigma, above=0.0)
-    check_count("peers", peers, low=2)
+    check_view(alpha, sigma, peers, lipschitz)
     check_count("contributions", contributions, low=0)
-    check_number("lipschitz", lipschitz, above=0.0)
     needed = lipschitz * math.sqrt(2.0 * alpha * (alpha - 1.0))
     if sigma < needed:
         raise Refused(
@@ -113,3 +119,47 @@ def published_any_graph_rdp(
     communicability = float((vectors[contributor, :-1] * logs) @ vectors[observer, :-1])
     inside = math.log(hops) / size + communicability
     return float(alpha * ratio * ratio * hops / size * inside)
+
+
+def published_noisy_finetuning_sigma(
+    epsilon: float,
+    delta: float,
+    *,
+    radius: float,
+    clip: float,
+    step_size: float,
+    steps: int,
+    weight_decay: float = 0.0,
+) -> float:
+    r"""Koloskova, Allouah, Jha, Guerraoui and Koyejo 2025 (arXiv:2506.06985), gradient clipping:
+    the noise std of each of T steps after which only the last model is seen.
+
+    .. math:: D_\alpha \le \frac{\alpha}{2\sigma^2} \frac{\big(2C_0c^T + 2\gamma C_1\sum_{i<T}
+              c^i\big)^2}{\sum_{i<T} c^{2i}}, \qquad c = 1 - \gamma\lambda,
+
+    which is :func:`unwalk.privacy.shift.hiding_cost` of two runs that start :math:`2C_0` apart and
+    drift apart by :math:`2\gamma C_1` at each step, where it spreads evenly.  Converted by
+    :math:`\varepsilon = \rho + 2\sqrt{\rho\ln(1/\delta)}` with :math:`D_\alpha \le \rho\alpha`.
+
+    >>> by_hand = 2 * (1.0 + 0.01 * 50) / math.sqrt(50)  # over sigma: the square root of 2 rho
+    >>> sigma = published_noisy_finetuning_sigma(
+    ...     1.0, 1e-5, radius=1.0, clip=1.0, step_size=0.01, steps=50
+    ... )
+    >>> rho = (by_hand / sigma) ** 2 / 2
+    >>> round(rho + 2 * math.sqrt(rho * math.log(1e5)), 6)
+    1.0
+    """
+    check_number("epsilon", epsilon, above=0.0)
+    check_number("delta", delta, above=0.0, below=1.0)
+    check_number("radius", radius, above=0.0)
+    check_number("clip", clip, above=0.0)
+    check_number("step_size", step_size, above=0.0)
+    check_count("steps", steps, low=1)
+    check_number("weight_decay", weight_decay, low=0.0, high=1.0 / step_size)
+    drift, factor = 2.0 * step_size * clip, 1.0 - step_size * weight_decay
+    cost = hiding_cost(
+        [drift] * steps, [1.0] * steps, contractions=[factor] * steps, start=2.0 * radius
+    )
+    log = -math.log(delta)
+    slope = epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))  # sqrt of rho
+    return math.sqrt(cost / 2.0) / slope

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from unwalk.core.errors import InvalidInput, Refused
-from unwalk.core.validation import check_number
+from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.renyi import zcdp_epsilon
 from unwalk.privacy.roots import increasing_root, largest_safe
@@ -133,10 +133,54 @@ def shifted_sigma(epsilon: float, delta: float, caps: Sequence[float]) -> float:
     >>> round(shifted_sigma(1.0, 1e-5, [3.0, 4.0]), 3)
     11.441
     """
-    check_number("epsilon", epsilon, above=0.0)
     unit = shifted_zcdp(caps, 1.0)
-    if unit == 0.0:
-        return 0.0
+    return 0.0 if unit == 0.0 else math.sqrt(unit) / _root_rho(epsilon, delta)
+
+
+def contracting_zcdp(distance: float, contraction: float, steps: int, sigma: float) -> float:
+    r"""zCDP parameter of the final model after noisy steps that contract, from a bounded start.
+
+    .. math:: D_\alpha \le \frac{\alpha}{2 s^2}\,
+              \frac{\Delta^2 c^{2K}}{\sum_{k<K} c^{2k}},
+
+    for K steps with Lipschitz constant c :math:`\le 1`, each followed by noise of std s on the
+    parameters and a projection on one shared convex set, from starts at most :math:`\Delta` apart.
+
+    Assumptions: all maps are the same in both worlds, a step contracts
+    (:func:`unwalk.privacy.iteration.contraction_factor`: convex smooth losses), only the final
+    model is seen, numbers are real.  Neighbours: any two starts that near.  Source: the minimum of
+    :func:`unwalk.privacy.shift.hiding_cost`, for equal contractions and noise; it is the setting of
+    noisy (stochastic) gradient unlearning of Chien, Wang, Chen and Li 2024 (arXiv:2401.10371 and
+    2403.17105), whose own bounds also use what training's noise hid.
+
+    >>> contracting_zcdp(2.0, 1.0, 4, 1.0), round(contracting_zcdp(2.0, 0.5, 2, 1.0), 6)
+    (0.5, 0.1)
+    """
+    check_number("distance", distance, low=0.0)
+    check_number("contraction", contraction, low=0.0, high=1.0)
+    check_number("sigma", sigma, above=0.0)
+    check_count("steps", steps, low=1)
+    stds = [sigma] * steps
+    return 0.5 * hiding_cost(
+        [0.0] * steps, stds, contractions=[contraction] * steps, start=distance
+    )
+
+
+def contracting_sigma(
+    epsilon: float, delta: float, distance: float, contraction: float, steps: int
+) -> float:
+    """The smallest noise std for which :func:`contracting_zcdp` gives (epsilon, delta), rounded up.
+
+    >>> round(contracting_sigma(1.0, 1e-5, 2.0, 0.5, 2), 3)
+    1.809
+    """
+    unit = contracting_zcdp(distance, contraction, steps, 1.0)
+    return 0.0 if unit == 0.0 else math.sqrt(unit) / _root_rho(epsilon, delta)
+
+
+def _root_rho(epsilon: float, delta: float) -> float:
+    """The root of the largest zCDP parameter that gives (epsilon, delta), rounded down."""
+    check_number("epsilon", epsilon, above=0.0)
 
     def excess(root_rho: float) -> float:
         return zcdp_epsilon(root_rho * root_rho, delta) - epsilon
@@ -146,5 +190,4 @@ def shifted_sigma(epsilon: float, delta: float, caps: Sequence[float]) -> float:
             f"epsilon {epsilon:g} at delta {delta:g} is out of reach of Renyi orders up to 10^6.",
             "out-of-reach",
         )
-    root = largest_safe(excess, increasing_root(excess, 1e-12, 1.0)) * (1.0 - 1e-13)
-    return math.sqrt(unit) / root
+    return largest_safe(excess, increasing_root(excess, 1e-12, 1.0)) * (1.0 - 1e-13)

@@ -265,7 +265,7 @@ class Compared:
     reported: float | None
     sigma: float | None
     final: bool = True
-    """Whether the row ends here: retraining is also read where training ended."""
+    """Whether this is the end of its row; retraining is also measured where training ended."""
 
     @property
     def difference(self) -> float | None:
@@ -283,7 +283,7 @@ class Compared:
 def agreement(difference: float, std: float | None) -> str:
     """How well a difference in points agrees, given our standard deviation over seeds.
 
-    ``spread`` is agreement within two standard deviations only: the seeds are that far apart.
+    ``spread`` means that only the spread of the seeds, two standard deviations, covers it.
 
     >>> [agreement(d, None) for d in (-2.0, 2.1, 5.0, 5.1)]
     ['agree', 'near', 'near', 'differ']
@@ -330,7 +330,7 @@ def mean_std(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def start(part: Part, preset: str) -> int | None:
-    """The hop at which unlearning starts: as the document says, else where methods part."""
+    """The hop at which unlearning starts: as the document says, else where methods first differ."""
     return shared_until(part, preset) if part.train_hops is None else part.train_hops
 
 
@@ -436,7 +436,7 @@ def seeds_text(counts: Iterable[int]) -> str:
 
 
 def commits(joined: str) -> str:
-    """Commits that were joined by semicolons, short and each once.
+    """Commits from a list joined by semicolons, shortened, each once.
 
     >>> commits("0123456789abcdef; 0123456789abcdef; fedc")
     '0123456789 and fedc'

@@ -37,9 +37,10 @@ FURTHER = ("tuning", "precision")
 """Experiments that the paper does not have."""
 
 SETTINGS = (
-    "What the runs of the figure set, where it is not the default; a dash is the default. Tables "
-    "change what their first column names. DP-SGD clips every record's gradient, so its model has "
-    "GroupNorm where the others have BatchNorm. The command unwalk settings explains every name."
+    "What the runs of the figure set, where it is not the default, and the version of their "
+    "streams; a dash is the default. Tables change what their first column names. DP-SGD clips "
+    "every record's gradient, so its model has GroupNorm where the others have BatchNorm. The "
+    "command unwalk settings explains every name."
 )
 READINGS = (
     "The paper leaves settings open. Each line is one complete reading, run with one seed; cells "
@@ -47,7 +48,7 @@ READINGS = (
     "kept, and all numbers above were made with it."
 )
 WITHIN = 1.0
-"""Points of test accuracy, and then of backdoor accuracy, that make no difference to the rule."""
+"""Differences of test and of backdoor accuracy, in points, that the rule treats as ties."""
 
 TUNING = (
     "RR-DU and every baseline had the same number of settings to try: the preset's own, half and "
@@ -158,7 +159,7 @@ def _setting(column: Mapping[str, Any], key: str) -> str:
 
 
 def readings(name: str, document: Mapping[str, Any]) -> Set:
-    """The readings that were tried before one was kept, so that everybody sees how."""
+    """The readings of the paper that were tried before one was chosen, with their results."""
     try:
         columns, task = list(document["columns"]), task_title(str(document["task"]))
         rows = [Row(Cell("Paper"), [_pair(c["clean"], c["asr"]) for c in columns])]
@@ -263,7 +264,7 @@ def _tuned_rows(tried: Sequence[Tried]) -> list[Row]:
 
 
 def _verdict(tried: Sequence[Tried]) -> tuple[str, str] | None:
-    """Whether the preset's own setting is among the best, said either way."""
+    """A sentence that says whether the preset's own setting is among the best."""
     used = next((t for t in tried if t.used), None)
     if used is None:
         return None
@@ -377,7 +378,7 @@ def _change_cells(change: Change) -> list[Cell]:
 
 
 def _summary(changed: Sequence[Change]) -> str:
-    """How many differences are no larger than what seeds do."""
+    """How many differences are within the spread of the seeds."""
     known = [c for c in changed if c.unchanged is not None]
     if not known:
         return "One seed per path: there is no spread to judge the differences by."

@@ -186,7 +186,7 @@ class Result:
 
     @property
     def badge(self) -> str:
-        """What people are shown of the claims; see :func:`unwalk.core.grades.badge_of`."""
+        """The grade shown to readers; see :func:`unwalk.core.grades.badge_of`."""
         claims = [{"grade": claim.grade} for claim in self.claims]
         return badge_of({"claims": claims, "noise": {"origin": self.origin}})
 

@@ -26,9 +26,9 @@ OPTION = re.compile(
 LEVEL = 0.05
 """The largest gap to retraining in forgetting that still counts as level."""
 FEW = 3
-"""So many records more or fewer than retraining knows say nothing."""
+"""A difference to retraining of at most this many records may be chance."""
 SAMPLE = 128
-"""Pixels a sample is written with at most, so that small ones stay crisp on paper too."""
+"""Height in pixels to which a sample is enlarged, so that small ones stay crisp in print."""
 QUESTIONS = {
     "asked": "What was asked",
     "done": "What was done",
@@ -538,7 +538,7 @@ def guarantee(result: Result) -> tuple[str, ...]:
 
 
 def shown(grade: str) -> Shown:
-    """What people are shown of a grade."""
+    """How a grade is shown to readers."""
     return SHOWN.get(grade, Shown("?", grade, "A grade that this version does not know."))
 
 

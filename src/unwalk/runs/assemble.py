@@ -24,13 +24,14 @@ from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan, Task
-from unwalk.core.seeds import PublicSeeds
+from unwalk.core.seeds import VERSION, PublicSeeds
 from unwalk.core.token import build_model
 from unwalk.core.transcript import Transcript
-from unwalk.core.validation import check_choice, check_private_file
+from unwalk.core.validation import check_choice, check_count, check_private_file
 from unwalk.engines.execute import BareLinear, bare_linear
 from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
+from unwalk.methods.contract import own
 from unwalk.methods.network_sgd import train_descent, train_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Request
 from unwalk.methods.seal import SealSettings
@@ -45,6 +46,7 @@ from unwalk.settings.config import (
     table,
 )
 from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
+from unwalk.tasks.models import call_named, is_name, load_named, load_object
 
 T = TypeVar("T", Deletion, Trigger)
 
@@ -57,6 +59,9 @@ def resolve(
     file_name: str = "the file",
 ) -> Config:
     """Defaults, then the preset's, then the file's, then ``changes``, which come from ``where``."""
+
+    for given in (file or {}, changes):
+        load_methods(given.get("method"), given.get("compare"))
 
     def put_on(config: Config) -> Config:
         return apply(apply(config, file or {}, where=file_name), changes, where=where)
@@ -73,8 +78,36 @@ def check(config: Config) -> Config:
         check_choice("compare", name, METHODS)
     for row in table(config).values():
         row.check()
+    check_count("streams", config.streams, low=1, high=VERSION)
     _check_device(config.device)
     return config
+
+
+def load_methods(*names: Value) -> None:
+    """Make the user's own methods among ``names`` (``package.module:method``) known."""
+    for given in names:
+        listed = given.split(",") if isinstance(given, str) else given
+        for name in map(str.strip, listed if isinstance(listed, list) else []):
+            if is_name(name) and name not in METHODS:
+                METHODS[name] = _own_method(name)
+
+
+def _own_method(name: str) -> MethodRecord:
+    """What a user's name stands for: a record, or a function that returns one."""
+    found = load_object(name, "method")
+    if not isinstance(found, MethodRecord):
+        found = call_named(load_named(name, "method"), name, "method")
+    if not isinstance(found, MethodRecord):
+        raise InvalidInput(
+            f"method {name!r} gave a {type(found).__name__}; allowed: a "
+            "unwalk.methods.record.MethodRecord, or a function that returns one."
+        )
+    if found.settings is not None and found.settings.key in defaults().sections:
+        raise InvalidInput(
+            f"method {name!r} calls its settings {found.settings.key!r}; allowed: a name that no "
+            "other section has."
+        )
+    return own(found, name)
 
 
 def _check_device(device: str) -> None:
@@ -125,7 +158,7 @@ class Assembled:
         return self._calibrated[method]
 
     def public(self, method: str) -> dict[str, Any]:
-        """The public facts of a method's header, or of training's."""
+        """The public facts in the header of a method's transcript, or of training's."""
         if method not in self._public:
             facts = public_facts(self.config, self.task, self.model, method, self.p)
             if method in METHODS:
@@ -142,7 +175,7 @@ class Assembled:
             task=self.task,
             graph=self.graph,
             phases=phases,
-            seeds=PublicSeeds(self.config.seed),
+            seeds=PublicSeeds(self.config.seed, self.config.streams),
             noise=self._noise_for(method),
             unlearner=self.config.forget.peer,
             public=self.public(method) if public is None else public,
@@ -201,7 +234,7 @@ class Assembled:
         return self.plan(*(own or (train_phase(self.config),)), phase, method=method)
 
     def _known(self, method: str, decided: Decided) -> Decided:
-        """What was decided, completed with what is known without a request."""
+        """``decided`` with what needs no request: routing probability, noise scale and peers."""
         sigma = self.calibrated(method).scale
         return replace(decided, p=self.p, sigma=sigma, peers=self.task.peers)
 
@@ -211,6 +244,7 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 
     A graph from a file says how many peers there are; every other graph is as large as the task.
     """
+    load_methods(config.method, config.compare)
     if config.graph.kind == "edge-list" and task is None:
         graph = _graph(config, config.peers)
         return _assembled(config, _task(config, graph.peers), graph)

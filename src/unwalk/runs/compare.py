@@ -83,8 +83,8 @@ def compare(
 
     ``jobs`` seeds are run at once (:mod:`unwalk.runs.sweep`); with one job, ``tell`` is told of
     their walks.  With ``out``, every finished seed is kept, and ``resume`` continues with the
-    others.  Where a fleet carries the walks (``performance.engine``), all seeds are finished at the
-    same time, by this process.
+    others.  Where a fleet carries out the walks (``performance.engine``), this process finishes all
+    seeds at the same time.
 
     A method that cannot be run is left out, with its reason under ``failed``.  If no method can,
     the first reason is raised.
@@ -128,7 +128,7 @@ def _seed(config: Config, task: ShardedTask | None, command: str, tell: Tell) ->
 
 
 def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> dict[str, Any]:
-    """The results of cells whose walks one fleet carries; nothing where none does or it fails."""
+    """Results of the cells whose walks a fleet carries out; empty if none can, or it fails."""
     engine = assembled.config.performance.engine
     if len(cells) < 2 or not goes_together([assembled.training()] * 2, engine):
         return {}
@@ -143,7 +143,7 @@ def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> 
 
 
 def _results(seeds: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """The results of seeds whose walks are carried together, with the methods that failed."""
+    """The results of seeds whose walks are carried out together, and the methods that failed."""
     runners = [Runner(assemble(config, task), tell=tell) for config, task, _, tell in seeds]
     config: Config = seeds[0][0]
     engine, names = config.performance.engine, methods_of(config)
@@ -175,7 +175,7 @@ def _unfit(runner: Runner, name: str) -> Failed | None:
 def _forgotten(
     runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: str
 ) -> list[Walked | Failed]:
-    """The walks of a method, one by one where they cannot be carried together."""
+    """The walks of a method, carried out together, or one by one where that is not possible."""
     try:
         return list(forget(runners, trained, name, engine))
     except Exception as error:
@@ -212,7 +212,7 @@ def _found(
 
 
 def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
-    """Progress under the number of its seed."""
+    """Report progress with the number of the seed in front."""
 
     def told(walk: str, done: int, hops: int) -> None:
         tell(f"seed {number + 1}/{seeds} {walk}", done, hops)
@@ -225,7 +225,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result of the first seed in which most methods ran, with all seeds; and all results."""
+    """The first seed in which most methods ran, with a summary over all; and all seeds' results."""
     lost = {seed: one for seed, one in found.items() if isinstance(one, Failed)}
     results = [one for seed, one in found.items() if seed not in lost]
     if not results:
@@ -235,7 +235,7 @@ def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _failures(found: dict[int, Any]) -> list[dict[str, Any]]:
-    """Methods that failed, each with its reason and the seeds; a seed that failed has no method."""
+    """Methods that failed, with reason and seeds; a failed seed is an entry without a method."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for seed, result in found.items():
         whole = isinstance(result, Failed)

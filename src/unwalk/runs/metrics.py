@@ -64,8 +64,8 @@ class Reading:
 class Meter:
     """Measures a model on a task's sets, which stay on the device.
 
-    On a CUDA device the model runs in ``precision``, and one reading asks the device for its
-    numbers once, so that measuring does not hold training up.
+    On a CUDA device the model runs in ``precision``, and each reading copies its numbers from the
+    device once, so that measuring does not stall training.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class Meter:
 
 @torch.no_grad()
 def _answers(answer: Answer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The class a model answers for each input, and whether all its outputs are finite."""
+    """The class that a model predicts for each input, and whether all its outputs are finite."""
     outputs = [answer(part) for part in x.split(CHUNK)]
     finite = torch.stack([torch.isfinite(o).all() for o in outputs]).all()
     return torch.cat([o.argmax(1) for o in outputs]), finite
 
 
 def answers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The class a model answers for each input."""
+    """The class that a model predicts for each input."""
     classes, finite = _answers(model, x)
     _check(bool(finite))
     return classes
@@ -169,7 +169,7 @@ def _check(finite: bool) -> None:
 
 @torch.no_grad()
 def confidences(model: nn.Module, x: torch.Tensor) -> list[dict[str, float | int]]:
-    """Answer and softmax confidence for each input."""
+    """Predicted class and softmax confidence for each input."""
     model.eval()
     output: torch.Tensor = model(x)
     _check(bool(torch.isfinite(output).all()))
@@ -298,7 +298,7 @@ NO_CHEAPER = "no cheaper than a restart"
 
 
 def hops_until(readings: list[Reading], goal: float) -> int | None:
-    """Hops of the phase that forgets until clean accuracy first reaches ``goal``."""
+    """Hops of the unlearning phase until clean accuracy first reaches ``goal``."""
     phase = readings[-1].phase
     here = [r for r in readings if r.phase == phase]
     before = [r.hop for r in readings if r.phase != phase]
@@ -309,10 +309,10 @@ def hops_until(readings: list[Reading], goal: float) -> int | None:
 def worth(
     method: str, document: dict[str, Any], classes: int, series: dict[str, list[Reading]]
 ) -> str:
-    """One or two sentences; empty for methods that add no noise.
+    """Whether noise was worth it, in one or two sentences; empty for methods that add none.
 
-    The first is known before the walk: noise that raises the loss as much as beginning again
-    does.  The second compares hops, where a restart or retraining ran beside it.
+    The first does not need the walk: it says if the noise raises the loss as much as a restart
+    would.  The second compares hops, if a restart or retraining was run as well.
     """
     parameters = document["parameters"]
     if not METHODS[method].beside_restart or not parameters["noise_std"]:
@@ -321,8 +321,8 @@ def worth(
     told = []
     if norm is not None and parameters.get("loss") == "softmax":
         cost, whole = noise_loss(std, classes, norm), restart_loss(classes)
-        beside = f"the noise (std {std:.3g}) can raise the loss by {cost:.2g}, and beginning again"
-        text = f"By a bound known beforehand, {beside} by {whole:.2g}"
+        noise = f"the noise (std {std:.3g}) can raise the loss by {cost:.2g}"
+        text = f"By a bound known before the walk, {noise}, a restart by {whole:.2g}"
         exact = f": {NO_CHEAPER}, which is exact." if cost >= whole else "."
         told.append(text + exact)
     if "retrain" in series:
@@ -341,10 +341,8 @@ def _measured(method: str, series: dict[str, list[Reading]]) -> list[str]:
     rival, theirs = min(rivals.items(), key=lambda item: item[1])
     own_hops = hops_to_goal[method]
     name = "a restart" if rival == "restart" else "retraining"
-    if own_hops is None or own_hops >= theirs:
-        when = "not at all" if own_hops is None else f"after {counted(own_hops, 'hop')}"
-        return [
-            f"It came within one point of retraining {when}, {name} after {theirs}: {NO_CHEAPER}."
-        ]
-    took = counted(own_hops, "hop")
-    return [f"It came within one point of retraining after {took}, {name} after {theirs}."]
+    near = "came within one point of retraining's clean accuracy"
+    if own_hops is None:
+        return [f"It never {near}; {name} did after {counted(theirs, 'hop')}: {NO_CHEAPER}."]
+    end = f": {NO_CHEAPER}." if own_hops >= theirs else "."
+    return [f"It {near} after {counted(own_hops, 'hop')}, {name} after {theirs}{end}"]

@@ -45,7 +45,7 @@ from unwalk.tasks import ShardedTask
 class Place:
     """What a draw is for: its place, the marks of the records it hides, and its inputs.
 
-    ``hop`` is None in lines from before version 2, which announced a whole run.
+    ``hop`` is None in lines written before version 2, which stand for a whole run.
     """
 
     run: str
@@ -56,7 +56,7 @@ class Place:
     inputs: str | None
 
     def counts_for(self, other: Place) -> bool:
-        """Whether a draw here is one more for records that ``other`` hides."""
+        """Whether this draw makes ``other`` a second draw for the same records."""
         if self.hop is None or self.run != other.run:
             return bool(self.marks & other.marks)
         same = (self.hop, self.step) == (other.hop, other.step)
@@ -186,7 +186,7 @@ class ReplayRegister:
 
 
 class NotEntered(Exception):
-    """A draw that a replay asks for never took place."""
+    """A replay asked for a draw that never took place."""
 
 
 def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:

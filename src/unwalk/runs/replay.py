@@ -23,7 +23,7 @@ from unwalk.runs.assemble import Assembled, assemble, resolve
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner, carry
 from unwalk.runs.store import CONFIG
-from unwalk.settings.config import read_toml
+from unwalk.settings.config import read_written
 from unwalk.tasks import ShardedTask
 
 
@@ -54,7 +54,7 @@ class Comparing:
             self.sink.after(index, progress, look)
 
     def check(self, again: Transcript) -> None:
-        """Compare what was walked so far."""
+        """Compare the hops walked so far with the recorded ones."""
         lines = again.lines
         known = self.recorded.lines[: len(lines)]
         if lines[-1:] != known[len(lines) - 1 :]:  # chained: all before it is the same too
@@ -70,12 +70,12 @@ def replay(
 ) -> list[str]:
     """The differences; empty if every line and the model's bytes are the same.
 
-    ``certified`` is what a certificate says of its model: that has to be the one made here.
+    ``certified`` is the certificate's entry for its model, which the repeated model must match.
     """
     path = run_dir / CONFIG
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
-    config = resolve({}, read_toml(path), file_name=str(path))
+    config = resolve({}, read_written(path), file_name=str(path))
     assembled, method = _without_draws(assemble(config, task)), config.method
     runner = Runner(assembled)
     trained = runner.walk("train", assembled.training(), None)

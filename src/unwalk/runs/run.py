@@ -124,7 +124,7 @@ class Watch:
 
     def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
-        hop, hops = progress.token.hop, self.plan.hops
+        hop, hops = progress.hop, self.plan.hops
         if self.constituents is not None:
             self.constituents.after(hop, progress.token)
         if hop % self.every == 0 or hop in self.marks:
@@ -160,9 +160,9 @@ class Walked:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model, in evaluation mode; several that answer together where there are shards.
+        """The model, in evaluation mode; with shards, their models as one ensemble.
 
-        It is a copy: whoever runs it may change its buffers.
+        It is a copy, since running a model may change its buffers.
         """
         if self.constituents is not None:
             return self.constituents.together(self.outcome.plan.hops, self.outcome.workspace)
@@ -184,7 +184,7 @@ class Walked:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A walk that is about to be carried, perhaps from where it was left."""
+    """A walk that is about to be carried out, from its start or its last checkpoint."""
 
     watch: Watch
     progress: Progress | None
@@ -210,7 +210,7 @@ class _Watches:
 
 
 def carry(begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
-    """Carry walks out by an engine, or by those that ``performance.engine`` names."""
+    """Carry out walks with an engine, or with those that ``performance.engine`` names."""
     plans = [one.watch.plan for one in begun]
     chosen = carriers(plans, engine) if isinstance(engine, str) else [(engine, range(len(plans)))]
     ended: dict[int, Walked] = {}
@@ -227,7 +227,7 @@ def carry(begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
 
 
 def _share_out(seconds: Sequence[list[float]], before: Sequence[int]) -> None:
-    """Walks that hop together take equal shares of the time; ``before`` are earlier hops.
+    """Share the time of a hop equally among walks that hop together, after ``before`` hops each.
 
     >>> took = [[9.0, 3.0, 1.0], [0.0]]
     >>> _share_out(took, [1, 0])
@@ -274,7 +274,7 @@ class RunResult:
 
 
 def _engine(config: Config) -> Engine | str:
-    """The reference itself, or the name of what carries walks instead."""
+    """The reference engine, or the name of the engine that replaces it."""
     name = config.performance.engine
     return InProcess() if name == "inprocess" else name
 
@@ -314,9 +314,9 @@ def growing_folder(
     overwrite: bool,
     seeds: int | None = None,
 ) -> Iterator[Folder | None]:
-    """The folder of results, or None where none is asked for: complete at the end, or gone.
+    """The folder of results, or None without ``out``; completed at the end, removed on an error.
 
-    What was resumed stays when something that was asked for cannot be, such as a wrong address.
+    A resumed folder stays where an option is refused, such as a wrong address of a cluster.
     """
     if out is None:
         if resume:
@@ -342,7 +342,7 @@ def methods_of(config: Config) -> list[str]:
 
 
 class Runner:
-    """Carries the walks of one configuration out, measured and, with a folder, saved."""
+    """Carries out and measures the walks of one configuration; with a folder, saves them too."""
 
     def __init__(
         self,
@@ -374,7 +374,7 @@ class Runner:
         return self.begin(name, plan, trained)
 
     def walk(self, name: str, plan: Plan, trained: Walked | None) -> Walked:
-        """Carry one plan out, going on from ``trained`` unless it starts from scratch."""
+        """Carry out one plan, continuing from ``trained`` unless it starts from scratch."""
         (walked,) = carry([self.begin(name, plan, trained)], self.engine)
         return walked
 
@@ -438,7 +438,7 @@ def forget(
 def finish(
     runner: Runner, before: list[dict[str, float | int]], walks: dict[str, Walked], command: str
 ) -> RunResult:
-    """What was found; the first of ``walks`` is the main one, ``before`` the trained model's."""
+    """The result of a run; ``walks`` starts with the main one, ``before`` is before unlearning."""
     after = {name: runner.answers(walk) for name, walk in walks.items()}
     result = _result(runner.assembled, walks, before, after, command)
     return RunResult(runner.config, result, walks)

@@ -39,7 +39,7 @@ from unwalk.core.token import Token
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs.metrics import Reading
-from unwalk.settings.config import Config, Value, apply, flatten, read_toml, to_toml
+from unwalk.settings.config import Config, Value, apply, flatten, read_written, to_toml
 from unwalk.tasks import ShardedTask
 from unwalk.tasks.blobs import Blobs
 from unwalk.tasks.sources import Ids
@@ -50,6 +50,8 @@ SEEDS = "seeds.json"
 LOCK = "lock"
 SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
+RESULTS = ("result.json", "audit.json")
+"""Files of which a complete folder holds one."""
 NAMED = 3
 """How many differences a message names."""
 
@@ -185,7 +187,7 @@ class Folder:
         path = self.partial / CONFIG
         if not path.exists():
             return
-        before = flatten(apply(defaults(), read_toml(path), where=str(path)))
+        before = flatten(apply(defaults(), read_written(path), where=str(path)))
         for key, now in flatten(config).items():
             if before[key] != now:
                 raise InvalidInput(
@@ -215,7 +217,7 @@ class Folder:
             )
 
     def finish(self) -> None:
-        """Drop what only a resume needs, and give the folder its name."""
+        """Delete what only a resume needs, and rename the folder to its final name."""
         for name in SCRATCH:
             shutil.rmtree(self.partial / name, ignore_errors=True)
         for name in (DATA, SEEDS):
@@ -237,7 +239,8 @@ def _ours(out: Path) -> bool:
     """Whether ``out`` is empty or the folder of a run: only these are replaced."""
     if out.is_symlink() or not out.is_dir():
         return False
-    return not any(out.iterdir()) or all((out / n).is_file() for n in (CONFIG, "result.json"))
+    written = (out / CONFIG).is_file() and any((out / name).is_file() for name in RESULTS)
+    return written or not any(out.iterdir())
 
 
 def _occupied(out: Path, *, resume: bool, overwrite: bool, seeds: int | None) -> str:
@@ -271,8 +274,8 @@ def _shown(value: Value) -> str:
 def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
     """The parts of the data, each named in words, with its digest.
 
-    Other peers' shards are not built for it, so that they need not all be held at the same time.
-    Blobs are made from the settings alone, which are compared anyway: of them only u's are drawn.
+    Shards of other peers are not built for this: they would all be in memory at the same time.
+    Blobs follow from the settings, which are compared anyway, so only u's records are drawn.
     """
     u = task.unlearner
     parts = {"the names of the classes": _digest(json.dumps(task.source.labels))}
@@ -294,7 +297,7 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
-    """Which parts differ, in words; nothing where none does.
+    """The parts that differ, in words; empty if none does.
 
     >>> differences({"the graph": "a", "the test set": "b"}, {"the graph": "a"})
     'the test set'

@@ -56,14 +56,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a cell has no result; ``error`` is the one that was raised, where that is one of ours."""
+    """Why a cell has no result; ``error`` is the exception to raise for it."""
 
     reason: str
     error: UnwalkError | None = None
 
     @staticmethod
     def by(error: Exception) -> Failed:
-        """What an exception says: a sentence of ours, or its type and first line."""
+        """The failure that an exception means, with its sentence, or its type and first line."""
         if isinstance(error, UnwalkError):
             return Failed(str(error), error)
         told_by = UnwalkError(told(error))
@@ -71,7 +71,7 @@ class Failed:
         return Failed(f"{told(error)}, which is a fault of the program", told_by)
 
     def raised(self) -> UnwalkError:
-        """An error to raise where nothing else is left."""
+        """The error to raise if no cell has a result."""
         return self.error or UnwalkError(self.reason)
 
 
@@ -85,7 +85,7 @@ def sweep(
     say: Say = unsaid,
     noun: str = "cell",
 ) -> Generator[tuple[str, Any]]:
-    """The name of every cell with its result or :class:`Failed`, in the order in which they come.
+    """The name of every cell with its result or :class:`Failed`, in the order in which they end.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
     workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.
@@ -132,7 +132,7 @@ def kept(folder: Path | None, name: str) -> Any:
 def _results(
     left: dict[str, Cell], jobs: int, cluster: str | None, say: Say, noun: str
 ) -> Generator[tuple[str, Any]]:
-    """What comes of the cells in ``left``; whatever has come is taken out of it."""
+    """The outcomes of the cells in ``left``, as they finish; workers' cells are removed from it."""
     if jobs == 1 and cluster is None:
         for cell in left.values():
             yield _carried_out(cell)
@@ -161,7 +161,7 @@ class _Lost(Exception):
 
 
 def _carried_out(cell: Cell) -> tuple[str, Any]:
-    """What comes of a cell: this never raises."""
+    """The outcome of a cell, a result or a failure; never raises."""
     try:
         return cell.name, cell.work(*cell.arguments)
     except Exception as error:
@@ -169,7 +169,7 @@ def _carried_out(cell: Cell) -> tuple[str, Any]:
 
 
 def _in_worker(cell: Cell, parent: int) -> tuple[str, Any]:
-    """The same in a process that ``parent`` started."""
+    """The outcome of a cell, in a worker process that ``parent`` started."""
     _bound_to(parent)
     return _carried_out(cell)
 
@@ -188,9 +188,9 @@ def _bound_to(parent: int) -> None:
 
 
 def _alone(cell: Cell, jobs: int, cluster: str | None) -> tuple[str, Any]:
-    """A cell once more, in a process of its own while no other one runs.
+    """Run a cell again, in a process of its own, while no other cell runs.
 
-    Not by joblib: its workers may still be ending after one of them was lost.
+    joblib is not used: after it lost a worker, its others may still be shutting down.
     """
     try:
         if cluster is not None:
@@ -207,10 +207,10 @@ def _alone(cell: Cell, jobs: int, cluster: str | None) -> tuple[str, Any]:
 def _together(
     cells: Iterable[Cell], jobs: int, cluster: str | None, begun: list[Cell]
 ) -> Generator[tuple[str, Any]]:
-    """Results of workers as they come; ``begun`` gets every cell that was handed to one.
+    """Results of workers as they finish; every cell that a worker gets is added to ``begun``.
 
-    Never fewer than two workers: joblib would take this process for one.  ``pre_dispatch`` is what
-    bounds the cells under way.
+    At least two workers: with one, joblib would run the cells in this process.  ``pre_dispatch`` is
+    what bounds the cells under way.
     """
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import get_reusable_executor
@@ -247,14 +247,13 @@ def _connect(address: str) -> type[Exception]:
     """Join the Ray cluster at an address, as a backend of joblib; what it raises is returned."""
     from joblib import register_parallel_backend
 
-    from unwalk.engines.ray_cluster import ADDRESS, connected
+    from unwalk.engines.ray_cluster import connected
 
-    os.environ[ADDRESS] = address
-    ray = connected()
+    ray = connected(address)
     from ray.util.joblib.ray_backend import RayBackend
 
     class Cluster(RayBackend):  # type: ignore[misc]
-        """Ray's backend: its results do come one by one, which it does not say of itself."""
+        """Ray's backend for joblib; it returns results one by one, but does not declare it."""
 
         supports_return_generator = True
 

@@ -42,6 +42,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.events import OPTIMIZERS, WORK
 from unwalk.core.plan import ENGINES, KEEPS
 from unwalk.core.program import OPTIMIZER_STATES, SCHEDULES
+from unwalk.core.seeds import VERSION
 from unwalk.core.validation import check_choice, check_count, check_number, near
 from unwalk.walks import GRAPHS
 
@@ -431,13 +432,16 @@ class Config:
     configuration with all of them."""
 
     task: str = setting("digits", "the task; unwalk tasks lists them")
-    method: str = setting("rrdu", "the unlearning method; unwalk methods lists them")
+    method: str = setting("rrdu", "a method of unwalk methods, or package.module:method")
     preset: str = setting("practical", "practical, paper-matched, paper or certified")
     compare: list[str] = field(
         default_factory=lambda: ["finetune", "retrain"],
         metadata={"help": "methods that run beside it", "bounds": Bounds()},
     )
     seed: int = setting(0, "public seed: model, route, batches", low=0)
+    streams: int = setting(
+        VERSION, "version of the draws of routes and batches; 1 repeats older runs", low=1
+    )
     device: str = setting("cpu", "cpu or cuda")
     peers: int | None = setting(None, "number of peers; empty: the task's own", low=2)
     graph: GraphSettings = field(default_factory=GraphSettings)
@@ -557,6 +561,19 @@ def read_toml(path: Path) -> dict[str, Value]:
     return flat
 
 
+UNSAID: Mapping[str, Value] = {"streams": 1}
+"""Settings of a run whose file does not name them: they were all that there was."""
+
+
+FIRST = frozenset({"ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_start"})
+"""Sections of methods that the name of every run counts; others count where they were changed."""
+
+
+def read_written(path: Path) -> dict[str, Value]:
+    """The flat settings of a file that :func:`to_toml` wrote, now or in an earlier version."""
+    return {**UNSAID, **read_toml(path)}
+
+
 def parse_set(assignments: list[str]) -> dict[str, Value]:
     """``key=value`` pairs as given to ``--set``.
 
@@ -572,11 +589,16 @@ def parse_set(assignments: list[str]) -> dict[str, Value]:
     return flat
 
 
-def to_toml(config: Config) -> str:
-    """TOML that :func:`read_toml` reads back to the same settings; empty is written ``none``."""
+def to_toml(config: Config, leave_out: Collection[str] = ()) -> str:
+    """TOML that :func:`read_written` reads back to the same settings; empty is written ``none``.
+
+    Sections to ``leave_out`` are not written, nor is what a file of version 1 did not name.
+    """
     lines: list[str] = []
     section = ""
     for key, value in flatten(config).items():
+        if (key, value) in UNSAID.items() or key.partition(".")[0] in leave_out:
+            continue
         name, _, inner = key.rpartition(".")
         if name != section:
             lines += ["", f"[{name}]"]
@@ -604,13 +626,18 @@ def settings_digest(config: Config) -> str:
     """A SHA-256 digest of the settings that a run is named by.
 
     Which engine carries the walks, with how many hosts, and how often it is saved are not among
-    them: the same draw of noise on another engine is the same run's.
+    them since version 2 of streams: the same draw of noise on another engine is the same run's.
+    Nor are sections of methods that came later, as long as nobody changed them: a run keeps its
+    name when a method is added.
     """
-    usual = PerformanceSettings()
-    neutral = replace(
-        config.performance, engine=usual.engine, hosts=usual.hosts, checkpoint=usual.checkpoint
-    )
-    return hashlib.sha256(to_toml(replace(config, performance=neutral)).encode()).hexdigest()
+    if config.streams > 1:
+        usual = PerformanceSettings()
+        neutral = replace(
+            config.performance, engine=usual.engine, hosts=usual.hosts, checkpoint=usual.checkpoint
+        )
+        config = replace(config, performance=neutral)
+    later = {own.key for own in config.own if own.key not in FIRST and own == type(own)()}
+    return hashlib.sha256(to_toml(config, later).encode()).hexdigest()
 
 
 def run_id(config: Config) -> str:

@@ -357,6 +357,16 @@ def load_named(text: str, key: str) -> Callable[..., Any]:
     >>> load_named("math:sqrt", "model")(9.0)
     3.0
     """
+    target = load_object(text, key)
+    if not callable(target):
+        raise InvalidInput(
+            f"{key} is {text!r}, which is a {type(target).__name__}; allowed: a function or class."
+        )
+    return target  # type: ignore[no-any-return]
+
+
+def load_object(text: str, key: str) -> Any:
+    """What ``package.module:name`` names, callable or not."""
     module_name, _, attribute = text.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise InvalidInput(f"{key} is {text!r}; allowed: package.module:function.")
@@ -367,11 +377,7 @@ def load_named(text: str, key: str) -> Callable[..., Any]:
             f"{key} is {text!r}, but module {module_name!r} has no "
             f"{attribute!r}{near(attribute, vars(module))}."
         )
-    if not callable(target):
-        raise InvalidInput(
-            f"{key} is {text!r}, which is a {type(target).__name__}; allowed: a function or class."
-        )
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def call_named(function: Callable[..., Any], text: str, key: str) -> Any:

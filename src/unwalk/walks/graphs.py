@@ -22,6 +22,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import Draws, Streams
 from unwalk.core.validation import check_choice, check_count, check_number
 
 Peers = npt.NDArray[np.int64]
@@ -73,11 +74,16 @@ class CompleteGraph:
         everyone[peer:] += 1
         return everyone
 
-    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+    def random_neighbour(self, peer: int, rng: Draws) -> int:
         """A uniformly random other peer."""
         _check_peer(peer, self.peers)
         drawn = int(rng.integers(self.peers - 1))
         return drawn + (drawn >= peer)
+
+    def random_neighbours(self, peers: Peers, rngs: Streams) -> Peers:
+        """A uniformly random other peer for each."""
+        drawn = rngs.integers(self.peers - 1)
+        return drawn + (drawn >= peers)
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """One message, or none if the token is already there."""
@@ -135,10 +141,16 @@ class SparseGraph:
         _check_peer(peer, self.peers)
         return self.indices[self.indptr[peer] : self.indptr[peer + 1]]
 
-    def random_neighbour(self, peer: int, rng: np.random.Generator) -> int:
+    def random_neighbour(self, peer: int, rng: Draws) -> int:
         """A uniformly random neighbour, in O(1)."""
         near = self.neighbours(peer)
         return int(near[rng.integers(len(near))])
+
+    def random_neighbours(self, peers: Peers, rngs: Streams) -> Peers:
+        """A uniformly random neighbour of each."""
+        first = self.indptr[peers]
+        drawn: Peers = self.indices[first + rngs.integers(self.indptr[peers + 1] - first)]
+        return drawn
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """The shortest path without its source; of equal ones the lowest next peer wins."""

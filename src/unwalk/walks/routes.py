@@ -12,18 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import Draws, Streams
 from unwalk.core.validation import check_count, check_number
-from unwalk.core.walking import Graph, Move, Route
+from unwalk.core.walking import Graph, ManyRoute, Move, Moves, Peers, Route
 
 NOBODY = -1
-"""The holder before the first hop: the first peer that is drawn has the token without a message."""
+"""The holder before the first hop: the first peer drawn has the token without any message."""
 
 
 def _travel(graph: Graph, at: int, target: int) -> tuple[int, ...]:
     return () if at == NOBODY else graph.path(at, target)
 
 
-def _someone_else(peers: int, without: int, rng: np.random.Generator) -> int:
+def _someone_else(peers: int, without: int, rng: Draws) -> int:
     """A uniformly random peer other than ``without``."""
     drawn = int(rng.integers(peers - 1))
     return drawn + (drawn >= without)
@@ -33,13 +34,16 @@ def _someone_else(peers: int, without: int, rng: np.random.Generator) -> int:
 class Uniform:
     """The random walk of Network-SGD (Alg. 1): a uniformly random neighbour, every hop."""
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         if at == NOBODY:
             return Move(int(rng.integers(graph.peers)), (), memory)
         neighbour = graph.random_neighbour(at, rng)
         return Move(neighbour, (neighbour,), memory)
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        return Moves(graph.random_neighbours(at, rngs), memory)
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,14 @@ class UniformPeer:
     On a graph that is not complete the token travels there along a shortest path.
     """
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         receiver = int(rng.integers(graph.peers))
         return Move(receiver, _travel(graph, at, receiver), memory)
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        return Moves(rngs.integers(graph.peers), memory) if graph.complete else None
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,7 @@ class Restart:
         if self.max_visits is not None:
             check_count("max_visits", self.max_visits)
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         if self.unlearner >= graph.peers:
             raise InvalidInput(
                 f"unlearner is {self.unlearner}; allowed: a whole number, 0 to {graph.peers - 1}."
@@ -99,9 +104,21 @@ class Restart:
         receiver, path = self._elsewhere(graph, at, rng)
         return Move(receiver, path, {**memory, "visits": visits})
 
-    def _elsewhere(
-        self, graph: Graph, at: int, rng: np.random.Generator
-    ) -> tuple[int, tuple[int, ...]]:
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        if not graph.complete or self.unlearner >= graph.peers:
+            return None
+        visits = memory.get("visits", np.zeros_like(at))
+        restart = rngs.random() < self.p
+        if self.max_visits is not None:
+            restart &= visits < self.max_visits
+        drawn = rngs.integers(graph.peers - 1)
+        elsewhere = drawn + (drawn >= self.unlearner)
+        receivers = np.where(restart, self.unlearner, elsewhere)
+        return Moves(receivers, {**memory, "visits": visits + restart})
+
+    def _elsewhere(self, graph: Graph, at: int, rng: Draws) -> tuple[int, tuple[int, ...]]:
         u = self.unlearner
         if at == NOBODY or graph.complete:
             receiver = _someone_else(graph.peers, u, rng)
@@ -139,9 +156,7 @@ class Fixed:
         for place, peer in enumerate(self.sequence):
             check_count(f"sequence[{place}]", peer)
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         index = memory.get("index", 0)
         if index >= len(self.sequence):
             raise InvalidInput(
@@ -174,15 +189,13 @@ class Among:
             )
         check_count("members[0]", self.members[0])
 
-    def receiver(self, at: int, rng: np.random.Generator) -> int:
+    def receiver(self, at: int, rng: Draws) -> int:
         """Who is next; it does not depend on the graph."""
         if at not in self.members:
             return self.members[int(rng.integers(len(self.members)))]
         return self.members[_someone_else(len(self.members), self.members.index(at), rng)]
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         check_count("the last member", self.members[-1], high=graph.peers - 1)
         receiver = self.receiver(at, rng)
         return Move(receiver, _travel(graph, at, receiver), memory)
@@ -202,12 +215,21 @@ class FirstTo:
     peer: int
     then: Route
 
-    def next(
-        self, graph: Graph, at: int, memory: Mapping[str, int], rng: np.random.Generator
-    ) -> Move:
+    def next(self, graph: Graph, at: int, memory: Mapping[str, int], rng: Draws) -> Move:
         check_count("peer", self.peer, high=graph.peers - 1)
         if "begun" not in memory:
             return Move(self.peer, _travel(graph, at, self.peer), {"begun": 1})
         rest = {k: v for k, v in memory.items() if k != "begun"}
         move = self.then.next(graph, at, rest, rng)
         return Move(move.receiver, move.path, {**move.memory, "begun": 1})
+
+    def next_all(
+        self, graph: Graph, at: Peers, memory: Mapping[str, Peers], rngs: Streams
+    ) -> Moves | None:
+        if "begun" not in memory or not isinstance(self.then, ManyRoute):
+            return None
+        rest = {k: v for k, v in memory.items() if k != "begun"}
+        moves = self.then.next_all(graph, at, rest, rngs)
+        if moves is None:
+            return None
+        return Moves(moves.receivers, {**moves.memory, "begun": memory["begun"]})

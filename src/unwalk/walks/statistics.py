@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_count, check_number
 from unwalk.core.walking import Graph, Move, Route
 from unwalk.walks.routes import NOBODY
@@ -17,9 +18,7 @@ from unwalk.walks.routes import NOBODY
 Counts = npt.NDArray[np.int64]
 
 
-def simulate(
-    graph: Graph, route: Route, hops: int, rng: np.random.Generator, *, at: int = NOBODY
-) -> list[Move]:
+def simulate(graph: Graph, route: Route, hops: int, rng: Draws, *, at: int = NOBODY) -> list[Move]:
     """``hops`` moves of ``route`` from ``at``, all drawn from one generator.
 
     An engine draws each hop from a generator of its own, so its walk differs from this one.

@@ -15,8 +15,10 @@ from tests.conftest import ROOT
 from tests.engines.cuda import test_clipped_steps as clipped
 from tests.engines.cuda import test_convolution_kernels as convolutions
 from tests.engines.cuda import test_fleet_layers as fleet
+from tests.engines.cuda import test_fleet_update as updates
 from tests.engines.cuda import test_fused_network as networks
 from tests.engines.cuda import test_group_norm_kernels as group
+from tests.engines.cuda import test_philox as philox
 from tests.kernels import interpreted, quiet
 from unwalk.engines.cuda import fleet_layers
 
@@ -39,6 +41,14 @@ def test_a_network_with_batch_normalisation():
 
 def test_gradients_clipped_by_record():
     clipped.test_clipped_gradients_equal_the_reference("rows", clipped.squares)
+
+
+def test_streams():
+    philox.test_a_kernel_draws_the_same_words(7, 3)
+
+
+def test_updates_of_a_fleet():
+    updates.test_a_step_in_one_pass_is_the_same("momentum", True, True)
 
 
 def tiny():

@@ -10,6 +10,7 @@ model is rewritten into the layers of `layers`) and `fleet_layers` (many models 
 kernels are in `kernels`; `groups` switches them off group by group.
 """
 
+# Imports in functions: kernels need Triton, which is not there without a CUDA device.
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from torch import nn
 
 from unwalk.core.plan import Loss
 from unwalk.core.token import Workspace
-from unwalk.engines.cuda import fleet_layers
+from unwalk.engines.cuda import fleet_layers, groups
 from unwalk.engines.cuda.captured_steps import CapturedSteps, capture
 from unwalk.engines.cuda.fused_network import FusedEvaluation
 
@@ -54,6 +55,41 @@ class Executor:
 
     fleet_convolution = staticmethod(fleet_layers.convolution_of)
     fleet_norm = staticmethod(fleet_layers.norm_of)
+
+    @property
+    def draws_streams(self) -> bool:
+        """Whether :meth:`stream_words` can be asked; it needs a kernel."""
+        return groups.available()
+
+    def stream_words(
+        self, keys: torch.Tensor, hops: torch.Tensor, count: int, passes: int
+    ) -> torch.Tensor:
+        """Words of the first ``passes`` draws of each walk's stream, one at least."""
+        from unwalk.engines.cuda.kernels.philox import stream_words
+
+        return stream_words(keys, hops, count, max(passes, 1))
+
+    def fleet_update(
+        self,
+        parameters: torch.Tensor,
+        slopes: torch.Tensor,
+        velocity: torch.Tensor | None,
+        knobs: torch.Tensor,
+        active: torch.Tensor,
+        norms: torch.Tensor | None,
+        *,
+        decays: bool,
+    ) -> bool:
+        """Take a step of plain or heavy-ball descent in one pass; False where that cannot be."""
+        matrices = (parameters, slopes, knobs, *(() if velocity is None else (velocity,)))
+        if not (groups.available() and groups.uses("fleet updates")):
+            return False
+        if not all(m.is_contiguous() and m.dtype == torch.float32 for m in matrices):
+            return False
+        from unwalk.engines.cuda.kernels.fleet_update import step
+
+        step(parameters, slopes, velocity, knobs, active, norms, decays)
+        return True
 
     def captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """The same step, to be called again and again; it runs a few times to be captured."""

@@ -22,6 +22,7 @@ GROUPS = {
     "fleet convolutions": "batched matrix products over patches in plain torch",
     "fleet small layers": "the general fleet convolutions",
     "fleet normalisation": "plain torch",
+    "fleet updates": "a pass over memory per operation, in plain torch",
 }
 """What replaces each group when it is switched off."""
 

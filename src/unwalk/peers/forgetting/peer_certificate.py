@@ -493,7 +493,7 @@ def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tup
     for it, that chapter's own.
     """
     runs = [network.run_id, *(run_of(network.run_id, spec) for spec in specs)]
-    hops = resolve(network.settings, where="the network file").train.hops
+    hops = resolve(network.run_settings, where="the network file").train.hops
     known = marked(specs)
     places = line(hops, known[:-1] if decided else known)
     if decided:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Refused, UnwalkError
@@ -61,7 +60,11 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
-        sighting = replace(pr.sighting(walk.state), waits=walk.waits(sender))
+        number, opened = walk.state.fence[0], len(walk.state.lineage) - 1
+        waits, promised = walk.turns.answer(
+            sender, message.chain, number, opened, lost=walk.is_lost
+        )
+        sighting = replace(pr.sighting(walk.state), waits=waits, promised=promised)
         return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
 
     async def _released(self, sender: int, message: ms.Release) -> Answer:
@@ -178,7 +181,7 @@ class ControlMessages:
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.opened[fence[1]] = monotonic()
+            walk.turns.heard()
             walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))

@@ -32,6 +32,8 @@ MOST_ENTRIES = 64
 """Entries of the log that travel with a token; what is missing is asked for."""
 MOST_RECOVERIES = 4096
 """Entries of one log besides its hops."""
+FAR = 4
+"""A number is made up if it is more than so many times the peers above what others know of."""
 LONGEST_SIGHTING = 2048
 """Bytes that a signed sighting may have: a recovery shows one of each peer, in one message."""
 SIGNED = ("sighting", "signature", "certificate")
@@ -67,17 +69,18 @@ def opened_by(peer: int, lineage: Lineage) -> int:
     return sum(opener == peer for (_, opener), _ in lineage[1:])
 
 
-def known_by(seen: Iterable[Sighting], lies: int) -> int:
-    """The highest number of a generation that an honest peer among ``seen`` knows of.
+def known_by(seen: Iterable[Sighting], lies: int, most: int) -> int:
+    """The highest number of a generation that ``seen`` know of or signed for.
 
-    The peer that recovers may be one of the liars; then there is one liar fewer among the others.
+    Up to ``lies`` may make a number up: what is more than ``most`` above all others does not count.
 
-    >>> far, near = Sighting((9, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
-    >>> known_by([far, near], 2), known_by([far, near], 1)
-    (2, 9)
+    >>> far, near = Sighting((90, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
+    >>> known_by([far, near], 1, 4), known_by([far, near], 0, 4)
+    (2, 90)
     """
-    numbers = sorted((s.fence[0] for s in seen), reverse=True)
-    return numbers[max(lies, 1) - 1] if len(numbers) >= max(lies, 1) else 0
+    numbers = sorted((max(s.fence[0], s.promised) for s in seen), reverse=True)
+    limit = numbers[min(lies, len(numbers) - 1)] + most if numbers else most
+    return max((n for n in numbers if n <= limit), default=0)
 
 
 def _public(event: ev.Event) -> tuple[Any, ...]:
@@ -204,8 +207,8 @@ class Succession:
 
         A quorum has to sign that as far as they know the token may be lost.  It goes on from the
         furthest copy that any of them has: one of the highest generation, and in it of the latest
-        visit.  A peer can open as many generations that few others know as there are peers: each
-        passes over one that was lost.  That those before were opened is seen in the log.
+        visit, and its number is above all that they know of or signed for.  That the generations
+        before were opened is seen in the log.
         """
         peer, hop = body["peer"], body["hop"]
         lineage = codec.lineage_from(body["lineage"])
@@ -225,18 +228,19 @@ class Succession:
         agree = 1 + sum(not sighting.waits for sighting in seen.values())
         if agree < self.rules.quorum:
             raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
+        peers = len(self.trust.network.peers)
+        known_of = known_by(seen.values(), self.rules.lies, FAR * peers)
         seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached
             if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
-        known_of = known_by(seen.values(), self.rules.lies)
-        most = known_by(seen.values(), self.rules.lies + 1) + len(self.trust.network.peers)
-        if before[-1][0][0] > most:
-            raise Refused(f"a recovery goes on from a generation above {most}, which few know.")
-        highest = max(before[-1][0][0], known_of)
-        if generation != (highest + 1, peer):
-            raise Refused(f"a recovery opens generation {generation}, not {highest + 1}.")
+        if before[-1][0][0] > known_of:
+            raise Refused(
+                f"a recovery goes on from generation {before[-1][0]}, which nobody knows."
+            )
+        if generation != (known_of + 1, peer):
+            raise Refused(f"a recovery opens generation {generation}, not {known_of + 1}.")
         return generation, lineage
 
     def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:

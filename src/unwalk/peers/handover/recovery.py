@@ -11,7 +11,7 @@ from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
-from unwalk.peers.handover.log_rules import known_by, opened_by, share_of
+from unwalk.peers.handover.log_rules import FAR, known_by, opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
 from unwalk.peers.handover.walk import TRIES, Walk, longest_visit
 from unwalk.peers.protocol import codec
@@ -20,7 +20,9 @@ from unwalk.peers.protocol.hoplog import recovery_body
 from unwalk.walks import NOBODY
 
 SLOW = 6.0
-"""A peer that was released asks around after so many leases without news."""
+"""A peer that was released asks around after so many leases without news, and ``APART`` more for
+each peer before it."""
+APART = 0.5
 PATIENCE = 10.0
 """A chapter is given up after so many leases in which nobody had its token."""
 CONSENT = 5.0
@@ -40,6 +42,8 @@ class Recovery:
         self.walk, self.control_messages, self.ends = walk, control_messages, ends
         self.since = monotonic()
         self.again = 0.0
+        self.refused = False  # others did not sign for this peer, though the token is lost
+        self.late = False  # then whoever had it was too late
         self.handed: tuple[pr.Parcel, float] | None = None
         self.overruns: dict[int, int] = {}
         self.slow: set[int] = set()
@@ -53,11 +57,16 @@ class Recovery:
         while True:
             state = walk.state
             quick = state.watching or (state.stage == "offered" and state.unclear)
-            lease = walk.limits.lease * (1.0 if quick else SLOW + 0.5 * walk.me)
+            lease = walk.limits.lease * (1.0 if quick else SLOW + APART * walk.me)
             left = walk.news + lease - monotonic()
             if pr.basis(state) is None:
-                left = walk.limits.lease
+                left, self.refused = walk.limits.lease, False
                 await self._perhaps_give_up()
+            if self.refused:
+                await self._own_turn()
+                if self.refused:
+                    await self.look_around(overrun=self.late)
+                continue
             if self._overrun():
                 await self.look_around(overrun=True)
                 continue
@@ -67,6 +76,21 @@ class Recovery:
             walk.metrics.add("lease_expired_total")
             await self.look_around()
             walk.news = monotonic()
+
+    async def _own_turn(self) -> None:
+        """Wait for a lease, or until others sign for this peer if that is soon.
+
+        Nothing else is begun then: a peer that answers slowly could make it miss its turn.
+        """
+        walk = self.walk
+        lease, before = walk.limits.lease, walk.state
+        soon = walk.turns.starts_in(walk.me, len(before.lineage) - 1)
+        end = monotonic() + (soon if 0.0 < soon < 2.0 * lease else lease)
+        while (left := end - monotonic()) > 0.0:
+            await asyncio.sleep(min(left, lease / 4))
+            if pr.basis(walk.state) is None or walk.state.fence != before.fence:
+                self.refused = self.late and pr.basis(walk.state) is not None
+                return
 
     @property
     def _visit(self) -> float:
@@ -85,7 +109,7 @@ class Recovery:
             self.handed = None
             return False
         turn = 0.0 if parcel.hop else limits.lease * (1 + self.walk.me)
-        patience = TRIES * limits.lease if state.stage == "offered" else self._visit + turn
+        patience = TRIES * limits.lease if state.held is not None else self._visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
         elif now - self.handed[1] > patience:
@@ -94,21 +118,31 @@ class Recovery:
         return False
 
     async def look_around(self, *, overrun: bool = False) -> None:
-        """Ask all, decide, and go on from this peer's copy if the token is lost."""
-        walk = self.walk
+        """Ask all, decide, and go on from this peer's copy if the token is lost.
+
+        Only then others are asked to sign.  Who was refused asks for that at once.
+        """
+        walk, again = self.walk, self.refused
         before, fence = pr.basis(walk.state), walk.state.fence
-        seen = await self._ask("" if before is None else before.chain)
-        for peer, answer in list(seen.items()):
-            await self.control_messages.learn(peer, answer.sighting)
-            if answer.sighting.over or answer.sighting.fence > walk.state.fence:
-                del seen[peer]  # it did not show what it says that it knows
-                overrun |= peer == pr.awaited(walk.state)
-        if pr.basis(walk.state) != before or walk.state.fence != fence:
-            return  # the answers are about something that is over
-        answers = {p: s.sighting for p, s in seen.items()}
-        if overrun:
-            answers = pr.without_claims(walk.state, answers, walk.poll.rules.lies)
-        verdict = pr.consider(walk.state, answers, overrun=overrun)
+        self.refused, self.late = False, overrun
+        chain = "" if before is None else before.chain
+        for asked in (chain,) if again else ("", chain):
+            seen = await self._ask(asked)
+            learnt = (self.control_messages.learn(p, s.sighting) for p, s in seen.items())
+            await asyncio.gather(*learnt)
+            for peer, answer in list(seen.items()):
+                if answer.sighting.over or answer.sighting.fence > walk.state.fence:
+                    del seen[peer]  # it did not show what it says that it knows
+                    overrun |= peer == pr.awaited(walk.state)
+            if pr.basis(walk.state) != before or walk.state.fence != fence:
+                self.refused = overrun  # the answers are about something that is over
+                return
+            answers = {p: s.sighting for p, s in seen.items()}
+            if overrun:
+                answers = pr.without_claims(walk.state, answers, walk.poll.rules.lies)
+            verdict = pr.consider(walk.state, answers, overrun=overrun)
+            if verdict.kind != "recover" or walk.stopping:
+                break
         walk.journal.write("looked around", heard=sorted(answers), verdict=verdict.kind)
         if verdict.kind == "ahead":
             holder = answers.get(pr.awaited(walk.state))
@@ -116,21 +150,31 @@ class Recovery:
                 walk.handed = None  # that peer says itself that it has visited
             walk.put(pr.released(walk.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not walk.stopping:
-            assert before is not None
-            lost = pr.awaited(walk.state)
-            highest = known_by(answers.values(), walk.poll.rules.lies)
-            if max(highest, before.generation[0]) < walk.state.fence[0]:
-                await self.control_messages.announce()  # so others can sign that they know of it
-                return
-            full = opened_by(walk.me, before.lineage) >= share_of(len(walk.network.peers))
-            if full or max(highest, walk.state.fence[0]) >= codec.LAST_GENERATION:
-                why = "no generation is left; begin a new network to train on"
-                walk.journal.write("not recovered", reason=why)
-                return
-            if not self._recover(highest, [seen[p].record for p in answers]):
-                await self.control_messages.announce()
-            elif overrun:
-                self._count_overrun(lost)
+            records = {p: seen[p] for p in answers}
+            self.refused = not await self._go_on(records, overrun=overrun)
+
+    async def _go_on(self, seen: dict[int, Seen], *, overrun: bool) -> bool:
+        """Go on from this peer's copy, if others would believe that; whether it did."""
+        walk, before = self.walk, pr.basis(self.walk.state)
+        assert before is not None
+        fence, lost, peers = walk.state.fence, pr.awaited(walk.state), len(walk.network.peers)
+        sightings = [s.sighting for s in seen.values()]
+        highest = known_by(sightings, walk.poll.rules.lies, FAR * peers)
+        if highest < max(before.generation[0], fence[0]):
+            await self.control_messages.announce()  # so others can sign that they know of it
+            return False
+        full = opened_by(walk.me, before.lineage) >= share_of(peers)
+        if full or max(highest, fence[0]) >= codec.LAST_GENERATION:
+            why = "no generation is left; begin a new network to train on"
+            walk.journal.write("not recovered", reason=why)
+            return True
+        late = overrun and before.generation == fence and not walk.state.refused
+        if not self._recover(highest, [s.record for s in seen.values()]):
+            await self.control_messages.announce()
+            return False
+        if late:  # this peer itself handed the token to that one
+            self._count_overrun(lost)
+        return True
 
     def _count_overrun(self, peer: int) -> None:
         """A peer had the token for too long: the third time it is passed over in this chapter."""
@@ -239,6 +283,7 @@ class Recovery:
             move = move_to(NOBODY, 0, Move(walk.me, (), memory), (lost,))
         state = pr.recover(before, seen, entry["chain"])
         walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
+        walk.turns.heard()
         walk.metrics.add("recoveries_total")
         walk.journal.write("recovered", lost=lost, **words_of(held))
         return True

@@ -316,6 +316,7 @@ class Service(Walk):
         next_move = self._next_move(self.state, memory)
         if next_move is None:
             self.journal.write("waiting", passed_over=self.state.passed_over)
+            self.recovery.slow.clear()
             await self.pause(PAUSE * 5)
             self.put(pr.waited(self.state))
             return

@@ -34,8 +34,7 @@ WORDS = 512
 
 def assembled_of(network: Network) -> Assembled:
     """A network's settings with task and graph built; the same at every peer."""
-    settings = {**network.settings, "peers": len(network.peers)}
-    config = resolve(settings, where="the network file")
+    config = resolve(network.run_settings, where="the network file")
     if config.device != "cpu":
         raise InvalidInput(f"device is {config.device!r}; peers walk on the CPU: allowed: cpu.")
     assembled = assemble(config, public_task(config, len(network.peers)))
@@ -157,9 +156,8 @@ class Work:
         model = build_model(plan.task.model, plan.seeds.integer("model"))
         self.space = Workspace(model, "cpu", PublicAnchors(plan))
         self.walk = Walk(plan, self.space, None)
-        self.rng = plan.seeds.numpy(
-            "unused"
-        )  # which records a planned visit takes matters to nobody
+        # which records a planned visit takes matters to nobody
+        self.rng = plan.seeds.stream("unused", "batches", 0)
         self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
@@ -181,11 +179,9 @@ class Work:
 
     def move(self, hop: int, at: int, memory: Mapping[str, int], attempt: int) -> Move:
         """Where the token goes for visit number ``hop``; ``attempt`` 0 is what a simulator does."""
-        labels: tuple[str | int, ...] = (self.phase.name, "route", hop)
-        if attempt:
-            labels = (*labels, "again", attempt)
         known = {} if hop == 1 else memory
-        return self.phase.route.next(self.graph, at, known, self.plan.seeds.numpy(*labels))
+        rng = self.plan.seeds.stream(self.phase.name, "route", hop, attempt)
+        return self.phase.route.next(self.graph, at, known, rng)
 
     def choose(
         self, hop: int, at: int, memory: Mapping[str, int], passed_over: Collection[int]

@@ -20,6 +20,7 @@ from unwalk.peers.handover.checks import OfferChecks
 from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.receiving_places import ReceivingPlaces
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.identity.trust import Bundle, Trust
@@ -42,9 +43,6 @@ IN_THE_WAY = 0.5
 """Seconds for which that is put off, at most, because tokens are on their way."""
 
 
-REOPEN = 12.0
-"""A peer whose generation brought no token here may open the next after so many leases: later than
-any other peer looks for the token."""
 TRIES = 3.0
 """A peer that neither takes a token nor refuses it is offered it for so many leases."""
 
@@ -100,7 +98,7 @@ class Walk:
         self.broken: asyncio.Future[None] | None = None
         self.news = monotonic()
         self.handed: tuple[pr.Generation, float] | None = None  # and nobody said that it is further
-        self.opened: dict[int, float] = {}  # when each peer last opened a generation
+        self.turns = Turns(len(self.network.peers), self.limits.lease)
         self.changed, self.over = asyncio.Event(), asyncio.Event()
         self.whole = asyncio.Event()
         self.disk = ThreadPoolExecutor(1, "disk")
@@ -235,21 +233,19 @@ class Walk:
             self.ends_changed()
         self._count(before, state)
 
-    def waits(self, asker: int) -> bool:
-        """Whether the token is not lost, as far as this peer knows, for somebody who asks.
+    @property
+    def is_lost(self) -> bool:
+        """Whether the token may be lost, as far as this peer knows.
 
-        It has the token, or has handed it on in this generation, not longer ago than a visit may
-        take, and has not heard from that peer that it went on.  Or the token is with the asker,
-        who has just opened a generation: others look for it before that peer may open the next.
+        Not if it has the token and others take it, nor if it has handed it on in this generation,
+        not longer ago than a visit may take, and has not heard from that peer that it went on.
         """
-        state, opened = self.state, self.opened.get(asker)
-        if opened is not None and monotonic() - opened < REOPEN * self.limits.lease:
-            return True
-        if state.held is not None and state.public is None:
-            return True
-        if self.handed is None or self.handed[0] != state.fence:
+        state = self.state
+        if state.held is not None and state.public is None and not state.refused:
             return False
-        return monotonic() - self.handed[1] < longest_visit(self.limits, self.poll.rules.lies)
+        if self.handed is None or self.handed[0] != state.fence:
+            return True
+        return monotonic() - self.handed[1] >= longest_visit(self.limits, self.poll.rules.lies)
 
     def _received(self) -> None:
         """A token is no longer on its way: who waits for that to stop can go on."""

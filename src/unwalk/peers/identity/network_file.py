@@ -20,6 +20,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_count, check_number
 from unwalk.peers.protocol.consensus import Rules, most_lies
+from unwalk.settings.config import UNSAID
 
 FORMAT = 1
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -149,6 +150,11 @@ class Network:
         check_count("version", self.version, low=1)
         if self.lies is not None:
             check_count("lies", self.lies, high=len(self.peers) - 2)
+
+    @property
+    def run_settings(self) -> dict[str, Any]:
+        """The settings of its run; what a network file of an earlier version leaves unsaid too."""
+        return {**UNSAID, **self.settings, "peers": len(self.peers)}
 
     def rules(self, left: Iterable[int] = (), first: int = 0) -> Rules:
         """Who decides when the peers in ``left`` do not count any more."""

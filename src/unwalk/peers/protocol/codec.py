@@ -296,6 +296,7 @@ def sighting_to(sighting: Sighting) -> dict[str, Any]:
         "reached": [list(generation), list(place)],
         "over": sighting.over,
         "waits": sighting.waits,
+        "promised": sighting.promised,
     }
 
 
@@ -307,6 +308,7 @@ class _Sighting(Part, frozen=True):
     reached: _Reached
     over: bool
     waits: bool
+    promised: Annotated[int, Meta(ge=0, le=LAST_GENERATION)]
 
 
 def sighting_from(record: Any) -> Sighting:
@@ -316,7 +318,7 @@ def sighting_from(record: Any) -> Sighting:
         raise Corrupt("a sighting has a digest of no generations.")
     lineage = _grown(found.lineage, first=not found.older)
     of_token = found.fence, lineage, found.reached, found.over
-    return Sighting(*of_token, found.older, found.root, found.waits)
+    return Sighting(*of_token, found.older, found.root, found.waits, found.promised)
 
 
 Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None
@@ -358,6 +360,7 @@ def state_from(record: dict[str, Any]) -> PeerState:
             "held": None if held is None else parcel_from(held),
             "path": tuple(record["path"]),
             "passed_over": tuple(record["passed_over"]),
+            "had": tuple(record.get("had", ())),
             "kept": None if kept is None else parcel_from(kept),
             "ends": tuple(value_from(end) for end in record["ends"]),
             "committed": None if committed is None else value_from(committed),

@@ -78,7 +78,9 @@ class PeerState:
     ``kept_for``.  ``reached`` is the furthest (generation, place) that was ever held here.  While
     the fence is tentative, ``public`` holds the fence, lineage and place that others are told.
     ``quorum`` is how many peers have to answer before anything is recovered.  ``ends`` are those
-    that this peer has whole, while none is decided.
+    that this peer has whole, while none is decided.  ``refused``: nobody took the token that is
+    here, though every neighbour was asked.  ``had``: who took it before, so that it had to be
+    recovered.
     """
 
     me: int
@@ -91,7 +93,9 @@ class PeerState:
     stage: str = ""
     path: tuple[int, ...] = ()
     unclear: bool = False
+    refused: bool = False
     passed_over: tuple[int, ...] = ()
+    had: tuple[int, ...] = ()
     public: tuple[Generation, Lineage, tuple[Generation, Place]] | None = None
     kept: Parcel | None = None
     kept_for: int = -1
@@ -113,9 +117,11 @@ class Reply:
 class Sighting:
     """What a peer says when asked where the token is.
 
-    ``waits``: as far as the peer knows the token is not lost.  As it travels, ``lineage`` holds the
-    last generations alone; of the ``older`` ones before them it has their number and a digest,
-    ``root``.
+    ``waits``: as far as the peer knows the token is not lost, or it is another's turn to recover
+    it.  ``promised`` is the highest number of a generation for which the peer has signed: who
+    recovers opens a higher one, so that an older recovery that was kept is below it.  As it
+    travels, ``lineage`` holds the last generations alone; of the ``older`` ones before them it has
+    their number and a digest, ``root``.
     """
 
     fence: Generation
@@ -125,6 +131,7 @@ class Sighting:
     older: int = 0
     root: str = ""
     waits: bool = False
+    promised: int = 0
 
 
 @dataclass(frozen=True)
@@ -201,7 +208,9 @@ def receive(state: PeerState, parcel: Parcel, path: tuple[int, ...]) -> tuple[Pe
         stage="offered" if relay else "arrived",
         path=path[1:],
         unclear=False,
+        refused=False,
         passed_over=(),
+        had=(),
         reached=(parcel.generation, parcel.place),
         lineage=parcel.lineage,
         watching=False,
@@ -238,7 +247,7 @@ def address(state: PeerState, path: tuple[int, ...]) -> PeerState:
     """Where the token goes next; an empty path means that it stays for another visit."""
     assert state.stage == "visited"
     if not path:
-        return replace(state, stage="arrived", path=(), passed_over=())
+        return replace(state, stage="arrived", path=(), refused=False, passed_over=(), had=())
     return replace(state, stage="offered", path=path, unclear=False)
 
 
@@ -254,7 +263,9 @@ def failed(state: PeerState, *, certain: bool) -> PeerState:
 
 def waited(state: PeerState) -> PeerState:
     """Every neighbour was passed over: start over with all of them."""
-    return replace(state, passed_over=()) if state.stage == "visited" else state
+    if state.stage != "visited":
+        return state
+    return replace(state, passed_over=(), had=(), refused=True)
 
 
 def restarted(state: PeerState) -> PeerState:
@@ -282,7 +293,9 @@ def _handed(state: PeerState, *, watching: bool) -> PeerState:
         stage="",
         path=(),
         unclear=False,
+        refused=False,
         passed_over=(),
+        had=tuple(sorted({*state.had, state.path[0]})),
         public=None,
         kept=state.held,
         kept_for=state.path[0],
@@ -318,7 +331,8 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
         else:
             if held.hop == 0 or state.stage in ("visited", "offered"):
                 state = replace(state, kept=held)
-            state = replace(state, held=None, stage="", path=(), unclear=False, passed_over=())
+            state = replace(state, held=None, stage="", path=(), passed_over=())
+            state = replace(state, unclear=False, refused=False)
     return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
 
 
@@ -333,6 +347,7 @@ def commit(state: PeerState, value: Value) -> PeerState:
         stage="",
         path=(),
         unclear=False,
+        refused=False,
         passed_over=(),
         kept=None,
         kept_for=-1,
@@ -342,17 +357,23 @@ def commit(state: PeerState, value: Value) -> PeerState:
 
 
 def basis(state: PeerState) -> Parcel | None:
-    """What this peer could go on from if the token were lost: nothing while it has the token."""
+    """What this peer could go on from if the token were lost.
+
+    Nothing while it has the token, unless nobody takes it in this generation.
+    """
     if state.committed is not None:
         return None
-    if state.stage == "offered" and state.unclear:
+    refused = state.refused and state.public is None
+    if refused or (state.stage == "offered" and state.unclear):
         return state.held
     return state.kept if state.held is None else None
 
 
 def awaited(state: PeerState) -> int:
-    """The peer that has the token, or may have it, if this one does not."""
-    return state.path[0] if state.stage == "offered" else state.kept_for
+    """The peer that has the token, or may have it, if this one does not; else the last that had."""
+    if state.stage == "offered":
+        return state.path[0]
+    return state.me if state.refused else state.kept_for
 
 
 def furthest_copy(state: PeerState) -> tuple[Generation, Place]:
@@ -458,7 +479,8 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
         stage="arrived" if parcel.hop == 0 else "visited",
         path=(),
         unclear=False,
-        passed_over=(lost,) if lost != state.me else (),
+        refused=False,
+        passed_over=tuple(sorted({lost, *state.had} - {state.me})),
         public=state.public or (state.fence, state.lineage, furthest_copy(state)),
         kept=None,
         kept_for=-1,

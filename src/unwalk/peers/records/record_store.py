@@ -36,13 +36,11 @@ from unwalk.peers.records.sources import SETTINGS, DataSettings, SourceRefused
 from unwalk.peers.storage.database import Glance, alone, compact, open_database
 from unwalk.peers.storage.disk_space import DiskFull, means_full
 from unwalk.peers.storage.integrity_mark import (
-    WAY_BACK,
     MarkFile,
-    check_newest,
-    check_there,
     check_whole,
     count,
     count_on,
+    damage_refused,
 )
 from unwalk.peers.storage.store import Fault, no_fault
 from unwalk.tasks.declared import Declared
@@ -129,14 +127,10 @@ class Records:
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = store / DATABASE
         self.mark = MarkFile(folder / MARK)
-        check_there(self.path, self.mark.last)
-        try:
+        self.mark.check_there(self.path)
+        with damage_refused(self.path):
             self.db = open_database(self.path, SCHEMA)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            raise InvalidInput(f"{self.path} is damaged ({error}); {WAY_BACK}") from error
-        check_newest(self.path, count(self.db), self.mark.last)
+        self.mark.check_newest(self.path, count(self.db))
         self.glance = Glance(self.path)
         self.changes = 0
         self.trouble = ""

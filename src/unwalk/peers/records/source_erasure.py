@@ -26,6 +26,7 @@ from unwalk.peers.records.sources import (
     is_picture,
     name_of,
 )
+from unwalk.peers.storage.integrity_mark import sync_folder
 from unwalk.tasks.tables import Columns
 
 ATTEMPTS = 5
@@ -78,15 +79,7 @@ def _files(path: Path) -> list[Path]:
 def _unlink(file: Path) -> None:
     file.resolve().unlink(missing_ok=True)
     file.unlink(missing_ok=True)
-    _sync(file.parent)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_folder(file.parent)
 
 
 def _without(file: Path, columns: Columns, gone: Gone) -> int:
@@ -163,4 +156,4 @@ def _replace(file: Path, data: bytes, mode: int) -> None:
         os.fchmod(stream.fileno(), mode)
         os.fsync(stream.fileno())
     temporary.replace(file)
-    _sync(file.parent)
+    sync_folder(file.parent)

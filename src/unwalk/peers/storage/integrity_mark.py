@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,6 +81,29 @@ class MarkFile:
             os.fsync(self.fd)
         self.last = mark
 
+    def check_there(self, database: Path) -> None:
+        """Refuse a database that is gone, or whose bytes were changed since its last checkpoint."""
+        mark = self.last
+        if mark is not None and not database.exists():
+            raise InvalidInput(f"{database} is not there, but was; {WAY_BACK}")
+        if mark is not None and mark.file and digest_of(database) != mark.file:
+            raise InvalidInput(
+                f"{database} is damaged: its bytes are not those that this peer wrote; {WAY_BACK}"
+            )
+
+    def check_newest(self, database: Path, changes: int) -> None:
+        """Refuse a database that has seen fewer changes than were written to it."""
+        mark = self.last
+        if mark is None and changes:
+            raise InvalidInput(
+                f"{database} has lost its mark, which lay beside the store; {WAY_BACK}"
+            )
+        if mark is not None and changes < mark.changes:
+            raise InvalidInput(
+                f"{database} is older than what this peer has written: {mark.changes - changes} of "
+                f"{mark.changes} changes are lost; {WAY_BACK}"
+            )
+
 
 WAY_BACK = (
     "this peer does not start, since it could break what it promised. Put back a copy of the store "
@@ -100,6 +124,17 @@ def count_on(db: sqlite3.Connection) -> int:
     return changes
 
 
+@contextmanager
+def damage_refused(database: Path) -> Iterator[None]:
+    """Turn what SQLite says of a damaged file into a refusal; a full disk or a lock passes."""
+    try:
+        yield
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise InvalidInput(f"{database} is damaged ({error}); {WAY_BACK}") from error
+
+
 def check_whole(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a database whose pages do not fit together."""
     try:
@@ -108,27 +143,6 @@ def check_whole(db: sqlite3.Connection, path: Path) -> None:
         raise InvalidInput(f"{path} is damaged ({error}); {WAY_BACK}") from error
     if found != "ok":
         raise InvalidInput(f"{path} is damaged ({found[:200]}); {WAY_BACK}")
-
-
-def check_there(path: Path, mark: Mark | None) -> None:
-    """Refuse a database that is gone, or whose bytes were changed since its log was taken over."""
-    if mark is not None and not path.exists():
-        raise InvalidInput(f"{path} is not there, but was; {WAY_BACK}")
-    if mark is not None and mark.file and digest_of(path) != mark.file:
-        raise InvalidInput(
-            f"{path} is damaged: its bytes are not those that this peer wrote; {WAY_BACK}"
-        )
-
-
-def check_newest(path: Path, changes: int, mark: Mark | None) -> None:
-    """Refuse a database that has seen fewer changes than were written to it."""
-    if mark is None and changes:
-        raise InvalidInput(f"{path} has lost its mark, which lay beside the store; {WAY_BACK}")
-    if mark is not None and changes < mark.changes:
-        raise InvalidInput(
-            f"{path} is older than what this peer has written: {mark.changes - changes} of "
-            f"{mark.changes} changes are lost; {WAY_BACK}"
-        )
 
 
 def _text(mark: Mark) -> bytes:

@@ -35,13 +35,11 @@ from unwalk.peers.protocol.hoplog import Entry
 from unwalk.peers.storage.database import compact
 from unwalk.peers.storage.disk_space import DiskFull, Space
 from unwalk.peers.storage.integrity_mark import (
-    WAY_BACK,
     MarkFile,
-    check_newest,
-    check_there,
     check_whole,
     count,
     count_on,
+    damage_refused,
     digest_of,
 )
 from unwalk.peers.storage.token_files import join_local, open_tensors, pieces, split_local
@@ -236,8 +234,8 @@ class Store:
         """Open the database, unless it is less than this peer has written."""
         self.path = self.folder / "state.sqlite"
         self.mark = MarkFile(self.folder.with_name(f"{self.folder.name}.mark"))
-        check_there(self.path, self.mark.last)
-        try:
+        self.mark.check_there(self.path)
+        with damage_refused(self.path):
             self.db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
             for pragma in (
                 "journal_mode=WAL",
@@ -247,12 +245,8 @@ class Store:
             ):
                 self.db.execute(f"PRAGMA {pragma}").fetchone()
             self.changes = count(self.db)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise
-            raise InvalidInput(f"{self.path} is damaged ({error}); {WAY_BACK}") from error
         check_whole(self.db, self.path)
-        check_newest(self.path, self.changes, self.mark.last)
+        self.mark.check_newest(self.path, self.changes)
         check_protocol(self.db, self.path)
         self.db.executescript(SCHEMA)
         self.settle()

@@ -1,0 +1,308 @@
+"""What an observer sees of a walk, and the few messages of it that an audit keeps.
+
+A peer's view is the messages that it receives, sends or relays after the request, in order.  A
+message is the whole token: parameters, buffers, optimizer state, sums.  At most :data:`SLOTS` of
+each walk are kept, while it goes on:
+
+* ``first``: the first message that the observer sees after the request;
+* ``after u``: the first one that it sees after the forgetting peer's first visit;
+* ``next``: the one that it sees after that;
+* ``released``: the model at the end, parameters and buffers, which everybody sees.
+
+The hand-over to the forgetting peer by which an unlearning walk may begin belongs to training; so
+does what a peer that trained saw before the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from unwalk.core.data import Held
+from unwalk.core.errors import InvalidInput
+from unwalk.core.plan import Phase, Plan, Progress
+from unwalk.core.token import Layout, Token, Workspace, build_model
+from unwalk.core.transcript import Hop
+from unwalk.tasks import ShardedTask
+
+Floats = npt.NDArray[np.float64]
+Message = npt.NDArray[np.floating[Any]]
+
+SLOTS = ("first", "after u", "next", "released")
+LONGEST = 4096
+"""Numbers of a message that are kept; longer ones are folded by a fixed random sketch."""
+ANSWERS = ("loss", "margin", "confidence", "asr", "others' loss")
+"""What is measured of a model by asking it: on D_f, on triggered pictures, on other records."""
+PROBED = 1000
+"""The most records of each kind that a model is asked about."""
+TOGETHER = 20_000
+"""The most records that models are asked about at once, all models together."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Peers that put their views together; without any, someone who has the released model only."""
+
+    name: str
+    peers: frozenset[int] = frozenset()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The messages that are kept of its view."""
+        return SLOTS if self.peers else SLOTS[-1:]
+
+    @staticmethod
+    def named(text: str, peers: int, u: int) -> Observer:
+        """``released``, ``peer:K``, ``coalition:K,L,...`` or ``coalition:others``.
+
+        >>> sorted(Observer.named("coalition:others", 4, 1).peers)
+        [0, 2, 3]
+        """
+        kind, _, rest = text.partition(":")
+        if text == "released":
+            return Observer(text)
+        names = rest.split(",") if kind == "coalition" else [rest]
+        if text == "coalition:others":
+            names = [str(peer) for peer in range(peers) if peer != u]
+        if kind not in ("peer", "coalition") or not all(n.isdecimal() for n in names):
+            raise InvalidInput(
+                f"--observer is {text!r}; allowed: released, peer:NUMBER, coalition:NUMBER,NUMBER "
+                "or coalition:others."
+            )
+        seen = frozenset(map(int, names))
+        wrong = [peer for peer in sorted(seen) if peer >= peers or peer == u]
+        if wrong:
+            raise InvalidInput(
+                f"--observer {text} names peer {wrong[0]}; allowed: 0 to {peers - 1}, but not "
+                f"{u}, which is the forgetting peer and knows the records."
+            )
+        return Observer(text, seen)
+
+
+@dataclass(eq=False)
+class Seen:
+    """One kept message, and the model in it until that has been asked; then its answers."""
+
+    message: Message
+    model: Token | None
+    answers: Floats | None = None
+
+
+class Examiner:
+    """Asks models about the records to be forgotten, and folds messages that are too long."""
+
+    def __init__(self, task: ShardedTask, seed: int, device: str = "cpu") -> None:
+        self.model: nn.Module = build_model(task.model, seed).eval().to(device)
+        self.layout = Layout.of(self.model)
+        self.loss = task.loss
+        self.target = -1 if task.target is None else task.target
+        self.forgotten, self.test = _some(task.forgotten, device), _some(task.test, device)
+        self.triggered: Held | None = None
+        if task.triggered is not None:
+            others = task.triggered.y.ne(self.target)
+            triggered = Held(task.triggered.x[others], task.triggered.y[others])
+            self.triggered = _some(triggered, device)
+        self.folds: dict[int, tuple[npt.NDArray[np.int64], Floats]] = {}
+
+    def seen(self, token: Token, *, model_only: bool = False, moments: bool = True) -> Seen:
+        """A token as an observer sees it; ``model_only`` leaves parameters and buffers.
+
+        The token may not change before :meth:`ask` has been called.
+        """
+        named = token.tensors()
+        if model_only:
+            named = {k: v for k, v in named.items() if k.partition("/")[0] in PUBLISHED}
+        if not moments:
+            named = {k: v for k, v in named.items() if not k.startswith("moment/")}
+        wide = any(t.dtype == torch.float64 for t in named.values())
+        kind = torch.float64 if wide else torch.float32
+        flat = torch.cat([t.detach().to(kind).reshape(-1) for t in named.values()])
+        return Seen(self.folded(flat.cpu().numpy()), token)
+
+    def folded(self, message: Message) -> Message:
+        """A message of :data:`LONGEST` numbers at most: each number in a random place of fewer,
+        with a random sign, the same for every run."""
+        if message.size <= LONGEST:
+            return message
+        if message.size not in self.folds:
+            rng = np.random.default_rng([20, message.size])
+            signs = rng.choice([-1.0, 1.0], message.size)
+            self.folds[message.size] = rng.integers(LONGEST, size=message.size), signs
+        places, signs = self.folds[message.size]
+        folded: Message = np.bincount(places, signs * message, LONGEST).astype(message.dtype)
+        return folded
+
+    def ask(self, seen: Iterable[Seen]) -> None:
+        """Fill in the answers of all messages, and let go of their models."""
+        records = max(len(held.y) for held in (self.forgotten, self.test, self.triggered) if held)
+        waiting = [(one, one.model) for one in dict.fromkeys(seen) if one.model is not None]
+        size = max(1, TOGETHER // records)
+        for first in range(0, len(waiting), size):
+            some = waiting[first : first + size]
+            answers = self.answers([model for _, model in some])
+            for (one, _), row in zip(some, answers, strict=True):
+                one.answers, one.model = row, None
+
+    @torch.no_grad()
+    def answers(self, tokens: Sequence[Token]) -> Floats:
+        """Loss, margin and confidence on D_f, attack success, and the loss on other records."""
+        device = self.forgotten.x.device
+        flat = torch.stack([t.parameters.detach().to(device) for t in tokens])
+        buffers = {
+            name: torch.stack([t.buffers[name].to(device) for t in tokens])
+            for name, _ in self.model.named_buffers()
+        }
+        ours, others = (self._outputs(flat, buffers, h.x) for h in (self.forgotten, self.test))
+        found = np.zeros((len(tokens), len(ANSWERS)))
+        if self.loss is not None:
+            for row, (one, other) in enumerate(zip(ours, others, strict=True)):
+                lost = float(self.loss(one, self.forgotten.y).mean())
+                found[row] = lost, -lost, 0.0, 0.0, float(self.loss(other, self.test.y).mean())
+            return found
+        right = _log_chances(ours, self.forgotten.y)
+        wrong = torch.log1p(-right.exp().clamp(max=1.0 - 1e-12))
+        asr = torch.zeros(len(tokens))
+        if self.triggered is not None:
+            said = self._outputs(flat, buffers, self.triggered.x).argmax(2)
+            asr = said.eq(self.target).double().mean(1)
+        elsewhere = _log_chances(others, self.test.y)
+        columns = (
+            -right.mean(1),
+            (right - wrong).mean(1),
+            right.exp().mean(1),
+            asr,
+            -elsewhere.mean(1),
+        )
+        for column, values in enumerate(columns):
+            found[:, column] = values.cpu().numpy()
+        return found
+
+    def _outputs(
+        self, flat: torch.Tensor, buffers: Mapping[str, torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
+        """What each model says about every record: a row of ``flat`` is a model."""
+
+        def one(parameters: torch.Tensor, own: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            said: torch.Tensor = functional_call(
+                self.model, {**self.layout.views(parameters), **own}, (x,)
+            )
+            return said
+
+        try:
+            together: torch.Tensor = vmap(one)(flat, buffers)
+            return together
+        except RuntimeError:  # not every model can be mapped
+            rows = range(len(flat))
+            return torch.stack([one(flat[r], {k: v[r] for k, v in buffers.items()}) for r in rows])
+
+
+def _log_chances(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the chance that each model gives to each record's label."""
+    logs = outputs.double().log_softmax(2)
+    return logs.gather(2, labels.expand(len(logs), -1).unsqueeze(2)).squeeze(2)
+
+
+PUBLISHED = ("parameters", "buffer")
+
+
+def _some(held: Held, device: str) -> Held:
+    return Held(held.x[:PROBED].to(device), held.y[:PROBED].to(device))
+
+
+@dataclass(eq=False)
+class _Walk:
+    """One walk under way: the token as it last left a peer, and what was kept for each observer."""
+
+    plan: Plan
+    start: int
+    last: Token | None
+    kept: dict[str, dict[str, Seen]]
+    visited: bool = False
+    end: Token | None = None
+
+
+@dataclass(eq=False)
+class Viewer:
+    """A sink that keeps what observers see, message by message.
+
+    ``shard`` is the number of the phase that trained the model which has to forget, where several
+    models are trained.
+    """
+
+    examiner: Examiner
+    observers: Sequence[Observer]
+    shard: int | None = None
+    walks: list[_Walk] = field(default_factory=list)
+
+    def watch(self, plan: Plan, *, whole: bool, resume: Progress | None) -> None:
+        """Watch one more plan; from its first hop if the ``whole`` walk is in the view."""
+        last = plan.hops - plan.phases[-1].hops
+        token = None if resume is None else resume.token.clone()
+        kept: dict[str, dict[str, Seen]] = {o.name: {} for o in self.observers}
+        self.walks.append(_Walk(plan, 0 if whole else last, token, kept))
+
+    def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
+        """Called by an engine after every hop."""
+        walk, hop = self.walks[index], progress.transcript.hops[-1]
+        number, at = walk.plan.phase_of(hop.hop)
+        if self.shard == number and at == walk.plan.phases[number].hops:
+            walk.end = progress.token.clone()
+        if self._saw_everything(walk):
+            walk.last = None
+            return
+        if hop.hop > walk.start and walk.last is not None:
+            self._message(walk, hop, walk.plan.phases[number], at)
+        walk.visited |= hop.hop > walk.start and hop.receiver == walk.plan.unlearner
+        walk.last = progress.token.clone()
+
+    def _saw_everything(self, walk: _Walk) -> bool:
+        """Whether nothing more is kept of a walk but its end."""
+        return all(
+            slot in walk.kept[observer.name]
+            for observer in self.observers
+            for slot in observer.slots[:-1]
+        )
+
+    def _message(self, walk: _Walk, hop: Hop, phase: Phase, at: int) -> None:
+        """The token as it was sent at a hop, to those who saw it."""
+        begins = at == 1
+        if not hop.path or (
+            begins and (phase.start != "token" or hop.receiver == walk.plan.unlearner)
+        ):
+            return
+        seen_by = set(hop.path) if begins else {hop.sender, *hop.path}
+        made: Seen | None = None
+        for observer in self.observers:
+            slots = _slots(walk.kept[observer.name], walk.visited)
+            if not slots or not observer.peers & seen_by or walk.last is None:
+                continue
+            if made is None:
+                keeps_moments = not (begins and phase.reset_optimizer)
+                made = self.examiner.seen(walk.last, moments=keeps_moments)
+            walk.kept[observer.name].update(dict.fromkeys(slots, made))
+
+    def ended(self, index: int, token: Token) -> dict[str, dict[str, Seen]]:
+        """What was kept of a walk that ended with ``token``: by observer and slot."""
+        walk = self.walks[index]
+        if walk.end is not None and walk.plan.phases[-1].hops == 0:
+            token = walk.end
+        released = self.examiner.seen(token.clone(), model_only=True)
+        walk.last = None
+        return {name: {**kept, "released": released} for name, kept in walk.kept.items()}
+
+
+def _slots(kept: Mapping[str, Seen], visited: bool) -> list[str]:
+    """Where the next message that an observer sees is kept; the first may be the one after u."""
+    first = [] if "first" in kept else ["first"]
+    if not visited:
+        return first
+    if "after u" not in kept:
+        return [*first, "after u"]
+    return [] if "next" in kept else ["next"]

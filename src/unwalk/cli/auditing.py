@@ -1,0 +1,154 @@
+"""``unwalk audit``: play the unlearning game and set what is shown beside what is claimed."""
+
+# Imports in functions: a command loads what it needs, and none waits for torch in vain.
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unwalk.cli.terminal import (
+    DeviceOption,
+    EngineOption,
+    File,
+    JobsOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    OverwriteOption,
+    PresetOption,
+    ResumeOption,
+    SeedOption,
+    Set,
+    TaskOption,
+    changes_of,
+    command_line,
+    config_of,
+    loading,
+    print_whole,
+    progress,
+    show,
+)
+
+if TYPE_CHECKING:
+    from unwalk.settings.config import Config
+
+
+def audit(
+    file: File = None,
+    set_: Set = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "rrdu",
+    pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
+    observer: Annotated[
+        list[str] | None,
+        typer.Option(help="released, peer:K, coalition:K,L or coalition:others; may be repeated."),
+    ] = None,
+    coins: Annotated[
+        str, typer.Option(help="fresh per run, or fixed: the attacker knows all but the noise.")
+    ] = "fresh",
+    seeds: Annotated[
+        str, typer.Option(help="paired: runs of one number share a seed; or independent.")
+    ] = "paired",
+    canary: Annotated[
+        str | None,
+        typer.Option(
+            help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
+            "--one-run mislabelled."
+        ),
+    ] = None,
+    one_run: Annotated[
+        bool, typer.Option(help="One run of each method, each forgotten record a canary.")
+    ] = False,
+    task: TaskOption = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    model: ModelOption = None,
+    jobs: JobsOption = 1,
+    engine: EngineOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
+
+    Exit code 1: a claim that is proved was refuted.
+    """
+    with progress(out) as bars:
+        with loading():
+            from unwalk.audits.audit import audit as audit_game
+            from unwalk.audits.game import Game
+            from unwalk.methods import METHODS
+
+        asked = METHODS if methods == "all" else methods.split(",")
+        main, *others = [name.strip() for name in asked if name.strip()] or [""]
+        changes = changes_of(
+            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+        )
+        config = config_of(file, {**changes, "method": main, "compare": others})
+        if one_run:
+            _one_run(config, canary or "mislabelled", out, json_)
+            return
+        game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
+        document = audit_game(
+            game,
+            pairs,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=command_line(),
+            jobs=jobs,
+            tell=bars.tell,
+            count=bars.count,
+        )
+    if json_:
+        print(json.dumps(document, allow_nan=False))
+    else:
+        _show(document)
+        if out is not None:
+            show(f"report: {out / 'report.html'}", soft_wrap=True)
+    if document["refuted"]:
+        raise typer.Exit(1)
+
+
+def _one_run(config: Config, canary: str, out: Path | None, json_: bool) -> None:
+    """One run of each method, and what the guesses about its canaries show."""
+    from unwalk.audits.one_run import one_run
+    from unwalk.core.errors import InvalidInput, UnwalkError
+    from unwalk.reports.audit_page import one_run_table
+    from unwalk.runs.run import methods_of
+
+    if out is not None:
+        raise InvalidInput("--out is for audits of many runs; allowed with --one-run: --json.")
+    ended: list[dict[str, Any]] = []
+    failed: dict[str, UnwalkError] = {}
+    for name in methods_of(config):
+        try:
+            ended.append(one_run(replace(config, method=name, compare=[]), canary).to_json())
+        except UnwalkError as error:
+            failed[name] = error
+    if not ended:
+        raise next(iter(failed.values()))
+    if json_:
+        reasons = {name: str(refusal) for name, refusal in failed.items()}
+        print(json.dumps({"rows": ended, "failed": reasons}, allow_nan=False))
+        return
+    print_whole(one_run_table(ended))
+    for name, refusal in failed.items():
+        show(f"{name} was not played: {refusal}")
+
+
+def _show(document: dict[str, Any]) -> None:
+    from unwalk.reports.audit_page import audit_table, verdict_lines
+
+    print_whole(audit_table(document))
+    for one in document["failed"]:
+        show(f"{one['label']} was not played: {one['reason']}")
+    show()
+    for line in verdict_lines(document):
+        show(line)

@@ -1,0 +1,93 @@
+r"""SCRUB-style distillation (Kurmanji, Triantafillou, Hayes and Triantafillou 2023,
+arXiv:2302.09880).
+
+The old model is the teacher.  The forgetting peer u climbs
+:math:`{\rm KL}(p_{\rm teacher}\|p)` on its forgotten records at its first visits, so that the
+student comes to disagree with the teacher there; everybody descends
+:math:`\alpha\,{\rm KL}(p_{\rm teacher}\|p) + \gamma\,\ell` on retained records.  The teacher is the
+model that was released before the request: every peer has it, and it does not travel.  The
+temperature is 1, and a program never looks at a loss, so that the paper's choice among checkpoints
+(SCRUB+R) is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from unwalk import walks
+from unwalk.core.plan import Phase
+from unwalk.core.program import Distil, Program, Steps, Visit
+from unwalk.core.validation import check_count, check_number
+from unwalk.methods.network_sgd import (
+    Descending,
+    LocalWork,
+    in_minibatches,
+    unlearn_descent,
+    unlearn_phase,
+)
+from unwalk.methods.record import Decided, MethodRecord
+from unwalk.settings.config import Config, setting
+
+
+@dataclass(frozen=True)
+class ScrubSettings:
+    """SCRUB-style distillation.  Ascending steps are clipped to unlearn.clip."""
+
+    key: ClassVar[str] = "scrub"
+    alpha: float = setting(0.5, "weight of the teacher's answers on retained records", low=0.0)
+    gamma: float = setting(1.0, "weight of the labels of retained records", low=0.0)
+    ascents: int = setting(2, "visits at which the forgetting peer climbs, from the first", low=1)
+    batch: int = setting(8, "forgotten records per step uphill", low=1)
+
+
+@dataclass(frozen=True)
+class Scrub(Descending):
+    """Away from the teacher on forgotten records, towards teacher and labels on retained ones."""
+
+    alpha: float
+    gamma: float
+    ascents: int
+    batch: int
+    clip: float | None = None
+    name: str = field(default="scrub", init=False)
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, low=0.0)
+        check_number("gamma", self.gamma, low=0.0)
+        check_count("ascents", self.ascents)
+        check_count("batch", self.batch, low=1)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0.0)
+
+    def visit(self, visit: Visit) -> Program:
+        towards = tuple(
+            Distil(op, pull=self.alpha, labels=self.gamma) if isinstance(op, Steps) else op
+            for op in self.descent.program(visit, "retained")
+        )
+        if not visit.at_unlearner or visit.earlier_in_phase >= self.ascents:
+            return towards
+        return (*towards, *self._away(visit))
+
+    def _away(self, visit: Visit) -> Program:
+        """The climb.  It comes last: where student and teacher agree, their divergence is flat."""
+        uphill = replace(self.descent, work=LocalWork("epochs", batch=self.batch), clip=self.clip)
+        steps = [op for op in uphill.program(visit, "forgotten") if isinstance(op, Steps)]
+        return tuple(Distil(replace(op, direction=1)) for op in steps)
+
+
+def _phase(config: Config, decided: Decided) -> Phase:
+    own, unlearn, u = config.of(ScrubSettings), config.unlearn, config.forget.peer
+    descent = in_minibatches(unlearn_descent(config))
+    method = Scrub(descent, own.alpha, own.gamma, own.ascents, own.batch, unlearn.clip)
+    route = walks.FirstTo(u, walks.Restart(u, decided.p))
+    return unlearn_phase(config, method, route, reset_optimizer=unlearn.reset_optimizer)
+
+
+RECORD = MethodRecord(
+    name="scrub",
+    label="SCRUB",
+    description="away from the old model on forgotten records, towards it on retained ones",
+    phase=_phase,
+    settings=ScrubSettings,
+)

@@ -1,0 +1,303 @@
+"""The page of an audit: what is claimed beside what an attacker showed, table and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich.table
+from markupsafe import Markup
+from rich.text import Text
+
+from unwalk.reports import numbers
+from unwalk.reports.charts import FONT, Scale, marker, picture, shorten, tag, words
+from unwalk.reports.page import LIGHT, render_page
+from unwalk.reports.tables import Cell, Row, Table, plain_table, terminal_table
+
+Document = Mapping[str, Any]
+
+HEADS = ("claim", "claimed", "audited", "cap", "family-wise", "attacker", "errors", "verdict")
+WIDE, ROW, TOP, LEFT = 760.0, 34.0, 46.0, 290.0
+
+
+def _epsilon(value: float | None) -> str:
+    return numbers.fixed(value, 2)
+
+
+def _errors(row: Document) -> str:
+    return f"{row['false_alarms']} + {row['misses']} of {row['runs']}"
+
+
+def _cells(row: Document) -> list[str]:
+    return [
+        row["grade"],
+        _epsilon(row["epsilon"]),
+        _epsilon(row["audited"]),
+        _epsilon(row["cap"]),
+        _epsilon(row["family"]),
+        row["attacker"],
+        _errors(row),
+        row["verdict"],
+    ]
+
+
+def audit_table(document: Document) -> rich.table.Table:
+    """The rows for the terminal."""
+    game, task = document["game"], document["task"]
+    title = f"{task['name']}, {task['model']}: epsilon claimed and audited, {game['pairs']} pairs"
+    table = terminal_table(title)
+    for head in ("method", "observer", *HEADS):
+        right = head in ("claimed", "audited", "cap", "family-wise")
+        table.add_column(head, justify="right" if right else "left", no_wrap=True)
+    for row in document["rows"]:
+        texts = [row["label"], row["observer"], *_cells(row)]
+        style = "bold red" if row["verdict"] == "refuted" else ""
+        table.add_row(*map(Text, texts), style=style)
+    table.caption = Text(
+        f"audited: at least this, with {numbers.percent(game['confidence'])} confidence; cap: the "
+        f"most that {game['count']} runs of each world can show; family-wise: at least this, with "
+        "the same confidence for all rows and attackers at once"
+    )
+    return table
+
+
+def one_run_table(rows: Sequence[Document]) -> rich.table.Table:
+    """What single runs with many canaries showed, for the terminal."""
+    table = terminal_table("epsilon for one canary, audited in one run of each method")
+    for head in ("method", "right guesses", "audited", "cap", "if Gaussian", "for a claim"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for row in rows:
+        guesses = f"{row['correct']} of {row['guesses']}, {row['canaries']} canaries"
+        bounds = [_epsilon(row[key]) for key in ("epsilon", "cap", "gaussian", "claim")]
+        table.add_row(*map(Text, (row["method"], guesses, *bounds)))
+    table.caption = Text(
+        f"audited: adding one record costs at least this, at delta {rows[0]['delta']:g} with "
+        f"{numbers.percent(rows[0]['confidence'])} confidence for each row by itself; a claim of "
+        "unlearning has at least half of it"
+    )
+    return table
+
+
+def verdict_lines(document: Document) -> list[str]:
+    """The verdict in sentences, for the terminal and the page."""
+    rows = document["rows"]
+    lines = []
+    for kind, text in (
+        ("refuted", "is REFUTED: report this as a fault of the proof or of the program"),
+        ("exceeded", "was exceeded: it is a formula's number and no guarantee"),
+    ):
+        lines += [
+            f"{row['label']} before {row['observer']}: the {row['grade']} epsilon "
+            f"{_epsilon(row['epsilon'])} {text} (p {row['adjusted']:.1e} after Holm's rule, plain "
+            f"bound {_epsilon(row['audited'])})."
+            for row in rows
+            if row["verdict"] == kind
+        ]
+    proved = [row for row in rows if row["grade"] in ("certified", "exact")]
+    standing = [row for row in proved if row["verdict"] == "not refuted"]
+    if standing:
+        lines.append(
+            f"{len(standing)} of {len(proved)} claims that are proved were not refuted by the "
+            "attackers tried here, which is no proof of them."
+        )
+    few = [row for row in rows if row["verdict"] == "too few runs"]
+    if few:
+        lines.append(
+            f"{numbers.counted(len(few), 'claim')} could not be tested: even an attacker without "
+            "an error would show less in so few runs; raise --pairs."
+        )
+    return lines or ["No claim was exceeded by the attackers tried here, which proves nothing."]
+
+
+def _table(document: Document) -> Table:
+    rows = [
+        Row(
+            Cell(row["label"], _below(row, document)),
+            [
+                Cell(row["grade"]),
+                Cell(_epsilon(row["epsilon"]), (f"delta {row['delta']:g}",)),
+                Cell(_epsilon(row["audited"]), (f"if Gaussian {_epsilon(row['gaussian'])}",)),
+                Cell(_epsilon(row["cap"])),
+                Cell(_epsilon(row["family"]), (f"of {_epsilon(row['family_cap'])}",)),
+                Cell(row["attacker"]),
+                Cell(_errors(row)),
+                Cell(row["verdict"], kind="bad" if row["verdict"] == "refuted" else ""),
+            ],
+        )
+        for row in document["rows"]
+    ]
+    rows += [
+        Row(Cell(one["label"], ("see below",)), [*[Cell(numbers.DASH)] * 7, Cell("not played")])
+        for one in document["failed"]
+    ]
+    return plain_table("Claimed and audited", ("method", *HEADS), rows)
+
+
+def _below(row: Document, document: Document) -> tuple[str, ...]:
+    """Who saw it, and the settings where the rows have different ones."""
+    seen = f"seen by {row['observer']}"
+    if len({(one["task"], one["preset"]) for one in document["rows"]}) == 1:
+        return (seen,)
+    return seen, f"{row['task']}, preset {row['preset']}"
+
+
+def _tried(row: Document) -> Table:
+    rows = [
+        Row(
+            Cell(one["name"]),
+            [
+                Cell(f"{one['false_alarms']} + {one['misses']}"),
+                Cell(_epsilon(one["bound"])),
+                Cell(numbers.DASH if one["p"] is None else f"{one['p']:.2g}"),
+            ],
+        )
+        for one in row["tried"]
+    ]
+    name = f"{row['label']}, seen by {row['observer']}"
+    return plain_table(name, ("attacker", "errors", "bound by itself", "p of the claim"), rows)
+
+
+def chart(document: Document, *, standalone: bool = False) -> str:
+    """The picture: for each row the claimed epsilon, what was shown, and the cap."""
+    rows: Sequence[Document] = document["rows"]
+    values = [v for row in rows for v in (row["epsilon"], row["audited"], row["cap"]) if v]
+    top = max([1.0, *values]) * 1.08
+    x = Scale(0.0, top, LEFT, WIDE - 20.0)
+    height = TOP + ROW * len(rows) + 40.0
+    body = [
+        words("epsilon", LEFT, TOP - 26.0, class_="tick"),
+        *_legend(),
+    ]
+    step = next(s for s in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 50.0, 1e9) if top / s <= 8.0)
+    at = 0.0
+    while at <= top:
+        place = x(at)
+        body.append(tag("line", x1=place, x2=place, y1=TOP - 10.0, y2=height - 34.0, class_="grid"))
+        body.append(words(f"{at:g}", place, height - 16.0, class_="tick", text_anchor="middle"))
+        at += step
+    for number, row in enumerate(rows):
+        y = TOP + ROW * (number + 0.5)
+        name = shorten(f"{row['label']}, {row['observer']}", LEFT - 20.0)
+        body.append(words(name, LEFT - 10.0, y + FONT / 3.0, text_anchor="end", fill="var(--ink)"))
+        bad = row["verdict"] in ("refuted", "exceeded")
+        colour = "var(--wrong)" if bad else "var(--main)"
+        body.append(
+            tag(
+                "rect",
+                x=LEFT,
+                y=y - 7.0,
+                height=14.0,
+                width=max(1.0, x(row["audited"]) - LEFT),
+                fill=colour,
+            )
+        )
+        edge = x(row["cap"])
+        body.append(tag("line", x1=edge, x2=edge, y1=y - 9.0, y2=y + 9.0, class_="start"))
+        if row["epsilon"] is not None:
+            shape = {"nominal": 3, "certified": 0, "exact": 1}.get(row["grade"], 2)
+            body.append(marker(shape, x(row["epsilon"]), y, 6.0, fill="var(--ink)", class_="end"))
+    told = "; ".join(
+        f"{row['label']} before {row['observer']}: {row['grade']} {_epsilon(row['epsilon'])}, "
+        f"audited {_epsilon(row['audited'])}"
+        for row in rows
+    )
+    title = f"Epsilon claimed and audited, {document['task']['name']}"
+    made = picture("audit", title, told, height, body, width=WIDE)
+    return _alone(made) if standalone else made
+
+
+def _legend() -> list[Markup]:
+    """What bars, ticks and marks mean."""
+    y = TOP - 30.0
+    return [
+        tag("rect", x=LEFT + 70.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--main)"),
+        words("audited", LEFT + 93.0, y + 2.0, class_="tick"),
+        marker(3, LEFT + 155.0, y - 3.0, 5.0, fill="var(--ink)"),
+        words("nominal", LEFT + 165.0, y + 2.0, class_="tick"),
+        marker(0, LEFT + 228.0, y - 3.0, 5.0, fill="var(--ink)"),
+        words("certified", LEFT + 238.0, y + 2.0, class_="tick"),
+        marker(1, LEFT + 303.0, y - 3.0, 5.0, fill="var(--ink)"),
+        words("exact", LEFT + 313.0, y + 2.0, class_="tick"),
+        tag("line", x1=LEFT + 360.0, x2=LEFT + 360.0, y1=y - 10.0, y2=y + 4.0, class_="start"),
+        words("cap", LEFT + 367.0, y + 2.0, class_="tick"),
+    ]
+
+
+def _alone(made: str) -> str:
+    """The picture as a file of its own: colours of the light palette instead of a style sheet."""
+    text = str(made).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    for name, value in LIGHT.items():
+        text = text.replace(f"var(--{name})", value)
+    rules = (
+        f"text{{font:13px system-ui,sans-serif}}.tick{{fill:{LIGHT['soft']};font-size:12px}}"
+        f".grid{{stroke:{LIGHT['line']}}}"
+        f".start{{stroke:{LIGHT['soft']};stroke-width:1.2;stroke-dasharray:2 3}}"
+    )
+    return text.replace("<title", f"<style>{rules}</style><title", 1)
+
+
+def render_audit(document: Document) -> str:
+    """The page as one self-contained HTML text."""
+    game, task = document["game"], document["task"]
+    attackers = {one["name"].partition(":")[0] for row in document["rows"] for one in row["tried"]}
+    return render_page(
+        "audit",
+        title=f"Audit of {_audited(document)} on {task['name']}",
+        story=verdict_lines(document),
+        picture=chart(document),
+        table_of_rows=_table(document),
+        failed=[f"{one['label']} was not played: {one['reason']}" for one in document["failed"]],
+        claims=[
+            f"{label}: {grade}. {numbers.sentence(reason)}"
+            for label, grade, reason in dict.fromkeys(
+                (row["label"], row["grade"], row["reason"]) for row in document["rows"]
+            )
+        ],
+        game=_game(game, task),
+        attackers=sorted(attackers),
+        tried=[
+            (f"{row['label']}, seen by {row['observer']}", _tried(row)) for row in document["rows"]
+        ],
+        command=document["command"],
+        version=document["unwalk"],
+    )
+
+
+def _audited(document: Document) -> str:
+    """The methods by name, or their number where they are many."""
+    labels = list(dict.fromkeys(row["label"] for row in document["rows"]))
+    return numbers.joined(labels) if len(labels) < 4 else numbers.counted(len(labels), "method")
+
+
+def _game(game: Document, task: Document) -> list[str]:
+    """How the game was played, in sentences."""
+    size = task["forget"]["size"]
+    coins = {
+        "fresh": "Every run draws its own initial model, route, batches and noise.",
+        "fixed": "Initial model, route and batches are drawn once and known to the attacker; only "
+        "the noise is drawn anew in every run.",
+    }[game["coins"]]
+    seeds = {
+        "paired": "Runs of the same number share a seed across the worlds; attackers do not know "
+        "which runs these are.",
+        "independent": "No two runs share a seed.",
+    }[game["seeds"]]
+    planted = (
+        "The forgotten records are the task's own."
+        if game["canary"] == "none"
+        else f"The auditor planted canaries ({game['canary']}) in place of the forgotten records."
+    )
+    return [
+        f"Peer {task['unlearner']} of {task['peers']} has to forget {size} records. In one world "
+        f"training meets them and the method forgets them; in the other they never were, and the "
+        f"method is asked for nothing. Each world is run {game['pairs']} times.",
+        coins,
+        seeds,
+        planted,
+        f"Attackers are fitted on {game['fit']} runs of each world; {game['choose']} others choose "
+        f"the attacker, its threshold and its direction; the errors in the remaining "
+        f"{game['count']} give the bound, by Clopper and Pearson in both directions.",
+        "A bound that rests on an assumed shape (if Gaussian) decides nothing. Whether a claim is "
+        f"refuted is decided at {numbers.percent(game['significance'])} over all rows and "
+        "attackers together, by Holm's rule.",
+    ]

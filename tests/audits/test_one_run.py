@@ -1,0 +1,43 @@
+"""Auditing in one run: what was not forgotten is guessed, what never was is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.runs.small import small
+from unwalk.audits.one_run import one_run
+from unwalk.core.errors import InvalidInput
+
+SETTINGS: dict[str, Any] = {
+    "task": "digits",
+    "model.name": "mlp",
+    "peers": 2,
+    "forget.kind": "records",
+    "forget.size": 120,
+    "train.hops": 12,
+    "train.epochs": 20,
+    "unlearn.hops": 1,
+    "compare": [],
+    "evaluate.every": 1000,
+}
+
+
+@pytest.mark.soak
+def test_a_model_that_did_not_forget_betrays_its_canaries():
+    kept = one_run(small(SETTINGS, method="finetune"))
+    assert kept.canaries == 120
+    assert kept.correct > 0.8 * kept.guesses
+    assert kept.epsilon > 1.0
+    assert kept.claim == kept.epsilon / 2.0
+    assert kept.gaussian > kept.epsilon
+
+
+def test_a_model_that_never_met_them_does_not():
+    assert one_run(small(SETTINGS, method="restart", train__epochs=1)).epsilon == 0.0
+
+
+def test_one_canary_is_too_few():
+    with pytest.raises(InvalidInput, match="better hundreds"):
+        one_run(small({**SETTINGS, "forget.size": 1}))
