@@ -88,7 +88,7 @@ GUARDS = (
     Guard(
         "a recovery opens the next generation",
         "peers/handover/log_rules.py",
-        "if generation != (highest + 1, peer):",
+        "if generation != (known_of + 1, peer):",
         "if False:",
         "tests/peers/test_lies.py::test_every_entry_of_a_log_is_checked_against_the_one_before",
         "DID NOT RAISE",
