@@ -112,11 +112,12 @@ def test_retrained_models_are_at_chance(evaluated):
 
 
 def test_half_of_the_records_teach_nothing_about_the_others(evaluated):
-    """Random labels cannot be relearned from other random labels by a retrained model."""
-    times = [
-        row(evaluated[1], "relearn time, half of the forgotten records", m) for m in ("retrain",)
-    ]
-    assert times[0]["value"] == SETTINGS["unlearn.hops"]
+    """Random labels cannot be relearned from other random labels by a retrained model.
+
+    One of the members may know enough of so few labels by luck before it begins.
+    """
+    time = row(evaluated[1], "relearn time, half of the forgotten records", "retrain")["value"]
+    assert time >= (MEMBERS - 1) / MEMBERS * SETTINGS["unlearn.hops"]
 
 
 def test_the_first_member_repeats_the_run(evaluated):
