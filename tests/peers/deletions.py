@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.peers.harness import Village
+from tests.peers.harness import Village, carry_out
 from unwalk.certificates.document import FILE, read_certificate
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
@@ -140,8 +140,8 @@ class Hamlet(Village):
 SEALED = {k.replace(".", "__"): v for k, v in CERTIFIED.items()}
 
 
-def hamlet(tmp_path, script, peers=4, **settings):
-    """Run ``script(hamlet)`` with all peers up and trained; the hamlet, closed."""
+def hamlet(tmp_path, script, peers=4, real=False, **settings):
+    """Run ``script(hamlet)`` with all peers up; the hamlet, closed."""
     folder = tmp_path / "net"
     here = Hamlet(folder, network(folder, peers=peers, **settings))
 
@@ -153,7 +153,7 @@ def hamlet(tmp_path, script, peers=4, **settings):
         finally:
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main(), real)
     return here
 
 

@@ -111,7 +111,8 @@ class Liar:
         self.pem = bundle.certificate_pem.decode()
         self.network = bundle.network.run_id
         self.matter: Matter | None = None
-        self.asker, self.chain, self.run = 0, "", bundle.network.run_id
+        self.asked = log_rules.Question(bundle.network.run_id, 0)
+        self.run = bundle.network.run_id
         self.former: Bundle | None = None
 
     def sign(self, data: bytes) -> str:
@@ -161,7 +162,7 @@ class Liar:
         return sign_entry(body["previous"], rest, self.bundle.sign, self.pem)
 
     def sighting(self, said: dict[str, Any]) -> dict[str, Any]:
-        data = log_rules.words(self.run, self.asker, self.chain, said)
+        data = log_rules.words(self.asked, said)
         return {"sighting": said, "signature": self.sign(data), "certificate": self.pem}
 
     def receipt(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -725,7 +726,8 @@ class Mutator:
         rng, liar = self.rng, self.liar
         entry = self.json_of(self.by_kind["fence"][0].parts[0])[0]["entry"]
         body = dict(entry["body"])
-        liar.asker, liar.chain, liar.run = liar.me, body["previous"], body["run"]
+        liar.run = body["run"]
+        liar.asked = log_rules.Question(liar.run, liar.me, body["previous"], body["generation"][0])
         number, hop, first = body["generation"][0], body["hop"], body["lineage"][0]
         if rng.random() < 0.4:
             number = rng.choice([0, 2, 3, 1000, 2**31 - 1])
@@ -770,8 +772,9 @@ class Mutator:
         rng, liar = self.rng, self.liar
         said = json.loads(message)
         kind = said["kind"]
-        liar.asker, liar.chain = self.target, str(said.get("chain", ""))
         liar.run = str(said.get("run", liar.network))
+        chain, number = str(said.get("chain", "")), int(said.get("number", 0))
+        liar.asked = log_rules.Question(liar.run, self.target, chain, number)
         if kind == "entry" and rng.random() < 0.9:
             good = dump({"entry": self.entry(said["chain"])})
         elif kind == "entries" and rng.random() < 0.9:

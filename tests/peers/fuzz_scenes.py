@@ -306,7 +306,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
         next_chapter.words(ms.AgendaReady, number=1),
         next_chapter.words(ms.AgendaLeaver, number=0, peer=1),
         next_chapter.words(ms.AgendaDecided, number=1, value=text, decision=decision),
-        control_messages.words(ms.Where, chain=service.state.committed.chain),
+        control_messages.words(ms.Where, number=1, chain=service.state.committed.chain),
         control_messages.words(ms.Opening, generation=opened),
         control_messages.words(ms.Beginning),
         control_messages.words(ms.EntryOf, chain=service.state.committed.chain),

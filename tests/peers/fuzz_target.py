@@ -534,7 +534,7 @@ class Target:
         end = rng.choice(sorted(true["ends"], key=lambda v: v.chain))
         chain = rng.choice(list(self.mutator.entries))
         asks: dict[str, Callable[[], Awaitable[Any]]] = {
-            "where": lambda: control_messages.ask_all(chain),
+            "where": lambda: control_messages.ask_all(chain, rng.choice([0, 1, 9])),
             "catch up": control_messages.catch_up,
             "fence": lambda: control_messages.hear_fence(self.liar, (1, self.liar)),
             "end": lambda: service.poll.show(self.liar),

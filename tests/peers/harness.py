@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import resource
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.peers.scheduler import in_virtual_time
+from tests.processes import CONTEXT
 from unwalk.peers.daemon import HTTP, run_peer, status
 from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.handover.service import Service
@@ -95,12 +96,13 @@ class Village:
         self.services[peer].store.close()
 
     async def until(self, done: Callable[[], bool], timeout: float = 60.0) -> None:
-        end = time.monotonic() + timeout
+        clock = asyncio.get_running_loop().time
+        end = clock() + timeout
         while not done():
             for task in self.tasks.values():
                 if task.done() and not task.cancelled() and task.exception():
                     raise AssertionError("a peer failed") from task.exception()
-            assert time.monotonic() < end, [s.state for s in self.services.values()]
+            assert clock() < end, [s.state for s in self.services.values()]
             await asyncio.sleep(0.01)
 
     def finished(self, *peers: int) -> bool:
@@ -116,8 +118,21 @@ class Village:
                 await self.crash(peer)
 
 
+def carry_out(script: Coroutine[Any, Any, None], real: bool = False) -> None:
+    """In virtual time, so that nobody waits; ``real``: with threads, by the clock."""
+    if real:
+        asyncio.run(script)
+        return
+    with in_virtual_time(0) as loop:
+        loop.run_until_complete(script)
+
+
 def lived(
-    tmp_path: Path, script: Callable[[Village], Awaitable[None]], peers: int, **settings: Any
+    tmp_path: Path,
+    script: Callable[[Village], Awaitable[None]],
+    peers: int,
+    real: bool = False,
+    **settings: Any,
 ) -> Village:
     """A village in which ``script(village)`` was carried out; closed."""
     folder = tmp_path / "net"
@@ -129,7 +144,7 @@ def lived(
         finally:
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main(), real)
     return here
 
 
@@ -165,8 +180,11 @@ def check_end(folder: Path, made: Network, peers: Iterable[int]) -> list[int]:
     return served
 
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "unwalk.peers.daemon", "sklearn.datasets"])
+def checking_every(seconds: float) -> None:
+    """Let a peer look after its certificate more often than it would."""
+    from unwalk.peers import daemon
+
+    daemon.CHECK = seconds  # type: ignore[misc]
 
 
 def _child(

@@ -160,6 +160,9 @@ class MemoryDesk:
             "claims": [{"grade": "exact", "reason": "the walk went back to before the records."}],
         }
 
+    async def document(self, name: str) -> bytes | None:
+        return b"<!doctype html>" if name in self.files else None
+
 
 class Served:
     """A running endpoint: its URL, its token, and the desk behind it."""

@@ -4,6 +4,11 @@ The network may deliver a message at any later time or never, in any order; each
 once (TLS sees to that), but a sender may send again.  A peer may crash between any two steps and
 come back with what it had written.  A lease may run out at any time, and a walk be given up by
 anybody at any time.  The explored code is the code that the daemon runs.
+
+Two things keep the number of worlds small, and leave nothing out.  A peer that is down does
+nothing, like one that is slow: so a crash is a single step, what a start makes of the disk.  And
+a decision changes nothing until somebody hears of it: so an end is decided when it comes into
+being, or never.
 """
 
 from __future__ import annotations
@@ -23,12 +28,11 @@ class Bounds:
 
     peers: int = 3
     hops: int = 2
-    crashes: int = 1
     recoveries: int = 2
     refusals: int = 1
     edges: frozenset[tuple[int, int]] | None = None
     private: bool = False
-    voids: int = 0
+    voids: bool = False
 
     @property
     def quorum(self) -> int:
@@ -41,19 +45,15 @@ class Bounds:
         return [p for p in others if (min(p, peer), max(p, peer)) in self.edges]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class World:
-    """One moment: durable states, who is up, what is under way, what is only in memory."""
+    """One moment: durable states, what is under way, and on which end the peers decide."""
 
     states: tuple[PeerState, ...]
-    up: tuple[bool, ...]
     flight: frozenset[Any]
-    crashes: int
     recoveries: int
     refusals: int
-    chosen: frozenset[pr.Value] = frozenset()
-    voids: int = 0
-    ends: frozenset[pr.Value] = frozenset()
+    end: pr.Value | None = None
 
 
 def start(bounds: Bounds) -> World:
@@ -61,22 +61,11 @@ def start(bounds: Bounds) -> World:
         tidy(pr.begin(p, bounds.quorum, bounds.hops, 0, "", "t", has=not bounds.private))
         for p in range(bounds.peers)
     )
-    return World(
-        states,
-        (True,) * bounds.peers,
-        frozenset(),
-        bounds.crashes,
-        bounds.recoveries,
-        bounds.refusals,
-        voids=bounds.voids,
-    )
+    return World(states, frozenset(), bounds.recoveries, bounds.refusals)
 
 
 def tidy(state: PeerState) -> PeerState:
-    """Leases may run out at any time here, so whether a peer watches makes no difference.
-
-    The ends that could be decided stand in the world.
-    """
+    """Leases may run out at any time here, so whether a peer watches makes no difference."""
     return replace(state, watching=False, ends=()) if state.watching or state.ends else state
 
 
@@ -89,8 +78,7 @@ def with_state(world: World, peer: int, state: PeerState) -> World:
     flight = world.flight
     if flight:
         flight = frozenset(m for m in flight if _matters(m, states))
-    ends = world.ends | set(state.ends) if state.ends else world.ends
-    return replace(world, states=states, flight=flight, ends=ends)
+    return replace(world, states=states, flight=flight)
 
 
 def _matters(message: Any, states: tuple[PeerState, ...]) -> bool:
@@ -121,32 +109,16 @@ def recovery_chain(state: PeerState) -> str:
 def steps(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
     """Every world that may come next, with the name of the step."""
     yield from _deliveries(world)
-    yield from _deciding(world, bounds)
     for peer in range(bounds.peers):
-        if not world.up[peer]:
-            state = pr.restarted(world.states[peer])
-            up = with_state(replace(world, up=put(world.up, peer, True)), peer, state)
-            yield f"restart {peer}", up
-            continue
         yield from _own_steps(world, peer, bounds)
         yield from _asking(world, peer, bounds)
-        yield from _gossip(world, peer, bounds)
-        if world.crashes:
-            yield (
-                f"crash {peer}",
-                replace(
-                    world,
-                    up=put(world.up, peer, False),
-                    crashes=world.crashes - 1,
-                ),
-            )
+        yield from _hearing(world, peer, bounds)
+        yield f"crash {peer}", with_state(world, peer, pr.restarted(world.states[peer]))
 
 
 def _deliveries(world: World) -> Iterator[tuple[str, World]]:
     for message in world.flight:
         kind, source, target = message[:3]
-        if not world.up[target]:
-            continue
         gone = replace(world, flight=world.flight - {message})
         if kind == "offer":
             parcel, path = message[3:]
@@ -164,7 +136,11 @@ def _own_steps(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, W
     state = world.states[peer]
     if state.stage == "arrived":
         chain = visit_chain(state)
-        yield f"visit {peer}", with_state(world, peer, pr.visited(state, chain, chain))
+        after = pr.visited(state, chain, chain)
+        done = with_state(world, peer, after)
+        yield f"visit {peer}", done
+        if after.ends and world.end is None:
+            yield f"last visit {peer}", replace(done, end=after.ends[0])
     elif state.stage == "visited":
         left = [p for p in bounds.near(peer) if p not in state.passed_over]
         for target in left:
@@ -195,7 +171,7 @@ def _asking(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, Worl
     if pr.basis(state) is None:
         return
     for other in range(bounds.peers):
-        if other != peer and world.up[other]:
+        if other != peer:
             heard = {other: pr.sighting(world.states[other])}
             if pr.consider(state, heard).kind in ("fenced", "ahead"):
                 yield f"{peer} hears {other}", decide(world, peer, heard)
@@ -211,7 +187,8 @@ def decide(world: World, peer: int, answers: dict[int, Sighting]) -> World:
     state = world.states[peer]
     verdict = pr.consider(state, answers)
     if verdict.kind == "over":
-        return with_state(world, peer, pr.commit(state, *world.chosen))
+        assert world.end is not None
+        return with_state(world, peer, pr.commit(state, world.end))
     if verdict.kind == "fenced":
         return with_state(world, peer, pr.fenced(state, verdict.fence, verdict.lineage))
     if verdict.kind == "ahead":
@@ -228,29 +205,21 @@ VOID = pr.Value((0, 0), "", "t")
 """The end without a visit."""
 
 
-def _deciding(world: World, bounds: Bounds) -> Iterator[tuple[str, World]]:
-    """The peers decide on one end, at any time: one that a last visit led to, or none at all.
+def _hearing(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
+    """The end may be shown at any time, and whoever knows of a generation may tell anybody.
 
-    That they decide on one only is what :mod:`tests.peers.decision_model` explores.  Votes may be
-    old when the last one comes, so that it does not matter who is up or what was fenced since.
+    That peers decide on one end only is what :mod:`tests.peers.decision_model` explores.  Votes may
+    be old when the last one comes, so that it does not matter what was fenced since.
     """
-    if world.chosen:
-        return
-    for value in world.ends:
-        yield "decide", replace(world, chosen=frozenset({value}))
-    if world.voids:
-        yield "give up", replace(world, chosen=frozenset({VOID}), voids=world.voids - 1)
-
-
-def _gossip(world: World, peer: int, bounds: Bounds) -> Iterator[tuple[str, World]]:
-    """Whoever knows of a generation may tell anybody at any time; so may the end be shown."""
     state = world.states[peer]
     if state.committed is None:
-        for value in world.chosen:
-            yield f"{peer} hears the end", with_state(world, peer, pr.commit(state, value))
+        end = VOID if world.end is None and bounds.voids else world.end
+        if end is not None:
+            after = with_state(world, peer, pr.commit(state, end))
+            yield f"{peer} hears the end", replace(after, end=end)
     fence, lineage = pr.shown(state)
     for other in range(bounds.peers):
-        if other == peer or not world.up[other]:
+        if other == peer:
             continue
         there = world.states[other]
         if fence > there.fence and there.committed is None:

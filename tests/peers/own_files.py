@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.peers.harness import CONTEXT
+from tests.processes import CONTEXT
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.identity.credentials import write_private

@@ -304,7 +304,7 @@ class Letters:
         if self.life is not None and self.life.dead:
             await asyncio.Event().wait()
 
-    async def ready(self, peer: int) -> None:
+    async def ready(self, peer: int, envelope: bytes) -> None:
         pass
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:

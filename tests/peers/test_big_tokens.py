@@ -51,7 +51,7 @@ def written(path: Path, token: Token) -> Watched:
         for piece in token_pieces(token):
             file.write(piece)
     found = open_token(path, 2)
-    return Watched(found.header, found.tensors, found.mapped)
+    return Watched(found.header, found.tensors, found.held)
 
 
 def test_a_token_is_checked_and_loaded_with_little_of_its_file_in_memory(tmp_path):
@@ -59,7 +59,7 @@ def test_a_token_is_checked_and_loaded_with_little_of_its_file_in_memory(tmp_pat
     space.moments = {"momentum": torch.rand(space.parameters.shape)}
     token = space.token(hop=3, at=1, memory={}).clone()
     file = written(tmp_path / "token", token)
-    assert file.mapped.size() > 7 * PAGES
+    assert len(file.held) > 7 * PAGES
     before = mapped()
     check_token(file, shapes_of(token), {})
     space.parameters.zero_()

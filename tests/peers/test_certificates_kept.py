@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,3 +195,21 @@ def test_a_damaged_certificate_for_records_that_were_never_used_is_issued_again(
 
     here = hamlet(tmp_path, script, peers=4, train__hops=6, seed=ROUTE)
     assert check(here, 0, "quiet-2")["peers"]["requests"] == ["two"]
+
+
+def test_the_page_of_a_certificate_names_who_erased_and_what_came_before(past: Past) -> None:
+    place = certificate(past.here, 0, "chapter-2")
+    said = peer_certificate.verified(place, past.here.folder / "ca.pem")
+    page = " ".join(re.sub(r"<[^>]*>", " ", peer_certificate.printed(place, said)).split())
+    assert "Checked and intact Somebody you trust signed it." in page
+    assert "Asked by peer-0 Request two" in page
+    rows = [f"peer-{n} signed" for n in range(4)]
+    assert all(row in page for row in rows)
+    assert "chapter 1 forgot records of peer-0 exactly" in page
+    assert "Who received copies does not stand in the certificate" in page
+    changed = {**said, "problems": ["members are not those of the network's file"]}
+    page = peer_certificate.printed(place, changed)
+    assert "Do not rely on this" in page
+    assert "members are not those of the network&#39;s file" in page
+    assert "Asked by" not in page
+    assert "What is guaranteed" not in page

@@ -8,18 +8,19 @@ import re
 import shutil
 import signal
 import sqlite3
-import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.peers.floods import bad_handshakes, listens
-from tests.peers.harness import CONTEXT, JOURNAL_TIMES, ROUTE, SETTINGS, check_end
+from tests.peers.harness import JOURNAL_TIMES, ROUTE, SETTINGS, check_end, checking_every
+from tests.processes import nothing, start_unwalk
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
 from unwalk.peers.daemon import committed_log, status
@@ -30,23 +31,6 @@ from unwalk.peers.storage.error_file import LARGEST, LOOK, NAME
 from unwalk.peers.telemetry import HELP
 
 
-def _run(words: list[str], out: str, check: float | None) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    if check is not None:
-        from unwalk.peers import daemon
-
-        daemon.CHECK = check  # type: ignore[misc]
-    file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.argv = ["unwalk", *words]
-    from unwalk.cli import main
-
-    main()
-
-
 class Shell:
     """Runs commands; a peer that was started is ended with the test."""
 
@@ -54,11 +38,9 @@ class Shell:
         self.folder = folder
         self.started: list[Any] = []
 
-    def begin(self, *words: object, check: float | None = None) -> tuple[Any, Path]:
+    def begin(self, *words: object, before: Callable[[], None] = nothing) -> tuple[Any, Path]:
         out = self.folder / f"out-{len(self.started)}.txt"
-        args = ([str(w) for w in words], str(out), check)
-        process = CONTEXT.Process(target=_run, args=args, daemon=True)
-        process.start()
+        process = start_unwalk(*words, out=out, before=before)
         self.started.append(process)
         return process, out
 
@@ -285,7 +267,8 @@ def test_a_certificate_that_ends_meanwhile_ends_the_peer_and_not_the_walk(shell)
     margin = provision.network_of(folder)[0].limits.stop
     provision.make_bundle(folder, "peer-1", days=(margin + 3.0) / 86400)
     paths = [folder / f"peer-{n}" for n in range(3)]
-    begun = [shell.begin("peer", "start", p, "--http=none", check=0.1) for p in paths]
+    often = partial(checking_every, 0.1)
+    begun = [shell.begin("peer", "start", p, "--http=none", before=often) for p in paths]
     process, out = begun[1]
     process.join(30)
     assert process.exitcode == 2

@@ -211,6 +211,24 @@ def test_status_says_that_a_store_is_damaged(tmp_path):
     assert status(bundle)["store"].startswith("damaged")
 
 
+def test_a_peer_that_dies_between_its_first_change_and_its_mark_starts_again(tmp_path, monkeypatch):
+    peer(tmp_path).close()
+    for file in (*(tmp_path / "store").glob("records.sqlite*"), tmp_path / "records.mark"):
+        file.unlink()
+    write = MarkFile.write
+
+    def dies(mark: MarkFile, changes: int, file: str, *, flush: bool) -> None:
+        if changes:
+            raise InterruptedError
+        write(mark, changes, file, flush=flush)
+
+    monkeypatch.setattr(MarkFile, "write", dies)
+    with pytest.raises(InterruptedError):
+        Records(tmp_path, DECLARED)
+    monkeypatch.undo()
+    Records(tmp_path, DECLARED).close()
+
+
 def test_records_that_lost_what_was_asked_are_refused(tmp_path):
     """Else a record that is to be forgotten would be trained on again."""
     records = peer(tmp_path)

@@ -82,8 +82,8 @@ def within(case):
     assert found.worlds > 100
 
 
-BEYOND = [(3, 0, {1}), (3, 0, {2}), (4, 1, {1, 2}), (4, 1, {2, 3})]
-BEYOND_LONG = [(3, 0, {0}), (4, 1, {0, 1}), (4, 1, {0, 2})]
+BEYOND = [(3, 0, {1}), (4, 1, {2, 3})]
+BEYOND_LONG = [(3, 0, {0}), (3, 0, {2}), (4, 1, {0, 1}), (4, 1, {0, 2}), (4, 1, {1, 2})]
 
 
 @pytest.mark.parametrize("case", BEYOND, ids=words)
@@ -178,11 +178,12 @@ def lie(rng, rules, liars, state):
     return Heard(frozenset(votes), state.opened, (state.chain,) if state.chain else ())
 
 
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("peers", "lies"), [(3, 1), (4, 1), (5, 1), (7, 2)])
-def test_liars_by_chance_neither_fork_nor_stop_the_others(peers, lies):
+def test_liars_by_chance_neither_fork_nor_stop_the_others(peers, lies, seeds):
     rules = Rules(tuple(range(peers)), lies)
     stopped = 0
-    for seed in range(12):
+    for seed in seeds:
         liars = dict.fromkeys(random.Random(seed).sample(range(peers), lies))
         found = play(rules, silent=set(), liars=liars, seed=seed)
         assert len(found) <= 1

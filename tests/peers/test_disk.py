@@ -116,7 +116,7 @@ def test_a_token_file_that_was_damaged_is_noticed_before_it_is_visited(tmp_path)
             service.limits = replace(service.limits, lease=0.5)
         await here.until(here.finished)
 
-    lived(tmp_path, script, PEERS, lease=60.0)
+    lived(tmp_path, script, PEERS, real=True, lease=60.0)
 
 
 def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):

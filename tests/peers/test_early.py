@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import json
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 from tests.peers.harness import ROUTE, check_end, lived
 from unwalk.core.plan import Move
 from unwalk.methods.network_sgd import NetworkSGD
-from unwalk.peers.handover.visit import Visited, plan_of
+from unwalk.peers.handover.visit import Visited, Work, plan_of
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.transport.wire import MemoryPieces
@@ -75,7 +78,7 @@ def test_a_peer_that_dies_before_its_stamp_leaves_no_trace_at_the_next_one(tmp_p
         (left,) = {e["body"]["token"] for e in entries if e["body"]["hop"] == 4}
         assert left not in files
 
-    done = lived(tmp_path, script, PEERS, lease=600.0)
+    done = lived(tmp_path, script, PEERS, real=True, lease=600.0)
     check_end(done.folder, done.network, range(PEERS))
 
 
@@ -108,7 +111,7 @@ def test_an_answer_may_come_when_the_token_is_long_gone(tmp_path):
         assert not here.tasks[0].done(), "a late answer is nothing to end at"
         assert here.services[0].state.held is None
 
-    lived(tmp_path, script, PEERS, lease=600.0, train__hops=40, seed=ROUTE)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0, train__hops=40, seed=ROUTE)
     assert answered
 
 
@@ -185,7 +188,7 @@ def test_a_slow_way_does_not_keep_a_token_from_the_disk(tmp_path, small_pieces):
         await here.until(lambda: way.ended == "sent")
         assert way.digest == held.token
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
 
 
 def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, small_pieces):
@@ -208,7 +211,7 @@ def test_no_visit_begins_in_the_workspace_while_a_token_is_leaving_it(tmp_path, 
         assert service.early_visits.begun is not None, "now it may"
         await service.early_visits.begun.result
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
 
 
 def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, small_pieces):
@@ -225,7 +228,7 @@ def test_a_token_that_is_dropped_while_it_is_written_stops_leaving(tmp_path, sma
         assert service.store.pinned == set()
         assert service.early_visits.free
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
 
 
 def test_the_pieces_of_a_call_that_has_ended_are_not_taken_from_the_workspace(small_pieces):
@@ -264,9 +267,79 @@ def test_a_first_token_and_one_with_noise_do_not_leave_before_they_are_written(
             service.token_sender.send = noted(service)
         await here.until(here.finished)
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
     hops = list(range(1, 12))
     assert (early, late) == (([], hops) if noisy else (hops[1:], hops[:1]))
+
+
+def test_the_offer_is_told_while_the_visit_goes_on_just_as_it_is_made_then(tmp_path, monkeypatch):
+    visit = Work.visit
+
+    def slow(*given, **more):
+        time.sleep(0.05)
+        return visit(*given, **more)
+
+    monkeypatch.setattr(Work, "visit", slow)
+    told: list[tuple[int, bytes]] = []
+    made: list[tuple[int, bytes]] = []
+
+    def noted(transport):
+        hand = transport.hand
+
+        async def ready(peer, envelope):
+            told.append((peer, envelope))
+
+        async def handing(peer, envelope, chunks, timeout):
+            if json.loads(envelope)["kind"] == "offer":
+                made.append((peer, envelope))
+            return await hand(peer, envelope, chunks, timeout)
+
+        transport.ready, transport.hand = ready, handing
+
+    async def script(here):
+        for peer in range(PEERS):
+            noted(here.start(peer).transport)
+        await here.until(here.finished)
+
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
+    hops = [json.loads(envelope)["parcel"]["hop"] for _, envelope in made]
+    assert hops == list(range(1, 12))
+    assert made[0] not in told, "the first visit gave the token its momentum"
+    assert set(made[1:]) <= set(told)
+
+
+def test_a_token_whose_file_cannot_be_opened_is_refused_though_its_visit_has_begun(tmp_path):
+    """A small token is looked through before it touches the disk."""
+    begun: list[int] = []
+    failed: list[int] = []
+
+    def failing(service):
+        begin = service.early_visits.begin
+
+        def noted(incoming, offer, file, kept):
+            begin(incoming, offer, file, kept)
+            if offer.parcel.hop == 3 and not failed:
+                failed.append(service.me)
+                begun.append(service.early_visits.begun is not None)
+                incoming._open = refused
+
+        def refused():
+            raise OSError(errno.EACCES, "no")
+
+        return noted
+
+    async def script(here):
+        for peer in range(PEERS):
+            service = here.start(peer)
+            service.early_visits.begin = failing(service)
+        await here.until(here.finished)
+        (there,) = failed
+        assert here.services[there].metrics.values["refusals_total"] == 1
+        assert not here.services[there].receiving
+
+    done = lived(tmp_path, script, PEERS, lease=600.0)
+    assert begun == [True]
+    check_end(done.folder, done.network, range(PEERS))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
@@ -301,7 +374,7 @@ def test_a_visit_that_draws_noise_does_not_begin_before_its_token_is_accepted(
             service.early_visits.begin = noted(service)
         await here.until(here.finished)
 
-    lived(tmp_path, script, PEERS, lease=600.0)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0)
     assert set(begun) == {not noise}
 
 
@@ -328,4 +401,4 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         last = [e["event"] for e in here.events if e["peer"] == "peer-0"][-1]
         assert last == "stopped"
 
-    lived(tmp_path, script, PEERS, lease=600.0, seed=ROUTE)
+    lived(tmp_path, script, PEERS, real=True, lease=600.0, seed=ROUTE)

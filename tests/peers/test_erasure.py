@@ -53,7 +53,7 @@ def bundles(tmp_path_factory):
 
 
 def tensors(number: int) -> dict[str, torch.Tensor]:
-    return {"parameters": torch.tensor(np.random.default_rng(number).standard_normal(200))}
+    return {"parameters": torch.tensor(np.random.default_rng(number).standard_normal(48))}
 
 
 def filled(folder) -> tuple[Store, list[str]]:
@@ -62,7 +62,7 @@ def filled(folder) -> tuple[Store, list[str]]:
     names = [store.write(pieces(tensors(k), {})) for k in range(6)]
     state = pr.begin(0, 3, 9, 0, "0" * 64, names[0])
     for hop in range(1, 5):
-        moments = {"momentum": torch.tensor(np.random.default_rng(50 + hop).standard_normal(64))}
+        moments = {"momentum": torch.tensor(np.random.default_rng(50 + hop).standard_normal(32))}
         local = store.write_local(Local(visits=hop, moments=moments))
         store.save(RUN, state, {}, local=((0, 0), hop, local))
     store.pinned.clear()
@@ -74,7 +74,7 @@ def filled(folder) -> tuple[Store, list[str]]:
 
 def needles() -> dict[str, bytes]:
     rows = [tensors(k)["parameters"].numpy() for k in (1, 2, 3, 4, 99)]
-    rows += [np.random.default_rng(50 + hop).standard_normal(64) for hop in (2, 3, 4)]
+    rows += [np.random.default_rng(50 + hop).standard_normal(32) for hop in (2, 3, 4)]
     return traces(rows=rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.peers import scheduler
 from tests.peers.harness import Village, lived
 from tests.peers.liars import Liar
 from unwalk.core.plan import Move
@@ -31,13 +31,7 @@ NO = codec.dump(codec.reply_to(Reply("refused"), "no"))
 @pytest.fixture
 def slow(monkeypatch):
     """Visits that take a while, so that a lie comes in time."""
-    visit = Work.visit
-
-    def slowly(self: Work, *given: Any, **named: Any) -> Any:
-        time.sleep(0.1)
-        return visit(self, *given, **named)
-
-    monkeypatch.setattr(Work, "visit", slowly)
+    monkeypatch.setattr(scheduler, "THREAD", 0.2)
 
 
 def route_of(here: Village, hops: int) -> list[int]:
@@ -63,7 +57,7 @@ class FalseOpener(Liar):
         number: int = 1,
     ) -> tuple[Entry, Lineage]:
         """A generation after what the others sign for it now, and its lineage."""
-        asked = self.words("where", chain=chain)
+        asked = self.words("where", chain=chain, number=number)
         seen = [await self.tell(peer, asked) for peer in PEERS if peer != self.me]
         longer = (*lineage, ((number, self.me), hop))
         body = recovery_body(
@@ -121,7 +115,7 @@ def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, sl
         await liar.tell(victim, liar.words("fence", entry=early))
         assert here.services[victim].state.fence[0] == 0, "nobody knew what it went on from"
         await liar.tell(victim, liar.words("fence", entry=one))
-        two, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 2)
+        two, _ = await liar.opens(one["chain"], kept.token, kept.hop, lineage, 3)
         await gone(here, liar_index)
 
         class ShowsOne:
@@ -135,7 +129,7 @@ def test_what_leads_to_a_generation_is_shown_by_whoever_believes_it(tmp_path, sl
 
         here.memory.handlers[liar_index] = ShowsOne()
         await liar.tell(victim, liar.words("fence", entry=two))
-        assert here.services[victim].state.fence == (2, liar_index)
+        assert here.services[victim].state.fence == (3, liar_index)
         here.memory.handlers.pop(liar_index)
         await here.until(ends(here, honest))
 

@@ -112,7 +112,7 @@ def test_a_wrong_receipt_or_network_is_refused_logged_and_changes_nothing(tmp_pa
         chapters.certifying.again.clear()
         assert "peer-1" in await chapters.certifying.receipts(1)
         message = chapters.next_chapter.words(ms.AgendaAsk, number=1)
-        for old, new in ((b'"test"', b'"other"'), (b'"protocol":3', b'"protocol":2')):
+        for old, new in ((b'"test"', b'"other"'), (b'"protocol":4', b'"protocol":2')):
             answer = codec.parse(await here.peers[0].answer(2, message.replace(old, new)), 9999)
             assert answer["kind"] == "refused"
 

@@ -223,7 +223,7 @@ def test_a_message_that_comes_another_way_is_refused(record):
     async def script(target: Target, welcome: Call) -> None:
         told = Sent("tell", "offer", "member", welcome.sender, welcome.parts[:1], "test")
         assert "comes with a token" in await target._outcome(told)
-        question = target.chapters.service.control_messages.words(ms.Where, chain="")
+        question = target.chapters.service.control_messages.words(ms.Where, chain="", number=0)
         handed = sent(welcome, question, *welcome.parts[1:])
         assert "offered as something unknown" in await target._outcome(handed)
 
@@ -337,7 +337,7 @@ def test_too_many_calls_are_refused(tmp_path):
     async def main() -> None:
         service = village.start(2)
         service.door.rate.rate = 5.0
-        message = service.control_messages.words(ms.Where, chain="")
+        message = service.control_messages.words(ms.Where, chain="", number=0)
         replies = [codec.parse(await service.answer(1, message), 1 << 18) for _ in range(12)]
         assert sum("sighting" in r for r in replies) == 10
         assert "5 calls a second" in replies[-1]["reason"]

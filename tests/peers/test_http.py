@@ -57,7 +57,15 @@ def test_a_request_is_taken_in_followed_and_certified(fresh):
     assert 'filename="chapter-1.zip"' in headers["content-disposition"]
     with zipfile.ZipFile(io.BytesIO(packed)) as inside:
         assert json.loads(inside.read("certificate.json")) == found
-    assert ask(fresh, "GET", "/v1/certificates/chapter-9/files")[0] == 404
+    code, page, headers = ask(fresh, "GET", "/v1/certificates/chapter-1.json/page")
+    assert (code, page, headers["content-type"]) == (
+        200,
+        b"<!doctype html>",
+        "text/html; charset=utf-8",
+    )
+    assert 'filename="chapter-1.html"' in headers["content-disposition"]
+    for part in ("files", "page"):
+        assert ask(fresh, "GET", f"/v1/certificates/chapter-9/{part}")[0] == 404
     code, said, _ = ask(fresh, "GET", "/v1/certificates/chapter-1.json/verify")
     assert (code, said["problems"]) == (200, [])
     code, listed, _ = ask(fresh, "GET", "/v1/certificates")

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from tests.peers.deletions import Hamlet, check, network
+from tests.peers.harness import carry_out
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.daemon import has_left, run_peer
 from unwalk.peers.lifecycle.leaving import LEAVING
@@ -38,7 +39,7 @@ def test_a_peer_that_was_never_visited_leaves_with_its_request_done(tmp_path):
         finally:
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main())
     path = folder / "peer-2" / "store" / "records.sqlite"
     with closing(sqlite3.connect(path)) as db:
         asked = db.execute("SELECT stage, certificate FROM requests").fetchall()

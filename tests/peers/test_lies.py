@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.log_fetch import LogFetch
+from unwalk.peers.handover.log_rules import Succession
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.turns import FREE
 from unwalk.peers.handover.walk import TRIES
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
@@ -164,47 +167,6 @@ def test_beyond_f_liars_a_fork_stops_those_who_see_it_and_names_the_liar(tmp_pat
     hamlet(tmp_path, script, peers=3)
 
 
-def test_a_token_with_huge_weights_is_refused_and_the_run_ends_without_it(tmp_path):
-    """Row 5: a signed token with weights of 1e30; its peer says that it is far ahead."""
-
-    async def script(here: Village) -> None:
-        services = [here.start(peer) for peer in range(4)]
-        work = services[LIAR].work
-        visit = work.visit
-
-        def wild(*args: Any, **options: Any) -> Any:
-            found = visit(*args, **options)
-            found.token.parameters.fill_(1e30)
-            return found
-
-        work.visit = wild  # type: ignore[method-assign]
-        honest = [p for p in range(4) if p != LIAR]
-        await here.until(lambda: here.finished(*honest))
-
-    here = lived(tmp_path, script, peers=4, visit=0.8)
-    reasons = [str(e.get("reason")) for e in here.events if e["event"] == "refused"]
-    assert any("allowed: up to 1e+09" in r for r in reasons)
-
-
-def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path):
-    """Row 5: it answers that all is well, for ever; the others go on after limits.visit."""
-
-    async def script(here: Village) -> None:
-        services = [here.start(peer) for peer in range(4)]
-
-        async def never() -> None:
-            await asyncio.sleep(3600.0)
-
-        services[LIAR]._visit = never  # type: ignore[method-assign]
-        honest = [p for p in range(4) if p != LIAR]
-        await here.until(lambda: here.finished(*honest))
-
-    here = lived(tmp_path, script, peers=4, visit=0.5)
-    late = [e for e in here.events if e["event"] == "overrun"]
-    assert {e["who"] for e in late} == {LIAR}
-    assert any(e["event"] == "committed" for e in here.events)
-
-
 def test_leases_that_a_silent_neighbour_costs_are_not_held_against_a_peer(tmp_path, monkeypatch):
     """Row 5 h: before an offer that is never answered is given up, nobody before it recovers."""
     now = [100.0]
@@ -213,14 +175,36 @@ def test_leases_that_a_silent_neighbour_costs_are_not_held_against_a_peer(tmp_pa
         peer = 1 if here.start(1).state.held is None else 2
         recovery = here.start(peer).recovery if peer == 2 else here.services[1].recovery
         monkeypatch.setattr("unwalk.peers.handover.recovery.monotonic", lambda: now[0])
-        recovery.handed = None
-        assert not recovery._overrun()
-        now[0] += 600.0 + (1.0 + TRIES) * 60.0
-        assert not recovery._overrun()
-        now[0] += 60.0 * (1 + peer) + 1.0  # with a walk's first token it waits for its turn
-        assert recovery._overrun()
+        turns = recovery.walk.turns
+        for turn in (0.0, turns.longest_wait):
+            turns.opened.extend([now[0]] * FREE if turn else [])
+            recovery.handed = None
+            assert not recovery._overrun()
+            now[0] += 600.0 + (1.0 + TRIES) * 60.0 + turn
+            assert not recovery._overrun()
+            now[0] += 60.0 * (1 + peer) + 1.0  # with a walk's first token it waits for its turn
+            assert recovery._overrun()
 
     lived(tmp_path, script, peers=4, lease=60.0, visit=600.0)
+
+
+def test_whoever_is_handed_a_token_of_a_later_generation_goes_by_turns(tmp_path):
+    """It may get the token before anybody shows it how the generation was opened."""
+
+    async def script(here: Village) -> None:
+        peer = 1 if here.start(1).state.held is None else 2
+        service = here.services[1] if peer == 1 else here.start(peer)
+        state = service.state
+        assert state.kept is not None
+        service.turns.opened.extend([monotonic()] * (FREE - 1))
+        opened = (*state.lineage, ((1, 0), 0))
+        parcel = replace(state.kept, generation=(1, 0), lineage=opened)
+        short = service.patience(monotonic())
+        service.put(pr.receive(state, parcel, (peer,))[0])
+        wait = service.turns.longest_wait
+        assert service.patience(monotonic()) == pytest.approx(short + wait)
+
+    lived(tmp_path, script, peers=4)
 
 
 def test_a_generation_that_brings_no_token_costs_no_copy():
@@ -357,11 +341,16 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
     run, chain, hop = service.run_id, "f" * 64, 7
     before = pr.Sighting(known[-1][0], known, (known[-1][0], (1, 0)))
 
-    def opening(number: int, *lied: tuple[int, int]) -> pr.Generation:
-        """A generation of the liar, after what others signed, and these say that they know."""
-        said = dict.fromkeys((0, 1, 3), before) | {
-            p: replace(before, fence=(far, p)) for p, far in lied
-        }
+    right = known[-1][0][0] + 1
+
+    def opening(
+        number: int,
+        *others: int,
+        signed: int = right,
+        lost: int = -1,
+        by: Succession = service.succession,
+    ) -> pr.Generation:
+        """A generation of the liar, after what others signed for that number."""
         opened = (number, LIAR)
         body = recovery_body(
             run=run,
@@ -370,21 +359,36 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
             peer=LIAR,
             hop=hop,
             token="1" * 64,
-            lost=-1,
+            lost=lost,
             sightings=[
-                log_rules.sign(liar_of(here, p).bundle, run, LIAR, chain, s)
-                for p, s in said.items()
+                log_rules.sign(
+                    liar_of(here, p).bundle,
+                    log_rules.Question(run, LIAR, chain, number if p == LIAR else signed),
+                    before,
+                )
+                for p in others
             ],
         )
         entry = liar_of(here).entry({"body": {"previous": chain}}, **body)
-        return service.succession.opening(entry)[1]
+        return by.opening(entry)[1]
 
-    right = known[-1][0][0] + 1
-    assert opening(right) == (right, LIAR)
-    with pytest.raises(Refused, match=f"not {right}"):
-        opening(2**30, (LIAR, 2**30 - 1))
+    assert opening(right, 0, 1, 3) == (right, LIAR)
+    assert opening(right, 0, 1, 3, LIAR, lost=3) == (right, LIAR)
+    for number, others, lost in (
+        (right + 1, (0, 1, 3), -1),  # signed for another one
+        (right, (0, LIAR), -1),  # two of the three that it takes
+        (right, (0, 1), 1),  # where the peer that lost it says to be does not matter
+    ):
+        with pytest.raises(Refused):
+            opening(number, *others, lost=lost)
+    some = replace(service.succession.rules, members=(0, 1, 3))
+    left = replace(service.succession, rules=some)
+    with pytest.raises(Refused, match=f"peer {LIAR} opens a generation and does not count"):
+        opening(right, 0, 1, 3, by=left)
+    with pytest.raises(Corrupt, match="does not grow"):
+        opening(right - 1, 0, 1, 3, signed=right - 1)
     with pytest.raises(Corrupt, match="<= 1073741824"):
-        opening(2**31, (LIAR, 2**31 - 1))
+        opening(2**31, 0, 1, 3, signed=2**31)
 
 
 def test_a_member_cannot_issue_anothers_certificate_or_change_its_requests(tmp_path):
@@ -566,7 +570,7 @@ def test_chapters_that_nobody_knows_do_not_make_a_peer_ask_at_every_message(tmp_
             return found
 
         victim.next_chapter.ask_all = counted
-        message = victim.service.control_messages.words(ms.Where, chain="").replace(
+        message = victim.service.control_messages.words(ms.Where, chain="", number=0).replace(
             victim.service.run_id.encode(), b"f" * 32
         )
         for _ in range(50):

@@ -33,6 +33,7 @@ from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
 from unwalk.peers.handover.recovery import OVERRUNS
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.handover.walk import longest_visit
 from unwalk.peers.identity.network_file import Network
@@ -318,9 +319,9 @@ async def far_fences(liar: Liar) -> None:
     run, state = liar.network.run_id, liar.state()
     assert state is not None
     chain, last = "f" * 64, state.hops - 1
-    seen = await liar.tell_all(HONEST, liar.words("where", chain=chain))
+    seen = await liar.tell_all(HONEST, liar.words("where", chain=chain, number=1))
     far = Sighting((FAR - 1, LIAR), state.lineage, state.reached)
-    mine = log_rules.sign(liar.bundle, run, LIAR, chain, far)
+    mine = log_rules.sign(liar.bundle, log_rules.Question(run, LIAR, chain, 1), far)
     for number in (FAR - 1, FAR):
         opened = (number, LIAR)
         for sightings in ([], [mine], seen, [*seen, mine]):
@@ -405,7 +406,8 @@ async def goes_back(liar: Liar, visits: int = 20) -> None:
             await asyncio.sleep(0.002)
             continue
         known = mine[-1]
-        message = liar.words("where", chain=known["chain"])
+        number = codec.lineage_from(known["body"]["lineage"])[-1][0][0] + 1
+        message = liar.words("where", chain=known["chain"], number=number)
         seen = await asyncio.gather(*(liar.tell(p, message) for p in HONEST))
         places = [said["sighting"]["reached"][1][0] for said in seen]
         lost = [p for p, hop in zip(HONEST, places, strict=True) if hop > known["body"]["hop"]]
@@ -456,12 +458,15 @@ def first_of(made: Network) -> int:
 def held_up(made: Network) -> float:
     """Seconds for which one peer that takes the token and never visits can stop all others.
 
-    Each of them passes it over once it was late three times for that one, and notices that up to a
-    lease late.  Before the first visit they wait in turn, a lease each.
+    Each of them passes it over once it was late three times for that one, notices that up to a
+    lease late, and waits for its turn to recover.  Before the first visit they wait in turn, a
+    lease each.
     """
-    limits, others = made.limits, len(made.peers) - 1
-    late = longest_visit(limits, made.rules().lies) + limits.lease
-    return OVERRUNS * others * late + len(made.peers) * limits.lease
+    limits, peers = made.limits, len(made.peers)
+    turns = Turns(peers, limits.lease)
+    late = longest_visit(limits, made.rules().lies, turns.longest_wait)
+    once = late + limits.lease + turns.longest_wait
+    return OVERRUNS * (peers - 1) * once + peers * limits.lease
 
 
 FIRST = ("never_visits", "never_visits_and_says_that_it_is_ahead")
@@ -469,7 +474,7 @@ FIRST = ("never_visits", "never_visits_and_says_that_it_is_ahead")
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("lie", "first"), [*((lie, 0) for lie in lying_daemons.LIES), *((lie, 1) for lie in FIRST)]
 )

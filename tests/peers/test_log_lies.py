@@ -7,6 +7,7 @@ import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from tests.peers.harness import ROUTE, Village, lived, network
 from tests.peers.liars import Liar
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.plan import Move
-from unwalk.peers.handover import log_rules
+from unwalk.peers.handover import log_rules, turns
 from unwalk.peers.handover.checks import Offer
 from unwalk.peers.handover.control_messages import Seen
-from unwalk.peers.handover.log_rules import Place, Succession
+from unwalk.peers.handover.log_rules import Place, Question, Succession
 from unwalk.peers.handover.service import Service
-from unwalk.peers.handover.turns import Turns
+from unwalk.peers.handover.turns import FREE, Turns, rounds_in
 from unwalk.peers.handover.visit import ATTEMPTS, Work, plan_of
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
@@ -175,28 +176,32 @@ def _draws(service: Service, log: dict[int, Entry]) -> None:
 def _sightings(here: Village, service: Service) -> None:
     """Nobody can make what another peer has to show too long to be handed on."""
     bundle = Liar(here.folder, LIAR).bundle
+    asked = Question(service.run_id, 0, "c")
 
     def record(generations: int) -> dict[str, Any]:
         lineage = tuple(((number, LIAR), number) for number in range(generations))
         said = Sighting(lineage[-1][0], lineage, ((0, 0), (0, 0)))
-        return log_rules.sign(bundle, service.run_id, 0, "c", said)
+        return log_rules.sign(bundle, asked, said)
 
-    assert service.succession.sighted(record(100), 0, "c")[0] == LIAR
-    assert service.succession.sighted(record(4000), 0, "c")[0] == LIAR
+    assert service.succession.sighted(record(100), asked)[0] == LIAR
+    assert service.succession.sighted(record(4000), asked)[0] == LIAR
     longer = record(codec.RECENT + 1)
     longer["sighting"]["lineage"].append([codec.RECENT + 1, LIAR, codec.RECENT + 1])
     with pytest.raises(Corrupt, match="length <= 32"):
-        service.succession.sighted(longer, 0, "c")
+        service.succession.sighted(longer, asked)
+    long = replace(asked, chain="c" * log_rules.LONGEST_SIGHTING)
     with pytest.raises(Refused, match="a sighting has"):
-        service.succession.sighted(record(1), 0, "c" * log_rules.LONGEST_SIGHTING)
+        service.succession.sighted(record(1), long)
     padded = record(1)
     padded["signature"] = padded["signature"].replace("a", "a" + " " * 40)
     with pytest.raises(Refused, match="signature is not"):
-        service.succession.sighted(padded, 0, "c")
+        service.succession.sighted(padded, asked)
 
 
-def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_once(tmp_path):
-    """From nowhere none; from its last visit one, and the next only after others had their turn."""
+def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_once(
+    tmp_path, monkeypatch
+):
+    """From nowhere none; from its last visit some, and then only after others had their turn."""
 
     async def script(here: Village) -> None:
         services = [here.start(peer) for peer in range(4)]
@@ -222,7 +227,7 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
         others = [services[p] for p in HONEST if p != holder.me]
 
         async def told(number: int, by: Service, chain: str) -> list[dict[str, Any]]:
-            seen = await by.control_messages.ask_all(chain)
+            seen = await by.control_messages.ask_all(chain, number)
             body = recovery_body(
                 run=by.run_id,
                 generation=(number, by.me),
@@ -256,6 +261,10 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
         for answer in await told(1, liar, basis.chain):
             assert answer.get("kind") != "refused"
         await here.until(partial(fenced, 1))
+        for service in services:
+            service.turns.opened.extend([monotonic()] * FREE)
+        period = 4 * holder.turns.short * rounds_in(holder.turns.doublings)
+        monkeypatch.setattr(turns, "time", lambda: 10_000 * period)  # the turn of peer 0
         await told(2, liar, basis.chain)  # the token is with the liar: nobody signs that it is lost
         await here.until(partial(refused, "shows 1 peers of 3", 3))
         for peer in HONEST:
@@ -340,7 +349,7 @@ def test_numbers_of_generations_end_where_a_peer_can_still_start_again(tmp_path)
         service.put(replace(service.state, fence=(last, 1), lineage=lineage))
         said = Sighting((last, 1), lineage, ((0, 0), pr.NOWHERE))
 
-        async def answers(chain: str = "") -> dict[int, Seen]:
+        async def answers(chain: str = "", number: int = 0) -> dict[int, Seen]:
             return {p: Seen(said, {}) for p in (0, 2, 3) if p != service.state.kept_for}
 
         service.recovery._ask = answers  # type: ignore[method-assign]
@@ -379,7 +388,7 @@ def test_however_many_generations_liars_open_an_honest_peer_can_still_recover(tm
             token=start,
             lost=-1,
             sightings=[
-                log_rules.sign(b, made.run_id, peer, chain, seen)
+                log_rules.sign(b, Question(made.run_id, peer, chain, generation[0]), seen)
                 for b in bundles
                 if b.index != peer
             ],
@@ -404,8 +413,8 @@ def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path)
         service = next(s for s in services if pr.basis(s.state) is not None)
         basis = pr.basis(service.state)
         assert basis is not None
-        seen = await service.recovery._ask(basis.chain)
-        service.recovery._recover(0, [answer.record for answer in seen.values()])
+        seen = await service.recovery._ask(basis.chain, 1)
+        service.recovery._recover(1, [answer.record for answer in seen.values()])
         guess = service.control_messages.words(ms.Opening, generation=[1, service.me])
 
         async def shown() -> Any:

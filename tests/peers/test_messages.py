@@ -19,13 +19,13 @@ from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel, Value
 
 RUN, DIGEST, OTHER = "ab" * 16, "0f" * 32, "1e" * 32
-HEAD = f'{{"protocol":3,"network":"tést","run":"{RUN}","kind":'.replace("é", "\\u00e9")
+HEAD = f'{{"protocol":4,"network":"tést","run":"{RUN}","kind":'.replace("é", "\\u00e9")
 FREE: dict[str, Any] = {"b": [1, -2.5, None, True, {"c": "ü"}], "a": {}}
 SAID = '{"b":[1,-2.5,null,true,{"c":"\\u00fc"}],"a":{}}'
 TYPES = {t.__struct_config__.tag: t for t in get_args(ms.WALK | ms.NETWORK)}
 GOLDEN: list[tuple[str, dict[str, Any], str]] = [
-    ("where", {"chain": ""}, '"where","chain":""}'),
-    ("where", {"chain": DIGEST}, f'"where","chain":"{DIGEST}"}}'),
+    ("where", {"chain": "", "number": 0}, '"where","chain":"","number":0}'),
+    ("where", {"chain": DIGEST, "number": 7}, f'"where","chain":"{DIGEST}","number":7}}'),
     (
         "release",
         {"generation": [2, 1], "place": [7, 0]},
@@ -146,6 +146,7 @@ LONG = 1 << 12
 PLACES: dict[str, list[Any]] = {
     "digest": [None, 7, "", "0F" * 32, "0f" * 31, DIGEST + "\n", DIGEST + "0", [DIGEST], "\ud800"],
     "whole": [None, -1, 1.0, True, "1", [], {}, 2**31 + 1, 2**63 - 1],
+    "number": [None, -1, 1.0, True, "1", [], {}, 2**30 + 1],
     "page": [None, 0, -1, 1.0, True, "1", [], 33, 2**31],
     "pair": [None, 7, [], [1], [1, 2, 3], [1, -1], [1, True], [1, 2.0], ["a", 1], {"0": 1}],
     "object": [None, 7, "{}", [], [{}], True],
@@ -154,7 +155,7 @@ PLACES: dict[str, list[Any]] = {
 }
 """What a field of a kind cannot be."""
 FIELDS: dict[str, dict[str, str]] = {
-    "where": {"chain": "digest"},
+    "where": {"chain": "digest", "number": "number"},
     "release": {"generation": "pair", "place": "pair"},
     "fence": {"entry": "object"},
     "opening": {"generation": "pair"},
@@ -203,9 +204,9 @@ def test_a_message_that_is_not_of_its_kind_is_refused(kind):
     assert refused({**good, "kind": "x"}) == refused({**good, "kind": "y - at z" * 30})
     for head in ({"network": 7}, {"run": None}, {"run": [RUN]}, {"kind": [kind]}):
         refused({**good, **head})
-    for protocol in (2, 4, "3", None, [3]):
-        assert refused({**good, "protocol": protocol}) == "protocol 3 is spoken here."
-    refused({**good, "protocol": 3.0})
+    for protocol in (3, 5, "4", None, [4]):
+        assert refused({**good, "protocol": protocol}) == "protocol 4 is spoken here."
+    refused({**good, "protocol": 4.0})
 
 
 def inner(kind: str, name: str, **changes: Any) -> dict[str, Any]:

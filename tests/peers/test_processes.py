@@ -14,7 +14,7 @@ import pytest
 from tests.peers.harness import JOURNAL_TIMES, check_end, network, town
 from tests.peers.trials import ENDED, PROCESSES, furthest, kind_of, run_trial
 
-QUICK = ("killed and back", "stopped past the lease", "holds the token up")
+QUICK = ("killed and back", "stopped past the lease")
 POINTS = [
     "token left#1",
     "token written#2",

@@ -106,7 +106,7 @@ def test_calls_of_any_bytes_are_answered_and_change_nothing(tmp_path):
         assert here.service.metrics.values["refusals_total"] == 300
         assert json.loads(
             await here.client.tell(
-                PEER, here.service.control_messages.words(ms.Where, chain=""), 5.0
+                PEER, here.service.control_messages.words(ms.Where, chain="", number=0), 5.0
             )
         )
 
@@ -125,7 +125,7 @@ def test_a_greeting_is_signed_for_32_bytes_only(tmp_path):
 
 def test_a_certificate_that_ends_ends_its_connections(tmp_path, monkeypatch):
     async def script(here):
-        words = here.service.control_messages.words(ms.Where, chain="")
+        words = here.service.control_messages.words(ms.Where, chain="", number=0)
         assert await here.client.tell(PEER, words, 5.0)
         later = credentials.now() + dt.timedelta(days=400)
         monkeypatch.setattr("unwalk.peers.identity.trust.now", lambda: later)
@@ -140,7 +140,7 @@ def test_a_revocation_ends_connections_that_are_open(tmp_path):
     from unwalk.peers import provision
 
     async def script(here):
-        words = here.service.control_messages.words(ms.Where, chain="")
+        words = here.service.control_messages.words(ms.Where, chain="", number=0)
         assert await here.client.tell(PEER, words, 5.0)
         here.trust.network = provision.revoke(tmp_path / "net", "peer-0", chapter=1)
         with pytest.raises(Unreachable, match="certificate of peer-0 was revoked") as caught:

@@ -16,10 +16,10 @@ from tests.peers.harness import Village, check_end, lived
 from tests.peers.liars import Liar
 from tests.peers.test_false_generations import NO, gone, route_of
 from unwalk.core.errors import Refused
-from unwalk.peers.handover.log_rules import FAR, known_by
+from unwalk.peers.handover.log_rules import Question
 from unwalk.peers.handover.log_rules import sign as sign_sighting
 from unwalk.peers.handover.service import Service
-from unwalk.peers.handover.turns import ROUNDS, TURN
+from unwalk.peers.handover.turns import FREE, TURN
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
@@ -46,16 +46,27 @@ def slower(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 class Recoverer(Liar):
     """A member that collects signatures and opens generations whenever it likes."""
 
-    async def asks(self, peers: Iterable[int], chain: str) -> list[dict[str, Any]]:
+    async def asks(
+        self, peers: Iterable[int], chain: str = "", number: int = 0
+    ) -> list[dict[str, Any]]:
         """What those sign who answer."""
 
         async def one(peer: int) -> dict[str, Any]:
             with suppress(Unreachable, TimeoutError):
-                return await self.tell(peer, self.words("where", chain=chain))
+                return await self.tell(peer, self.words("where", chain=chain, number=number))
             return {}
 
         answers = await asyncio.gather(*map(one, peers))
         return [answer for answer in answers if "sighting" in answer]
+
+    async def signs(
+        self, peers: Iterable[int], chain: str, above: int = 0
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """A number above all that those know of or have signed for, and what they sign for it."""
+        peers = list(peers)
+        seen = sightings_of(await self.asks(peers))
+        number = 1 + max([above, *(max(s.fence[0], s.promised) for s in seen)])
+        return number, await self.asks(peers, chain, number)
 
     def opens(self, kept: Parcel, number: int, seen: list[dict[str, Any]]) -> tuple[Entry, Parcel]:
         """A recovery after this copy, and what there is to go on from after it."""
@@ -155,10 +166,8 @@ def test_a_stash_of_recoveries_does_not_undo_each_one_of_the_others(tmp_path, mo
         async def fill() -> bool:
             """Another recovery, after the last one or after the visit."""
             for tip in (tips[-1], kept):
-                seen = await liar.asks(honest, tip.chain)
+                number, seen = await liar.signs(honest, tip.chain, tip.generation[0])
                 good = [s for s in seen if not s["sighting"]["waits"]]
-                known = [max(s.fence[0], s.promised) for s in sightings_of(good)]
-                number = max([tip.generation[0], *known]) + 1
                 entry, after = liar.opens(tip, number, good)
                 with suppress(Refused):
                     succession.recovery(entry["body"])
@@ -205,7 +214,9 @@ def test_a_stash_of_recoveries_does_not_undo_each_one_of_the_others(tmp_path, mo
         assert {here.services[p].state.fence for p in honest} == {(shown, me)}
         await ends_beside(here, honest, asyncio.create_task(keep_filling()))
 
-    here = lived(tmp_path, script, 4, lease=0.6, connect=1.0, visit=1.0, train__hops=hops)
+    here = lived(
+        tmp_path, script, 4, real=True, lease=0.6, connect=1.0, visit=1.0, train__hops=hops
+    )
     ended_well(here, honest)
 
 
@@ -234,7 +245,7 @@ def test_two_who_keep_the_token_by_turns_do_not_keep_it_for_ever(tmp_path, monke
     visited, opened = Counter[int](), Counter[int]()
 
     async def lies(here: Village, liar: Recoverer, service: Service, other: int, at: int) -> None:
-        run, rules = liar.network.run_id, service.succession.rules
+        run = liar.network.run_id
         kept: Parcel | None = None
         last, chain = 0, ""
         while True:
@@ -246,7 +257,7 @@ def test_two_who_keep_the_token_by_turns_do_not_keep_it_for_ever(tmp_path, monke
             fence = here.services[at].state.fence
             if kept is None or fence[1] not in honest or fence[0] <= last:
                 continue  # nobody has recovered since
-            seen = await liar.asks(honest, kept.chain)
+            number, seen = await liar.signs(honest, kept.chain)
             mine = (kept.lineage[-1][0], kept.hop)
             seen = [
                 answer
@@ -255,8 +266,8 @@ def test_two_who_keep_the_token_by_turns_do_not_keep_it_for_ever(tmp_path, monke
             ]
             first = kept.lineage[0][0]
             low = Sighting(first, kept.lineage[:1], (first, NOWHERE))
-            seen.append(sign_sighting(liar.member(other), run, liar.me, kept.chain, low))
-            number = known_by(sightings_of(seen), rules.lies, FAR * len(peers)) + 1
+            asked = Question(run, liar.me, kept.chain, number)
+            seen.append(sign_sighting(liar.member(other), asked, low))
             if (number, liar.me) <= fence:
                 continue
             entry, after = liar.opens(kept, number, seen)
@@ -306,7 +317,9 @@ def test_two_who_keep_the_token_by_turns_do_not_keep_it_for_ever(tmp_path, monke
         assert set(visited) == {one, other}, "both had the token"
         assert opened, "one of them opened a generation"
 
-    here = lived(tmp_path, script, 7, lease=lease, connect=lease, visit=3.0, train__hops=hops)
+    here = lived(
+        tmp_path, script, 7, real=True, lease=lease, connect=lease, visit=3.0, train__hops=hops
+    )
     ended_well(here, honest)
 
 
@@ -334,8 +347,8 @@ def test_late_answers_keep_nobody_from_asking_in_its_own_turn(tmp_path, monkeypa
         while True:
             for peer in honest:
                 place = hashlib.sha256(f"{peer} {signed[peer]}".encode()).hexdigest()
-                for sighting in sightings_of(await liar.asks([peer], place)):
-                    signed[peer] += not sighting.waits
+                _, seen = await liar.signs([peer], place)
+                signed[peer] += sum(not sighting.waits for sighting in sightings_of(seen))
             await asyncio.sleep(lease / 50)
 
     class Late:
@@ -367,7 +380,8 @@ def test_late_answers_keep_nobody_from_asking_in_its_own_turn(tmp_path, monkeypa
                 tries = [i * 2 * most / 40 for i in range(41)]
                 await self.wait(sender, next(filter(lambda d: misses(sender, now + d), tries), 0.0))
             run = self.liar.network.run_id
-            record = sign_sighting(self.liar.bundle, run, sender, said["chain"], self.over)
+            asked = Question(run, sender, said["chain"], said["number"])
+            record = sign_sighting(self.liar.bundle, asked, self.over)
             return codec.dump(record)
 
     def misses(peer: int, answered: float) -> bool:
@@ -391,15 +405,22 @@ def test_late_answers_keep_nobody_from_asking_in_its_own_turn(tmp_path, monkeypa
         await gone(here, me)
         here.memory.handlers[me] = Late(liar, state.fence, state.lineage)
         for peer in honest:  # as if a generation had just been opened: they go by turns
-            here.services[peer].turns.heard()
-        by_turns = ROUNDS * len(peers) * turn
+            here.services[peer].turns.opened.extend([time.monotonic()] * FREE)
+        by_turns = 2 * len(peers) * turn
         await here.until(lambda: any(here.services[p].state.fence[0] for p in honest), by_turns)
         await ends_beside(here, honest, lie)
         assert set(signed) == set(honest), "all signed for made-up places"
         assert late, "it was asked"
 
     here = lived(
-        tmp_path, script, 4, lease=lease, connect=connect, visit=2 * lease, train__hops=hops
+        tmp_path,
+        script,
+        4,
+        real=True,
+        lease=lease,
+        connect=connect,
+        visit=2 * lease,
+        train__hops=hops,
     )
     ended_well(here, honest)
 
@@ -407,7 +428,7 @@ def test_late_answers_keep_nobody_from_asking_in_its_own_turn(tmp_path, monkeypa
 def test_a_liar_that_has_signed_for_far_numbers_makes_no_turn_longer(tmp_path, monkeypatch):
     """The liar takes every token and says that it has nothing.
 
-    It says that it signed for numbers as far above all others' as anybody believes.
+    It says that it signed for numbers far above all others'.
     """
     slower(monkeypatch, 0.02)
     lease, peers, hops = 0.4, range(4), 16
@@ -436,17 +457,27 @@ def test_a_liar_that_has_signed_for_far_numbers_makes_no_turn_longer(tmp_path, m
                 others = [here.services[p] for p in honest if p != sender]
                 known = min(max(s.turns.promised, s.state.fence[0]) for s in others)
                 first = (0, route[0])
-                numbers.append(known + FAR * len(peers))
+                numbers.append(known + 16)
                 says = Sighting(first, ((first, 0),), (first, NOWHERE), promised=numbers[-1])
                 run = liar.network.run_id
-                return codec.dump(sign_sighting(liar.bundle, run, sender, said["chain"], says))
+                asked = Question(run, sender, said["chain"], said["number"])
+                return codec.dump(sign_sighting(liar.bundle, asked, says))
 
         for peer in honest:
             here.start(peer)
         here.memory.handlers[me] = TakesAll()
         await ends_beside(here, honest)
         assert len(taken) > 1
-        assert max(here.services[p].state.fence[0] for p in honest) > FAR * len(peers), numbers
+        assert max(here.services[p].state.fence[0] for p in honest) > 16, numbers
 
-    here = lived(tmp_path, script, 4, lease=lease, connect=lease, visit=4 * lease, train__hops=hops)
+    here = lived(
+        tmp_path,
+        script,
+        4,
+        real=True,
+        lease=lease,
+        connect=lease,
+        visit=4 * lease,
+        train__hops=hops,
+    )
     ended_well(here, honest)

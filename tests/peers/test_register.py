@@ -143,7 +143,8 @@ def test_a_seal_whose_process_is_killed_just_before_its_noise_is_drawn(tmp_path,
     """If it is back at once it goes on; otherwise its chapter is given up, and others go on."""
     folder, rows = tmp_path / "net", records_of(U)
     lease = 5.0 if back else 0.3
-    made = network(folder, peers=3, lease=lease, hold_out=0.0, train__hops=6, **SEALED)
+    hops = 6 if back else 12  # those that also visit peer 0
+    made = network(folder, peers=3, lease=lease, hold_out=0.0, train__hops=hops, **SEALED)
     with town(folder, made) as here:
         for peer in range(3):
             here.start(peer)

@@ -188,7 +188,7 @@ def test_a_generation_counts_only_if_a_quorum_signed_that_the_token_was_lost(tmp
         other, *rest = [s for s in services if s is not holder]
         basis = pr.basis(other.state)
         assert basis is not None
-        seen = await other.control_messages.ask_all(basis.chain)
+        seen = await other.control_messages.ask_all(basis.chain, 1)
         signed = [seen[s.me].record for s in rest]
 
         def opened(number, sightings, by=other, start=0):

@@ -155,6 +155,24 @@ def test_a_token_longer_or_shorter_than_announced_is_refused(tmp_path):
     store.close()
 
 
+def test_a_token_of_which_nothing_came_leaves_the_disk_as_it_was(tmp_path):
+    store = Store(tmp_path)
+    Incoming(store, 10).discard()
+    assert not list(store.tokens.iterdir())
+    whole = Incoming(store, 10)
+    whole.write(bytes(10))
+    whole.discard()
+    (spare,) = store.tokens.iterdir()
+    again = Incoming(store, 10)
+    assert again.path == spare, "it would be written over"
+    again.discard()
+    again.discard()
+    (kept,) = store.tokens.iterdir()
+    assert kept.read_bytes() == bytes(10)
+    assert Incoming(store, 10).path == kept
+    store.close()
+
+
 def test_one_process_at_a_time(tmp_path):
     store = Store(tmp_path)
     assert running(tmp_path) is not None

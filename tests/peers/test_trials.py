@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,33 @@ def first_peer(made: Network) -> int:
     return receiver
 
 
+def others_end(
+    folder: Path, twist: str, liar: int | None, *, hops: int = 12, seed: int = 0, visit: float
+) -> list[dict[str, Any]]:
+    """A walk of four ends though one lies, by default the first; what they wrote down of it."""
+    made = make(folder / "net", 4, hops, records=False, seed=seed, visit=visit)
+    liar = first_peer(made) if liar is None else liar
+
+    async def play(scene: Scene) -> str:
+        scene.liars.add(liar)
+        scene.twists[liar] = twist
+        await everybody(scene)
+        return twist
+
+    kind = Kind(twist, play, "the others end", lies=True)
+    with in_virtual_time(seed) as loop:
+        scene = InMemory(folder / "net", made, random.Random(seed), 60.0, loop)
+        found = loop.run_until_complete(lived(scene, kind))
+    assert (found.ended, found.why) == ([p for p in range(4) if p != liar], "")
+    check(scene, kind, found.ended)
+    return scene.events()
+
+
+def overruns(events: list[dict[str, Any]]) -> list[int]:
+    """Who was too late with the token, as the others counted it."""
+    return [line["who"] for line in events if line["event"] == "overrun"]
+
+
 @pytest.mark.parametrize(
     "twist",
     [
@@ -62,21 +91,26 @@ def first_peer(made: Network) -> int:
 )
 def test_a_first_peer_that_hands_nothing_on_does_not_stop_the_run(tmp_path, twist):
     """All others have the token that it began with: any of them goes on without it."""
-    made = make(tmp_path / "net", 4, 12, records=False, seed=0, visit=0.8)
-    first = first_peer(made)
+    others_end(tmp_path, twist, None, visit=0.8)
 
-    async def play(scene: Scene) -> str:
-        scene.liars.add(first)
-        scene.twists[first] = twist
-        await everybody(scene)
-        return "first"
 
-    kind = Kind(twist, play, "the others end", lies=True)
-    with in_virtual_time(0) as loop:
-        scene = InMemory(tmp_path / "net", made, random.Random(0), 60.0, loop)
-        found = loop.run_until_complete(lived(scene, kind))
-    assert (found.ended, found.why) == ([p for p in range(4) if p != first], "")
-    check(scene, kind, found.ended)
+def test_a_member_that_takes_the_token_and_never_visits_is_passed_over(tmp_path):
+    """It answers that all is well, for ever; the others go on after limits.visit."""
+    assert set(overruns(others_end(tmp_path, "never visits", 1, visit=0.5))) == {1}
+
+
+def test_a_token_with_huge_weights_is_refused_and_the_run_ends_without_it(tmp_path):
+    events = others_end(tmp_path, "huge weights", 1, visit=0.8)
+    reasons = [str(line.get("reason")) for line in events if line["event"] == "refused"]
+    assert any("allowed: up to 1e+09" in reason for reason in reasons)
+
+
+def test_who_waits_for_its_turn_to_recover_a_token_is_not_too_late_with_it(tmp_path):
+    """A neighbour never answers its offers, and others sign for it in its own turn alone."""
+    twist = "never answers an offer"
+    late = overruns(others_end(tmp_path, twist, 1, hops=16, seed=3, visit=0.7))
+    assert len(late) > 1, "after the first one they go by turns"
+    assert set(late) == {1}
 
 
 def test_a_seal_that_its_peer_never_begins_holds_up_nobody(tmp_path):

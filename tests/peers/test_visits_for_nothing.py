@@ -20,7 +20,7 @@ from tests.peers.deletions import (
     records_of,
     trained_on,
 )
-from tests.peers.harness import ROUTE
+from tests.peers.harness import ROUTE, carry_out
 from tests.peers.liars import PATIENCE, Liar
 from unwalk.peers.handover.visit import Mark
 from unwalk.peers.protocol import codec
@@ -67,7 +67,7 @@ def test_a_peer_that_died_in_its_only_visit_can_still_forget(tmp_path, monkeypat
         finally:
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main())
     assert [spec.method for spec in here.peers[victim].specs] == ["restart"]
     assert check(here, victim, "chapter-1")["claims"][0]["grade"] == "exact"
 
@@ -149,7 +149,7 @@ def test_a_token_that_is_refused_leaves_no_mark_in_the_records(tmp_path, slow, m
             going_on.set()
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main(), real=True)
 
 
 async def offer(here: Hamlet, victim: int):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ from unwalk.peers.decisions.walk_end import end_text, void_closing
 from unwalk.peers.handover.control_messages import Seen
 from unwalk.peers.handover.recovery import Recovery
 from unwalk.peers.handover.service import Service
+from unwalk.peers.handover.turns import Turns
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.lifecycle.progress import VANISHED
@@ -190,13 +190,16 @@ NOTHING, HAS_IT = pr.sighting(HERE), replace(pr.sighting(HERE), reached=(HERE.fe
         ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 5, 0, False),  # it may be at its first visit
         ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {}, 11, 0, True),  # for limits.visit
         ({1: HAS_IT, 3: NOTHING, U: NOTHING}, {}, 5, 0, True),  # anybody else has to show it
-        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 27, 27, False),
-        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 29, 29, True),  # 2 (limits.visit + 4 leases)
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 47, 47, False),
+        ({1: NOTHING, 3: NOTHING, U: HAS_IT}, {U: {}}, 49, 49, True),  # 2 (limits.visit + 14)
         ({1: NOTHING, 3: NOTHING}, {}, 20, 20, True),  # who showed it is away
     ],
 )
 def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, since, given_up):
-    """Leases of a second, limits.visit ten of them, one of four lies; U begins the walk."""
+    """Leases of a second, limits.visit ten of them, one of four lies; U begins the walk.
+
+    Four leases are what a silent neighbour costs, ten what five turns take.
+    """
 
     async def answer(value):
         return value
@@ -209,17 +212,18 @@ def test_a_peer_votes_for_giving_up_by_what_it_saw_itself(said, shown, leases, s
         limits=Limits(lease=1.0, visit=10.0),
         chapter=SimpleNamespace(left=frozenset(), spec="some", number=1, model=""),
         poll=SimpleNamespace(rules=SimpleNamespace(lies=1)),
+        turns=Turns(4, 1.0),
         journal=Journal(None, "peer-0", []),
     )
     control_messages: Any = SimpleNamespace(
-        ask_all=lambda chain: answer(heard),
+        ask_all=lambda chain, number: answer(heard),
         beginnings=lambda: answer(shown),
         learn=lambda peer, sighting: answer(None),
     )
     ends: Any = SimpleNamespace(void=None)
     recovery = Recovery(service, control_messages, ends)
     recovery.since -= leases
-    recovery.begun = monotonic() - since if since else None
+    recovery.begun = recovery.since + leases - since if since else None  # by its own clock
     assert not recovery.consents, "not before it has looked"
     asyncio.run(recovery._perhaps_give_up())
     assert recovery.consents == given_up

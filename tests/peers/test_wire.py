@@ -274,7 +274,7 @@ def test_a_token_goes_the_way_that_was_opened_for_it(made):
         here, there = ends(made, 0, 1)
         echo = Echo()
         await there.start(echo)
-        await here.ready(1)
+        await here.ready(1, b"e")
         way = here.way
         while not there.calls[0]:  # its head is there, and is counted
             await asyncio.sleep(0.01)
@@ -287,6 +287,53 @@ def test_a_token_goes_the_way_that_was_opened_for_it(made):
     scene(script)
 
 
+class Early(Echo):
+    """Notes an envelope when it comes, before there is anything more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.envelopes: list[bytes] = []
+
+    async def take(self, sender, envelope, chunks):
+        self.envelopes.append(envelope)
+        return await super().take(sender, envelope, chunks)
+
+
+def test_an_envelope_is_there_before_its_token_and_another_one_replaces_it(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        early = Early()
+        await there.start(early)
+        await here.ready(1, b"e")
+        while not early.envelopes:
+            await asyncio.sleep(0.01)
+        announced = here.way
+        assert (
+            await here.hand(1, b"other", lambda: sent(b"x"), 5.0) == hashlib.sha256(b"x").digest()
+        )
+        assert announced.call.cancelled(), "what was announced is not what came"
+        assert early.envelopes == [b"e", b"other"]
+        assert early.calls == [(0, b"other", 1)]
+
+    scene(script)
+
+
+def test_whoever_announces_a_token_and_sends_none_is_not_waited_for(made):
+    async def script():
+        here, there = ends(made, 0, 1)
+        limits = replace(there.bundle.network.limits, connect=0.3)
+        there.bundle = replace(there.bundle, network=replace(there.bundle.network, limits=limits))
+        echo = Echo()
+        await there.start(echo)
+        await here.ready(1, b"e")
+        with pytest.raises(grpc.aio.AioRpcError, match="said nothing for 0"):
+            await here.way.call
+        assert echo.calls == []
+        assert not there.calls[0]
+
+    scene(script)
+
+
 def test_a_way_that_no_token_goes_is_closed_and_nobody_minds(made):
     async def script():
         here, there = ends(made, 0, 1)
@@ -295,7 +342,7 @@ def test_a_way_that_no_token_goes_is_closed_and_nobody_minds(made):
             end.bundle = replace(end.bundle, network=replace(end.bundle.network, limits=limits))
         echo = Echo()
         await there.start(echo)
-        await here.ready(1)
+        await here.ready(1, b"e")
         way = here.way
         while way.open:
             await asyncio.sleep(0.01)
@@ -304,7 +351,7 @@ def test_a_way_that_no_token_goes_is_closed_and_nobody_minds(made):
         assert way.call.cancelled(), "the far end had not lost its patience yet"
         assert echo.calls == []
         assert await here.hand(1, b"e", lambda: sent(b"x"), 5.0)
-        await here.ready(2)  # which is down
+        await here.ready(2, b"e")  # which is down
         assert here.way is None
 
     scene(script)
@@ -326,16 +373,16 @@ def test_a_call_that_ends_without_a_word_is_no_offer(made):
 def test_a_certificate_revoked_since_the_way_was_opened_is_refused(made):
     async def script():
         here, there = ends(made, 0, 1)
-        echo = Echo()
-        await there.start(echo)
-        await here.ready(1)
-        while not there.calls[0]:
+        early = Early()
+        await there.start(early)
+        await here.ready(1, b"e")
+        while not early.envelopes:
             await asyncio.sleep(0.01)
         provision.revoke(made, "peer-0", chapter=1)
         there.trust = Bundle.read(made / "peer-1").trust()
         with pytest.raises(Unreachable, match="was revoked") as caught:
             await here.hand(1, b"e", lambda: sent(b"x"), 5.0)
         assert caught.value.certain
-        assert echo.calls == []
+        assert early.calls == []
 
     scene(script)

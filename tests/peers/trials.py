@@ -37,11 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.peers.deletions import write_records
-from tests.peers.harness import CONTEXT, Town
+from tests.peers.harness import Town
 from tests.peers.scheduler import Endless, in_virtual_time
 from tests.peers.trials_checks import Violation, check
 from tests.peers.trials_kinds import KINDS, Kind, honest
 from tests.peers.trials_scenes import DidNotEnd, InMemory, InProcesses, Scene, make
+from tests.processes import CONTEXT
 from unwalk.experiments.study import provenance
 from unwalk.peers.identity.network_file import Network
 
@@ -50,9 +51,9 @@ HOPS, HOPS_WITH_REQUEST = 20, 12
 """Visits of training, at most with requests after it."""
 NETWORKS = 8
 """Networks that trials in memory take in turn: making keys takes longer than a walk."""
-LIMIT = {PROCESSES: 60.0, MEMORY: 120.0}
+LIMIT = {PROCESSES: 150.0, MEMORY: 120.0}
 """Seconds, of the clock or of the loop's time, after which a trial did not end."""
-PATIENCE = 150.0
+PATIENCE = 300.0
 """Seconds after which a worker that says nothing is ended."""
 COUNT = {PROCESSES: 400, MEMORY: 20_000}
 ENDED, VIOLATED, NOT_ENDED = "ended", "violated", "did not end"

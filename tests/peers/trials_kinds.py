@@ -431,7 +431,8 @@ async def false_fence(scene: Scene) -> str:
         for number in (lineage[-1][0][0] + 1, 9, 2**31 - 1):
             generation = (number, me)
             said = Sighting(lineage[-1][0], lineage, (lineage[-1][0], (hop, 0)))
-            shown = [log_rules.sign(liar.bundle, run, me, last["chain"], said)]
+            asked = log_rules.Question(run, me, last["chain"], number)
+            shown = [log_rules.sign(liar.bundle, asked, said)]
             body = recovery_body(
                 run=run,
                 generation=generation,

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.peers import deletions, harness
-from tests.peers.harness import CONTEXT, Town
+from tests.peers.harness import Town
 from tests.peers.liars import Liar, lying
 from tests.peers.scheduler import LIFE, Life, Loop, Post
 from tests.peers.trials_twists import TWISTS, Twist
+from tests.processes import CONTEXT
 from unwalk.core.errors import UnwalkError
 from unwalk.peers import daemon
 from unwalk.peers.handover.service import Service

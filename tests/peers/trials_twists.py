@@ -56,6 +56,16 @@ def refuses(chapters: Chapters, service: Service) -> None:
     service.receiver.take = no  # type: ignore[method-assign]
 
 
+def never_answers_an_offer(chapters: Chapters, service: Service) -> None:
+    """Lets every token wait until the sender gives up, and answers everything else."""
+
+    async def never(sender: int, chunks: AsyncIterator[bytes], message: ms.Message) -> Answer:
+        await asyncio.sleep(LONG)
+        return refusal("too late.")
+
+    service.receiver.take = never  # type: ignore[method-assign]
+
+
 class _Withheld:
     """The bytes of a token, and then nothing."""
 
@@ -99,7 +109,8 @@ def false_sightings(chapters: Chapters, service: Service) -> None:
                 said,
             ]
         )
-        return log_rules.sign(service.bundle, service.run_id, sender, message.chain, said)
+        asked = log_rules.Question(service.run_id, sender, message.chain, message.number)
+        return log_rules.sign(service.bundle, asked, said)
 
     service.control_messages.answers[ms.Where] = lie
 
@@ -143,8 +154,8 @@ class Echo:
     async def stop(self) -> None:
         await self.transport.stop()
 
-    async def ready(self, peer: int) -> None:
-        await self.transport.ready(peer)
+    async def ready(self, peer: int, envelope: bytes) -> None:
+        await self.transport.ready(peer, envelope)
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
         self.said.append(message)
@@ -190,6 +201,7 @@ TWISTS: dict[str, Twist] = {
     "never visits": never_visits,
     "huge weights": huge_weights,
     "refuses": refuses,
+    "never answers an offer": never_answers_an_offer,
     "withholds the stamp": withholds_stamp,
     "false sightings": false_sightings,
     "wrong receipts": wrong_receipts,

@@ -20,7 +20,7 @@ from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
-from unwalk.peers.handover.visit import plan_of, token_size
+from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
@@ -37,6 +37,7 @@ from unwalk.peers.identity.network_file import Limits, Member, Network
 from unwalk.peers.identity.trust import read_network, signed_document
 from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
+from unwalk.tasks.features import KEYS as FEATURES
 
 ISSUED = "issued"
 
@@ -63,7 +64,7 @@ def make_network(
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
     said = {"streams": VERSION, **settings}
-    network = Network(name, members, said, given, noise, lies=lies)
+    network = agreed(Network(name, members, said, given, noise, lies=lies))
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
@@ -79,6 +80,18 @@ def make_network(
         for member in members:
             make_bundle(folder, member.name, days)
     return network
+
+
+def agreed(network: Network) -> Network:
+    """The network with the digest of its fixed features in its settings, which all peers compare.
+
+    One that was given already is checked, here as at every peer.
+    """
+    features = assembled_of(network).task.features
+    if features is None:
+        return network
+    digest = {"data.extractor_digest": features.extractor.digest}
+    return replaced(network, settings={**network.settings, **digest})
 
 
 def network_of(folder: Path) -> tuple[Network, Authority]:
@@ -262,6 +275,11 @@ def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
     """A further run of the same peers, with ``settings`` put over the present ones."""
     network, authority = network_of(folder)
     merged = {**network.settings, **settings}
-    changed = replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
+    if any(f"data.{key}" in settings for key in FEATURES):
+        merged.pop("data.extractor_digest", None)  # of the features before
+    merged |= settings
+    changed = agreed(
+        replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
+    )
     changed.limits.check_token(token_size(plan_of(changed)))
     return publish(folder, changed, authority)

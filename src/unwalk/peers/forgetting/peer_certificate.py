@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from unwalk.certificates import Verdict, certificate_of, verify
 from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
 from unwalk.certificates.signing import check_signature, sign
+from unwalk.certificates.words import in_words
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
 from unwalk.core.transcript import (
     LONGEST,
@@ -47,6 +48,7 @@ from unwalk.peers.identity.trust import Bundle, Trust, network_from, read_networ
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.schedule import Spec, line, marked, run_of
 from unwalk.peers.storage.database import read_only
+from unwalk.reports.certificate_page import render_certificate
 from unwalk.runs.assemble import resolve
 from unwalk.runs.store import write_file
 
@@ -620,3 +622,10 @@ def verified(place: Path, authority: Path, network: Path | None = None) -> dict[
     if transcript is not None:
         verdict = check(document, transcript, place, authority, network).added_to(verdict)
     return {**verdict.to_json(document), "replayed": False}
+
+
+def printed(place: Path, checked: Mapping[str, Any]) -> str:
+    """The certificate in a file as a page, with what :func:`verified` said of it."""
+    document = {} if checked["problems"] else read_certificate(place)
+    words = in_words(document) if document else {}
+    return render_certificate(document, words, checked, f"{now():%Y-%m-%d}")

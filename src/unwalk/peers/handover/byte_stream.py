@@ -28,6 +28,18 @@ AHEAD = 4
 """So many pieces may have arrived that are not hashed and written yet."""
 
 
+async def begun(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same once the first of them is there: an offer may come long before its token."""
+    first = await anext(chunks, b"")
+
+    async def all_of_them() -> AsyncIterator[bytes]:
+        yield first
+        async for chunk in chunks:
+            yield chunk
+
+    return all_of_them()
+
+
 async def pieces(chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
     """The pieces of ``size`` bytes; what follows them stays in ``chunks``."""
     left = size

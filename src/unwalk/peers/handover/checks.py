@@ -144,23 +144,21 @@ class OfferChecks:
         if signer != expected or body.get("peer") != signer:
             raise Refused(f"the log entry was not signed by peer {expected}.")
 
-    def content(self, offer: Offer, path: Path) -> TokenFile:
+    def content(self, offer: Offer, file: TokenFile) -> None:
         """Check what is in the token's file; its digest is checked in ``receiving.py``."""
-        file = self._opened(path)
+        self._tensors(file)
         done = file.header["hop"] - self.work.base
         if done != offer.parcel.hop:
             raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
-        return file
 
-    def _opened(self, path: Path) -> TokenFile:
-        file = open_token(path, len(self.network.peers))
+    def _tensors(self, file: TokenFile) -> None:
         largest = self.network.limits.weight
         check_token(file, self.work.expected, self.work.optional, largest)
-        return file
 
     def final_content(self, path: Path) -> None:
         """The bytes of the token after the last hop."""
-        file = self._opened(path)
+        file = open_token(path, len(self.network.peers))
+        self._tensors(file)
         done = file.header["hop"] - self.work.base
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")

@@ -10,7 +10,7 @@ from typing import Any
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.history import beginning, opening
 from unwalk.peers.handover.doorway import Answer
-from unwalk.peers.handover.log_rules import MOST_RECOVERIES, Place
+from unwalk.peers.handover.log_rules import MOST_RECOVERIES, Place, Question
 from unwalk.peers.handover.log_rules import sign as sign_sighting
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol import codec
@@ -60,12 +60,11 @@ class ControlMessages:
             walk.store.space.check()  # as if it were away: the others go on, and nobody waits
         if walk.state.committed is not None:
             self.wake.set()  # somebody who asks after the end may lack the final token
-        number, opened = walk.state.fence[0], len(walk.state.lineage) - 1
-        waits, promised = walk.turns.answer(
-            sender, message.chain, number, opened, lost=walk.is_lost
-        )
+        lost = walk.is_lost and sender in walk.poll.rules.members
+        waits, promised = walk.turns.answer(sender, message.number, walk.state.fence[0], lost=lost)
         sighting = replace(pr.sighting(walk.state), waits=waits, promised=promised)
-        return sign_sighting(walk.bundle, walk.run_id, sender, message.chain, sighting)
+        asked = Question(walk.run_id, sender, message.chain, message.number)
+        return sign_sighting(walk.bundle, asked, sighting)
 
     async def _released(self, sender: int, message: ms.Release) -> Answer:
         walk = self.walk
@@ -131,15 +130,17 @@ class ControlMessages:
         answers = await asyncio.gather(*(self._ask(p, message, field) for p in others))
         return {p: a for p, a in zip(others, answers, strict=True) if a is not None}
 
-    async def ask_all(self, chain: str = "") -> dict[int, Seen]:
-        """Where each reachable peer last saw the token, signed for whoever recovers from there."""
-        walk, message, seen = self.walk, self.words(ms.Where, chain=chain), dict[int, Seen]()
+    async def ask_all(self, chain: str = "", number: int = 0) -> dict[int, Seen]:
+        """Where each reachable peer last saw the token, signed for a recovery of this number."""
+        walk, seen = self.walk, dict[int, Seen]()
+        message = self.words(ms.Where, chain=chain, number=number)
+        asked = Question(walk.run_id, walk.me, chain, number)
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         answers = await asyncio.gather(*(self._exchange(p, message) for p in others))
         for peer, record in zip(others, answers, strict=True):
             try:
                 with codec.reading("a sighting"):
-                    who, sighting = walk.succession.sighted(record, walk.me, chain)
+                    who, sighting = walk.succession.sighted(record, asked)
             except UnwalkError:
                 continue
             if who == peer:
@@ -181,7 +182,6 @@ class ControlMessages:
         finally:
             self.hearing.discard(peer)
         if fence > walk.state.fence and not walk.closed:
-            walk.turns.heard()
             walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))

@@ -27,13 +27,11 @@ from unwalk.peers.protocol.schedule import NO_TOKEN
 from unwalk.walks import NOBODY
 from unwalk.walks.routes import Uniform
 
-PREFIX = b"unwalk-sighting-2:"
+PREFIX = b"unwalk-sighting-3:"
 MOST_ENTRIES = 64
 """Entries of the log that travel with a token; what is missing is asked for."""
 MOST_RECOVERIES = 4096
 """Entries of one log besides its hops."""
-FAR = 4
-"""A number is made up if it is more than so many times the peers above what others know of."""
 LONGEST_SIGHTING = 2048
 """Bytes that a signed sighting may have: a recovery shows one of each peer, in one message."""
 SIGNED = ("sighting", "signature", "certificate")
@@ -41,16 +39,25 @@ SECRET = {ev.GaussianNoise: ("std", "sensitivity", "grid"), ev.Start: ("travels"
 """Fields of events that do not follow from the plan alone."""
 
 
-def words(run: str, asker: int, chain: str, sighting: Mapping[str, Any]) -> bytes:
-    """What a sighting's signature is on: who asked, and from where it would go on."""
-    said = {"run": run, "asker": asker, "chain": chain, "sighting": dict(sighting)}
-    return PREFIX + canonical(said).encode()
+@dataclass(frozen=True)
+class Question:
+    """Who asked where the token is: from where it would go on, and under which number."""
+
+    run: str
+    asker: int
+    chain: str = ""
+    number: int = 0
 
 
-def sign(bundle: Bundle, run: str, asker: int, chain: str, sighting: Sighting) -> dict[str, Any]:
+def words(asked: Question, sighting: Mapping[str, Any]) -> bytes:
+    """What a sighting's signature is on."""
+    return PREFIX + canonical({**vars(asked), "sighting": dict(sighting)}).encode()
+
+
+def sign(bundle: Bundle, asked: Question, sighting: Sighting) -> dict[str, Any]:
     """A sighting with this peer's signature."""
     record = codec.sighting_to(sighting)
-    signature = bundle.sign(words(run, asker, chain, record)).hex()
+    signature = bundle.sign(words(asked, record)).hex()
     pem = bundle.certificate_pem.decode()
     return {"sighting": record, "signature": signature, "certificate": pem}
 
@@ -67,20 +74,6 @@ def share_of(peers: int) -> int:
 def opened_by(peer: int, lineage: Lineage) -> int:
     """How many generations of a lineage a peer has opened; nobody opened the first one."""
     return sum(opener == peer for (_, opener), _ in lineage[1:])
-
-
-def known_by(seen: Iterable[Sighting], lies: int, most: int) -> int:
-    """The highest number of a generation that ``seen`` know of or signed for.
-
-    Up to ``lies`` may make a number up: what is more than ``most`` above all others does not count.
-
-    >>> far, near = Sighting((90, 0), (), ((9, 0), (1, 0))), Sighting((2, 0), (), ((2, 0), (1, 0)))
-    >>> known_by([far, near], 1, 4), known_by([far, near], 0, 4)
-    (2, 90)
-    """
-    numbers = sorted((max(s.fence[0], s.promised) for s in seen), reverse=True)
-    limit = numbers[min(lies, len(numbers) - 1)] + most if numbers else most
-    return max((n for n in numbers if n <= limit), default=0)
 
 
 def _public(event: ev.Event) -> tuple[Any, ...]:
@@ -191,11 +184,11 @@ class Succession:
         if all(_foreseen(events) != _foreseen(one) for one in planned):
             raise Refused(f"visit {hop} at peer {peer} tells of other work than the plan's.")
 
-    def sighted(self, record: Any, asker: int, chain: str) -> tuple[int, Sighting]:
+    def sighted(self, record: Any, asked: Question) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""
         found = codec.fields_of(record, "a sighting", *SIGNED)
         sighting = codec.sighting_from(found["sighting"])
-        data = words(self.run, asker, chain, found["sighting"])
+        data = words(asked, found["sighting"])
         if len(data) > LONGEST_SIGHTING:
             raise Refused(f"a sighting has {len(data)} bytes; allowed: {LONGEST_SIGHTING}.")
         pem, signature = str(found["certificate"]), str(found["signature"])
@@ -205,10 +198,10 @@ class Succession:
     def recovery(self, body: Mapping[str, Any]) -> tuple[Generation, Lineage]:
         """The generation that a recovery opened, and its lineage; refused unless it was allowed.
 
-        A quorum has to sign that as far as they know the token may be lost.  It goes on from the
+        A quorum of those who count has to sign for this number that as far as they know the token
+        may be lost: the peer itself, and others than the one that lost it.  It goes on from the
         furthest copy that any of them has: one of the highest generation, and in it of the latest
-        visit, and its number is above all that they know of or signed for.  That the generations
-        before were opened is seen in the log.
+        visit.  That the generations before were opened is seen in the log.
         """
         peer, hop = body["peer"], body["hop"]
         lineage = codec.lineage_from(body["lineage"])
@@ -216,31 +209,27 @@ class Succession:
         before = tuple(rest)
         if not before or since != hop or generation != tuple(body["generation"]):
             raise Refused("a recovery does not open one generation after another.")
+        if peer not in self.rules.members:
+            raise Refused(f"peer {peer} opens a generation and does not count any more.")
         most = share_of(len(self.trust.network.peers))
         if opened_by(peer, lineage) > most:
             raise Refused(f"peer {peer} opens more than {most} generations of one walk.")
         items = codec.listed(body["sightings"], "sightings", most=len(self.rules.members))
         seen: dict[int, Sighting] = {}
+        asked = Question(self.run, peer, body["previous"], generation[0])
         for item in items:
-            who, sighting = self.sighted(item, peer, body["previous"])
-            if who in self.rules.members and who != peer:
+            who, sighting = self.sighted(item, asked)
+            if who in self.rules.members and who not in (peer, body["lost"]):
                 seen[who] = sighting
         agree = 1 + sum(not sighting.waits for sighting in seen.values())
         if agree < self.rules.quorum:
             raise Refused(f"a recovery shows {agree} peers of {self.rules.quorum}.")
-        peers = len(self.trust.network.peers)
-        known_of = known_by(seen.values(), self.rules.lies, FAR * peers)
-        seen.pop(body["lost"], None)  # where that one says to be does not matter
         for sighting in seen.values():
             reached, place = sighting.reached
             if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
-        if before[-1][0][0] > known_of:
-            raise Refused(
-                f"a recovery goes on from generation {before[-1][0]}, which nobody knows."
-            )
-        if generation != (known_of + 1, peer):
-            raise Refused(f"a recovery opens generation {generation}, not {known_of + 1}.")
+        if generation[1] != peer or generation[0] <= before[-1][0][0]:
+            raise Refused(f"peer {peer} opens generation {generation} after {before[-1][0]}.")
         return generation, lineage
 
     def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:

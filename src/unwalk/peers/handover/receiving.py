@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import Corrupt, Refused
-from unwalk.peers.handover.byte_stream import pieces, receive_bytes
+from unwalk.peers.handover.byte_stream import begun, pieces, receive_bytes
 from unwalk.peers.handover.checks import Offer, OfferChecks
 from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.doorway import STOPPING, Answer
@@ -27,7 +27,7 @@ from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming, KeptLocal
-from unwalk.peers.storage.token_files import TokenFile
+from unwalk.peers.storage.token_files import TokenFile, open_token, token_in
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 
@@ -68,6 +68,10 @@ class Receiving:
 
     async def _offered(self, sender: int, said: ms.Offer, chunks: AsyncIterator[bytes]) -> Answer:
         offer = self.walk.gate.offer(sender, said)
+        self.walk.work.draws(offer.parcel.hop + 1)  # looked up before the bytes are there
+        chunks = await begun(chunks)
+        if self.walk.closed:
+            raise Refused(STOPPING)
         reply = await self._take(offer, chunks)
         first = reply.kind == "accepted" and self.walk.came_first(offer.parcel)
         return codec.reply_to(reply, first=first)
@@ -123,23 +127,24 @@ class Receiving:
         """Receive all of the token, flush it to disk, and check everything that can be checked.
 
         The visit begins as soon as the token's content and route are known to be in order; the disk
-        and all other checks come after that.  A large token is flushed while its content is looked
-        through.  When what was done is noted in ``times``.
+        and all other checks come after that.  A small token is looked through in memory before it
+        is written, and the visit reads it there; a large one is looked through in its file, while
+        that is flushed.  When what was done is noted in ``times``.
         """
         gate, loop = self.walk.gate, asyncio.get_running_loop()
         flushed: asyncio.Future[None] | None = None
         try:
-            if offer.size <= CHUNK:  # written and looked through sooner than a thread would start
-                data = b"".join([piece async for piece in pieces(chunks, offer.size)])
-                incoming.put_part(data)
+            if offer.size <= CHUNK:
+                data = bytearray().join([piece async for piece in pieces(chunks, offer.size)])
                 times["arrived"] = monotonic()
-                file = gate.content(offer, incoming.path)
+                file = token_in(data, incoming.path.name, len(self.walk.network.peers))
+                gate.content(offer, file)
                 self._begin(incoming, offer, file, kept)
-                flushed = self.walk.on_disk(_flush, incoming, data, times)
+                flushed = self.walk.on_disk(_flush, incoming, times, memoryview(data))
             else:
                 await receive_bytes(self.walk, incoming, chunks)
                 times["arrived"] = monotonic()
-                flushed = self.walk.on_disk(_flush, incoming, b"", times)
+                flushed = self.walk.on_disk(_flush, incoming, times)
                 look = partial(_look, gate, offer, incoming.path)
                 file = await loop.run_in_executor(self.walk.hashing, look)
                 self._begin(incoming, offer, file, kept)
@@ -190,11 +195,16 @@ class Receiving:
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     give_back()  # what the pieces lay in; the token itself is about to be read
-    return gate.content(offer, path)
+    file = open_token(path, len(gate.network.peers))
+    gate.content(offer, file)
+    return file
 
 
-def _flush(incoming: Incoming, data: bytes, times: dict[str, float]) -> None:
-    """``data`` is what was not hashed while it arrived."""
+def _flush(incoming: Incoming, times: dict[str, float], data: memoryview | None = None) -> None:
+    """``data`` is what was not written while it arrived; hashed last, when the visit has begun."""
+    if data is not None:
+        incoming.put_part(data)
     incoming.finish()
-    incoming.hash_part(data)
+    if data is not None:
+        incoming.hash_part(data)
     times["flushed"] = monotonic()

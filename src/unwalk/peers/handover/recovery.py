@@ -11,7 +11,7 @@ from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.control_messages import ControlMessages, Seen
 from unwalk.peers.handover.end_vote import Ends
-from unwalk.peers.handover.log_rules import FAR, known_by, opened_by, share_of
+from unwalk.peers.handover.log_rules import opened_by, share_of
 from unwalk.peers.handover.moves import move_to, words_of
 from unwalk.peers.handover.walk import TRIES, Walk, longest_visit
 from unwalk.peers.protocol import codec
@@ -43,6 +43,8 @@ class Recovery:
         self.since = monotonic()
         self.again = 0.0
         self.refused = False  # others did not sign for this peer, though the token is lost
+        self.known: list[int] = []  # the numbers that others say that they know of, or signed for
+        self.asked = 0  # how often others were asked to sign
         self.late = False  # then whoever had it was too late
         self.handed: tuple[pr.Parcel, float] | None = None
         self.overruns: dict[int, int] = {}
@@ -80,22 +82,16 @@ class Recovery:
     async def _own_turn(self) -> None:
         """Wait for a lease, or until others sign for this peer if that is soon.
 
-        Nothing else is begun then: a peer that answers slowly could make it miss its turn.
+        Nothing is begun that could last until then: a peer that answers slowly could make it miss
+        its turn.  In its turn it asks again and again.
         """
         walk = self.walk
-        lease, before = walk.limits.lease, walk.state
-        soon = walk.turns.starts_in(walk.me, len(before.lineage) - 1)
-        end = monotonic() + (soon if 0.0 < soon < 2.0 * lease else lease)
-        while (left := end - monotonic()) > 0.0:
-            await asyncio.sleep(min(left, lease / 4))
-            if pr.basis(walk.state) is None or walk.state.fence != before.fence:
-                self.refused = self.late and pr.basis(walk.state) is not None
-                return
-
-    @property
-    def _visit(self) -> float:
-        """Seconds after which a peer that has the token should have handed it on."""
-        return longest_visit(self.walk.limits, self.walk.poll.rules.lies)
+        limits, soon = walk.limits, walk.turns.starts_in(walk.me)
+        near = soon < limits.lease + 2.0 * limits.connect
+        end = monotonic() + (max(soon, limits.lease / 4) if near else limits.lease)
+        while self.refused and (left := end - monotonic()) > 0.0:
+            await asyncio.sleep(min(left, limits.lease / 4))
+            self.refused = pr.basis(walk.state) is not None
 
     def _overrun(self) -> bool:
         """Whether the peer that has the token should have handed it on, or taken it, by now.
@@ -108,14 +104,16 @@ class Recovery:
         if parcel is None:
             self.handed = None
             return False
-        turn = 0.0 if parcel.hop else limits.lease * (1 + self.walk.me)
-        patience = TRIES * limits.lease if state.held is not None else self._visit + turn
         if self.handed is None or self.handed[0] != parcel:
             self.handed = (parcel, now)
-        elif now - self.handed[1] > patience:
-            self.handed = (parcel, now)
-            return True
-        return False
+        patience = TRIES * limits.lease
+        if state.held is None:
+            first = 0.0 if parcel.hop else limits.lease * (1 + self.walk.me)
+            patience = self.walk.patience(self.handed[1]) + first
+        if now - self.handed[1] <= patience:
+            return False
+        self.handed = (parcel, now)
+        return True
 
     async def look_around(self, *, overrun: bool = False) -> None:
         """Ask all, decide, and go on from this peer's copy if the token is lost.
@@ -124,10 +122,13 @@ class Recovery:
         """
         walk, again = self.walk, self.refused
         before, fence = pr.basis(walk.state), walk.state.fence
+        self.asked = self.asked if again else 0
         self.refused, self.late = False, overrun
         chain = "" if before is None else before.chain
-        for asked in (chain,) if again else ("", chain):
-            seen = await self._ask(asked)
+        for signed in (True,) if again else (False, True):
+            asked = (chain, self._number()) if signed else ("", 0)
+            seen = await self._ask(*asked)
+            self._note_numbers(seen)
             learnt = (self.control_messages.learn(p, s.sighting) for p, s in seen.items())
             await asyncio.gather(*learnt)
             for peer, answer in list(seen.items()):
@@ -135,7 +136,8 @@ class Recovery:
                     del seen[peer]  # it did not show what it says that it knows
                     overrun |= peer == pr.awaited(walk.state)
             if pr.basis(walk.state) != before or walk.state.fence != fence:
-                self.refused = overrun  # the answers are about something that is over
+                # the answers are about something that is over
+                self.refused = (again or overrun) and pr.basis(walk.state) is not None
                 return
             answers = {p: s.sighting for p, s in seen.items()}
             if overrun:
@@ -150,26 +152,39 @@ class Recovery:
                 walk.handed = None  # that peer says itself that it has visited
             walk.put(pr.released(walk.state, *max(s.reached for s in answers.values())))
         elif verdict.kind == "recover" and not walk.stopping:
-            records = {p: seen[p] for p in answers}
-            self.refused = not await self._go_on(records, overrun=overrun)
+            records = [seen[p].record for p in answers]
+            self.refused = not await self._go_on(asked[1], records, overrun=overrun)
 
-    async def _go_on(self, seen: dict[int, Seen], *, overrun: bool) -> bool:
+    def _number(self) -> int:
+        """The number of the next generation: above all that others know of or have signed for.
+
+        Some may have made theirs up, so high that others do not sign for one above.  So of the
+        highest none is left out at first, then one, up to as many as may lie, and none again.
+        """
+        walk = self.walk
+        left_out = self.asked % (walk.poll.rules.lies + 1)
+        self.asked += 1
+        known = [walk.turns.promised, walk.state.fence[0], *self.known[left_out:]]
+        return min(1 + max(known), codec.LAST_GENERATION)
+
+    def _note_numbers(self, seen: dict[int, Seen]) -> None:
+        """Note what others know of; nobody has signed for a number that is too high for now."""
+        said = [max(s.sighting.fence[0], s.sighting.promised) for s in seen.values()]
+        highest = self.walk.turns.highest
+        self.known = sorted((number for number in said if number < highest), reverse=True)
+
+    async def _go_on(self, number: int, records: list[dict[str, Any]], *, overrun: bool) -> bool:
         """Go on from this peer's copy, if others would believe that; whether it did."""
         walk, before = self.walk, pr.basis(self.walk.state)
         assert before is not None
         fence, lost, peers = walk.state.fence, pr.awaited(walk.state), len(walk.network.peers)
-        sightings = [s.sighting for s in seen.values()]
-        highest = known_by(sightings, walk.poll.rules.lies, FAR * peers)
-        if highest < max(before.generation[0], fence[0]):
-            await self.control_messages.announce()  # so others can sign that they know of it
-            return False
         full = opened_by(walk.me, before.lineage) >= share_of(peers)
-        if full or max(highest, fence[0]) >= codec.LAST_GENERATION:
+        if full or number <= max(fence[0], walk.turns.promised):
             why = "no generation is left; begin a new network to train on"
             walk.journal.write("not recovered", reason=why)
             return True
         late = overrun and before.generation == fence and not walk.state.refused
-        if not self._recover(highest, [s.record for s in seen.values()]):
+        if not self._recover(number, records):
             await self.control_messages.announce()
             return False
         if late:  # this peer itself handed the token to that one
@@ -183,12 +198,11 @@ class Recovery:
         if self.overruns[peer] >= OVERRUNS:
             self.slow.add(peer)
 
-    async def _ask(self, chain: str = "") -> dict[int, Seen]:
+    async def _ask(self, chain: str = "", number: int = 0) -> dict[int, Seen]:
         """What those say who count."""
         left = self.walk.chapter.left
-        return {
-            p: s for p, s in (await self.control_messages.ask_all(chain)).items() if p not in left
-        }
+        seen = await self.control_messages.ask_all(chain, number)
+        return {p: s for p, s in seen.items() if p not in left}
 
     @property
     def idle(self) -> float:
@@ -241,7 +255,8 @@ class Recovery:
         if shown and self.begun is None:
             self.begun = monotonic()
             walk.journal.write("begun", heard=sorted(shown))
-        held_up = (walk.poll.rules.lies + 1) * self._visit
+        lies, turn = walk.poll.rules.lies, walk.turns.longest_wait
+        held_up = (lies + 1) * longest_visit(limits, lies, turn)
         if shown and self.begun is not None and monotonic() - self.begun < held_up:
             return None
         (_, first), _ = walk.state.lineage[0]
@@ -253,12 +268,12 @@ class Recovery:
         }
         return sorted(answers) if pr.deserted(walk.state, answers) else None
 
-    def _recover(self, seen: int, sightings: list[dict[str, Any]]) -> bool:
+    def _recover(self, number: int, sightings: list[dict[str, Any]]) -> bool:
         """Go on from this peer's copy; False if others would refuse that."""
         walk, before = self.walk, self.walk.state
         parcel = pr.basis(before)
         assert parcel is not None
-        held = pr.recover(before, seen, "").held
+        held = pr.recover(before, number - 1, "").held
         assert held is not None
         lost = pr.awaited(before)
         body = recovery_body(
@@ -281,9 +296,9 @@ class Recovery:
         if parcel.hop == 0:  # nobody had it yet: this peer does the first visit
             memory = walk.work.move(1, NOBODY, {}, 0).memory
             move = move_to(NOBODY, 0, Move(walk.me, (), memory), (lost,))
-        state = pr.recover(before, seen, entry["chain"])
+        state = pr.recover(before, number - 1, entry["chain"])
+        walk.turns.promised = number
         walk.put(state, move=move, entry=entry, arrival=walk.to_keep(state))
-        walk.turns.heard()
         walk.metrics.add("recoveries_total")
         walk.journal.write("recovered", lost=lost, **words_of(held))
         return True

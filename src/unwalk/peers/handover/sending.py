@@ -31,22 +31,31 @@ class TokenSender:
         self.early: tuple[Parcel, asyncio.Task[bytes]] | None = None
         self.offered = 0.0
         self._gathered: tuple[str, int, bytes] = ("", NOBODY, b"")
+        self._worded: tuple[Any, bytes] = (None, b"")
+
+    def envelope(self, state: PeerState, move: dict[str, Any], size: int) -> bytes:
+        """What goes before a token of that size."""
+        assert state.held is not None
+        about = state.held, state.path, move, size
+        if self._worded[0] != about:
+            public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
+            words = self.control_messages.words(
+                ms.Offer,
+                parcel=codec.bare_parcel_of(state.held),
+                path=state.path,
+                move=ms.Way(**public_move),
+                passed_over=move.get("passed_over", []),
+                size=size,
+            )
+            self._worded = about, words
+        return self._worded[1]
 
     def send(
         self, state: PeerState, move: dict[str, Any], pieces: FilePieces | MemoryPieces
     ) -> asyncio.Task[bytes]:
         """Start to hand the token over."""
         walk = self.walk
-        assert state.held is not None
-        public_move = {k: v for k, v in move.items() if k not in ("passed_over", "sender")}
-        envelope = self.control_messages.words(
-            ms.Offer,
-            parcel=codec.bare_parcel_of(state.held),
-            path=state.path,
-            move=ms.Way(**public_move),
-            passed_over=move.get("passed_over", []),
-            size=pieces.size,
-        )
+        envelope = self.envelope(state, move, pieces.size)
         hand = walk.transport.hand(state.path[0], envelope, pieces, walk.limits.lease)
         self.offered = monotonic()
         task = asyncio.create_task(hand)

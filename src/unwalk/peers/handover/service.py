@@ -200,9 +200,10 @@ class Service(Walk):
             self.early_visits.reading = False
 
     def _prepare(self, parcel: Parcel, move: Move) -> None:
-        """While the visit goes on, see where the token goes then, and which log it takes along.
+        """While the visit goes on, see where the token goes then, and tell that peer.
 
-        The file into which it is written then is made as well.
+        The log that it takes along is gathered, and the file made into which it is written.  It is
+        as long as the one that came, unless numbers in its header grew: then it is told anew.
         """
         if self.closed or self.state.held != parcel or self.state.stage != "arrived":
             return
@@ -212,7 +213,9 @@ class Service(Walk):
         if next_move is not None:
             target = next_move[0].path[0]
             self.token_sender.log(parcel.chain, target)
-            self.control_messages.later(self.transport.ready(target))
+            size = self.store.file(parcel.token).stat().st_size
+            envelope = self.token_sender.envelope(*next_move, size)
+            self.control_messages.later(self.transport.ready(target, envelope))
 
     async def _conclude(self, parcel: Parcel, visited: Visited) -> None:
         """Send the token on its way, then write it down, sign the visit, and send its stamp.

@@ -158,6 +158,7 @@ class Work:
         self.walk = Walk(plan, self.space, None)
         # which records a planned visit takes matters to nobody
         self.rng = plan.seeds.stream("unused", "batches", 0)
+        self._draws = 0, False
         self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
         self.expected = shapes_of(first)
@@ -237,7 +238,10 @@ class Work:
 
     def draws(self, hop: int) -> bool:
         """Whether this peer draws noise in a visit, by the method's program."""
-        return _noisy(self.planned(hop, self.peer, first=False, records=1))
+        if self._draws[0] != hop:
+            events = self.planned(hop, self.peer, first=False, records=1)
+            self._draws = hop, _noisy(events)
+        return self._draws[1]
 
     def begun(self) -> tuple[ev.Event, ...]:
         """The events with which the phase begins."""

@@ -47,13 +47,14 @@ TRIES = 3.0
 """A peer that neither takes a token nor refuses it is offered it for so many leases."""
 
 
-def longest_visit(limits: Limits, lies: int) -> float:
+def longest_visit(limits: Limits, lies: int, turn: float = 0.0) -> float:
     """Seconds for which a peer may have the token, where so many lie.
 
-    A neighbour that never answers costs it a lease and then ``TRIES`` more; all who lie may be such
-    ones, and where nobody lies one may hang.
+    A neighbour that never answers costs it a lease and then ``TRIES`` more, and ``turn`` seconds
+    until it may recover the token; all who lie may be such ones, and where nobody lies one may
+    hang.
     """
-    return limits.visit + max(1, lies) * (1.0 + TRIES) * limits.lease
+    return limits.visit + max(1, lies) * ((1.0 + TRIES) * limits.lease + turn)
 
 
 class Walk:
@@ -98,7 +99,9 @@ class Walk:
         self.broken: asyncio.Future[None] | None = None
         self.news = monotonic()
         self.handed: tuple[pr.Generation, float] | None = None  # and nobody said that it is further
-        self.turns = Turns(len(self.network.peers), self.limits.lease)
+        rules = self.network.rules(self.chapter.left)
+        longest = 2.0 * (longest_visit(self.limits, rules.lies) + self.limits.connect)
+        self.turns = Turns(len(self.network.peers), self.limits.lease, longest)
         self.changed, self.over = asyncio.Event(), asyncio.Event()
         self.whole = asyncio.Event()
         self.disk = ThreadPoolExecutor(1, "disk")
@@ -212,6 +215,8 @@ class Walk:
         before = self.state
         if state == before and move is None and entry is None:
             return
+        if state.fence > before.fence:
+            self.turns.heard()
         open_move = self.open_move if move is None else move
         self.store.save(
             self.run_id,
@@ -225,7 +230,8 @@ class Walk:
         if arrival is not None:
             self.arrivals = self.store.arrivals(self.run_id)
         self.tidy()
-        self.news = monotonic()
+        if state.fence == before.fence or (state.held, state.kept) != (before.held, before.kept):
+            self.news = monotonic()  # a generation that brings nothing is none
         if state.kept != before.kept and state.watching:
             self.handed = state.fence, self.news
         self.changed.set()
@@ -245,7 +251,16 @@ class Walk:
             return False
         if self.handed is None or self.handed[0] != state.fence:
             return True
-        return monotonic() - self.handed[1] >= longest_visit(self.limits, self.poll.rules.lies)
+        return monotonic() - self.handed[1] >= self.patience(self.handed[1])
+
+    def patience(self, since: float) -> float:
+        """Seconds for which a peer may have the token that it got at the time ``since``.
+
+        While peers go by turns it may have to wait for its own.
+        """
+        turns = self.turns
+        turn = turns.longest_wait if since < turns.end else 0.0
+        return longest_visit(self.limits, self.poll.rules.lies, turn)
 
     def _received(self) -> None:
         """A token is no longer on its way: who waits for that to stop can go on."""

@@ -79,8 +79,8 @@ class PeerState:
     the fence is tentative, ``public`` holds the fence, lineage and place that others are told.
     ``quorum`` is how many peers have to answer before anything is recovered.  ``ends`` are those
     that this peer has whole, while none is decided.  ``refused``: nobody took the token that is
-    here, though every neighbour was asked.  ``had``: who took it before, so that it had to be
-    recovered.
+    here, though every neighbour was asked.  ``had``: who took it before, or may have, so that it
+    had to be recovered.
     """
 
     me: int
@@ -118,8 +118,8 @@ class Sighting:
     """What a peer says when asked where the token is.
 
     ``waits``: as far as the peer knows the token is not lost, or it is another's turn to recover
-    it.  ``promised`` is the highest number of a generation for which the peer has signed: who
-    recovers opens a higher one, so that an older recovery that was kept is below it.  As it
+    it.  ``promised`` is the highest number of a generation for which the peer has signed: it
+    signs for higher ones alone, so that an older recovery that was kept is below them.  As it
     travels, ``lineage`` holds the last generations alone; of the ``older`` ones before them it has
     their number and a digest, ``root``.
     """
@@ -320,6 +320,7 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
     Whoever opened the generation may have lied about what it goes on from.  So a copy stays: of
     the token if it was visited here, which nobody else may have, or of what the walk begins with;
     else of the last one that was handed over.  The token is where the generation was opened.
+    Whoever was offered that token is passed over if this peer goes on from its copy.
     """
     if fence <= state.fence or state.committed is not None:
         return state
@@ -331,6 +332,8 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
         else:
             if held.hop == 0 or state.stage in ("visited", "offered"):
                 state = replace(state, kept=held)
+            if state.stage == "offered":
+                state = replace(state, had=tuple(sorted({*state.had, state.path[0]})))
             state = replace(state, held=None, stage="", path=(), passed_over=())
             state = replace(state, unclear=False, refused=False)
     return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
@@ -468,7 +471,7 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
     parcel = basis(state)
     assert parcel is not None
     generation = (max(seen, state.fence[0]) + 1, state.me)
-    lost = awaited(state)
+    had = tuple(sorted({awaited(state), *state.had} - {state.me}))
     lineage = (*parcel.lineage, (generation, parcel.hop))
     return replace(
         state,
@@ -480,7 +483,8 @@ def recover(state: PeerState, seen: int, chain: str) -> PeerState:
         path=(),
         unclear=False,
         refused=False,
-        passed_over=tuple(sorted({lost, *state.had} - {state.me})),
+        passed_over=had,
+        had=had,
         public=state.public or (state.fence, state.lineage, furthest_copy(state)),
         kept=None,
         kept_for=-1,

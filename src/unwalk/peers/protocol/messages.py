@@ -16,7 +16,7 @@ from unwalk.core.errors import Corrupt
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.codec import BareParcel, Digest, EndValue, NoDigest, Pair, Part, Whole
 
-PROTOCOL = 3
+PROTOCOL = 4
 HEAD = ("protocol", "network", "run", "kind")
 Number = Annotated[int, Meta(ge=1, le=codec.LARGEST)]
 """The number of a chapter that is voted on; training, which is not, has 0."""
@@ -30,7 +30,7 @@ Signed = dict[str, Any]
 class Message(Part, frozen=True, kw_only=True, tag_field="kind"):
     """What every message begins with."""
 
-    protocol: Literal[3]
+    protocol: Literal[4]
     network: str
     run: str
 
@@ -39,9 +39,13 @@ class Message(Part, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Where(Message, frozen=True, tag="where"):
-    """Where is the token?  The answer is signed for who goes on from ``chain``."""
+    """Where is the token?  The answer is signed for who goes on from ``chain``.
+
+    It would open a generation of this ``number``; with 0 it only looks around.
+    """
 
     chain: NoDigest
+    number: Annotated[int, Meta(ge=0, le=codec.LAST_GENERATION)]
 
 
 class Release(Message, frozen=True, tag="release"):

@@ -131,6 +131,8 @@ class Records:
         with damage_refused(self.path):
             self.db = open_database(self.path, SCHEMA)
         self.mark.check_newest(self.path, count(self.db))
+        if self.mark.last is None:  # before the first change, so that none is without a mark
+            self.mark.write(0, "", flush=True)
         self.glance = Glance(self.path)
         self.changes = 0
         self.trouble = ""
@@ -321,7 +323,7 @@ class Records:
 
     def _shard(self, forgetting: frozenset[str]) -> Shard:
         (size,) = self.one("SELECT COALESCE(MAX(place), -1) + 1 FROM records") or (0,)
-        x = np.zeros((size, *self.declared.shape), np.float32)
+        x = np.zeros((size, *self.declared.kept), np.float32)
         y = np.zeros(size, np.int64)
         here = np.zeros(size, bool)
         marked = []
@@ -343,7 +345,7 @@ class Records:
         query = "SELECT label, x FROM records WHERE split = 'hold-out' AND state = 'active'"
         with self.guard:
             rows = self.db.execute(query + " ORDER BY hash").fetchall()
-        x = np.zeros((len(rows), *self.declared.shape), np.float32)
+        x = np.zeros((len(rows), *self.declared.kept), np.float32)
         for number, (_, data) in enumerate(rows):
             x[number] = self._input(data)
         y = torch.tensor([label for label, _ in rows], dtype=torch.int64)
@@ -351,9 +353,9 @@ class Records:
 
     def _input(self, data: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         array = np.frombuffer(data, "<f4")
-        if array.size != int(np.prod(self.declared.shape)):
+        if array.size != int(np.prod(self.declared.kept)):
             raise Corrupt(f"{self.path} holds an input of {array.size} numbers.")
-        return array.reshape(self.declared.shape)
+        return array.reshape(self.declared.kept)
 
     def _version(self) -> tuple[int, int]:
         """Changes with every change of the records, whoever makes it."""

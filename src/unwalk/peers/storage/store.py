@@ -42,7 +42,13 @@ from unwalk.peers.storage.integrity_mark import (
     damage_refused,
     digest_of,
 )
-from unwalk.peers.storage.token_files import join_local, open_tensors, pieces, split_local
+from unwalk.peers.storage.token_files import (
+    join_local,
+    mapped,
+    pieces,
+    split_local,
+    tensors_in,
+)
 from unwalk.peers.storage.written_by import check_protocol
 
 SCHEMA = """
@@ -100,7 +106,7 @@ class Arrival:
 
 
 class Incoming:
-    """A token file under construction.
+    """A token file under construction, opened when the first bytes are written.
 
     ``write`` may be split into ``hash_part`` and ``put_part``, which two threads can do at once.
     """
@@ -112,14 +118,7 @@ class Incoming:
         self.named = False
         self.hash = hashlib.sha256()
         self.guard = threading.Lock()
-        self.path = store.claim(size)
-        try:
-            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            store.spare(self.path)  # a claimed file is still somebody's
-            raise
-        if os.fstat(self.fd).st_size > size:
-            os.ftruncate(self.fd, size)
+        self.path, self.fd, self.over = store.claim(size), -1, False
 
     def write(self, chunk: bytes | memoryview) -> None:
         """The next bytes; more than were announced are refused."""
@@ -141,10 +140,12 @@ class Incoming:
     def put_part(self, chunk: bytes | memoryview) -> None:
         """Write the next bytes."""
         with self.guard:
-            if self.fd < 0:
+            if self.over:
                 raise Corrupt("the token was given up while it was written.")
             if self.written + len(chunk) > self.size:
                 raise Corrupt(f"the token is longer than the {self.size} bytes announced.")
+            if self.fd < 0:
+                self._open()
             view = memoryview(chunk)
             while view:
                 view = view[os.write(self.fd, view) :]
@@ -178,16 +179,25 @@ class Incoming:
     def discard(self) -> None:
         """Forget what was written, unless it was kept."""
         with self.guard:
-            if self.fd >= 0:
-                self._close()
-                if self.written == self.size:
-                    self.store.spare(self.path)
-                else:  # beneath may lie what it was written over
-                    self.path.unlink(missing_ok=True)
+            if self.over:
+                return
+            untouched = self.fd < 0
+            self._close()
+            if untouched or self.written == self.size:
+                self.store.spare(self.path)  # a claimed file is still somebody's
+            else:  # beneath may lie what it was written over
+                self.path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        if os.fstat(self.fd).st_size > self.size:
+            os.ftruncate(self.fd, self.size)
 
     def _close(self) -> None:
-        os.close(self.fd)
-        self.fd = -1
+        self.over = True
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 @dataclass(eq=False)
@@ -539,7 +549,7 @@ class Store:
         """The same as the visit wants it."""
         if kept is None:
             raise Corrupt("what this peer kept at its last visit is gone.")
-        tensors = open_tensors(self.file(kept.file))[1] if kept.file else {}
+        tensors = tensors_in(mapped(self.file(kept.file)), kept.file)[1] if kept.file else {}
         return join_local(json.loads(kept.numbers), tensors)
 
     def write_local(self, local: Local) -> KeptLocal:

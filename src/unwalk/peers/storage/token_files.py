@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -101,11 +102,14 @@ def shapes_of(token: Token) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """A token file that is open: its own header, and where its tensors lie."""
+    """A token file that is open: its own header, and where its tensors lie.
+
+    They lie in the file itself, mapped, or in a copy of it in memory.
+    """
 
     header: dict[str, Any]
     tensors: dict[str, torch.Tensor]
-    mapped: mmap.mmap
+    held: mmap.mmap | bytearray
 
     def token(self) -> Token:
         """The token; its tensors are read from the file when they are used."""
@@ -113,44 +117,51 @@ class TokenFile:
 
     def give_back(self) -> None:
         """Let the system have the memory: what is read once more comes from the file again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self.mapped.madvise(mmap.MADV_DONTNEED)
+        if isinstance(self.held, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            self.held.madvise(mmap.MADV_DONTNEED)
 
 
-def open_tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor], mmap.mmap]:
-    """Metadata and tensors of a safetensors file, over a private memory map."""
-    size = path.stat().st_size
-    if size < 8:
-        raise Corrupt(f"{path.name} has {size} bytes, which is no safetensors file.")
+def mapped(path: Path) -> mmap.mmap | bytearray:
+    """A file as a private memory map; nothing can be mapped of an empty one."""
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-    length = int.from_bytes(mapped[:8], "little")
+        size = os.fstat(file.fileno()).st_size
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY) if size else bytearray()
+
+
+def tensors_in(
+    held: mmap.mmap | bytearray, name: str
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Metadata and tensors of a safetensors file; ``name`` is what errors call it."""
+    size = len(held)
+    if size < 8:
+        raise Corrupt(f"{name} has {size} bytes, which is no safetensors file.")
+    length = int.from_bytes(held[:8], "little")
     if length > min(LONGEST_HEADER, size - 8):
-        raise Corrupt(f"{path.name} has a header of {length} bytes.")
+        raise Corrupt(f"{name} has a header of {length} bytes.")
     try:
-        header = json.loads(mapped[8 : 8 + length])
+        header = json.loads(held[8 : 8 + length])
         words = header.pop("__metadata__", {})
         start, end, tensors = 8 + length, 0, {}
         if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
             raise ValueError("metadata that is not text")
-        for name, entry in header.items():
+        for key, entry in header.items():
             dtype, shape = _TYPES[entry["dtype"]], [_whole(n) for n in entry["shape"]]
             if len(shape) > MOST_SIDES:
-                raise ValueError(f"tensor {name[:80]!r} has {len(shape)} sides")
+                raise ValueError(f"tensor {key[:80]!r} has {len(shape)} sides")
             first, last = (_whole(n) for n in entry["data_offsets"])
             count = math.prod(shape)
             if first != end or last - first != count * dtype.itemsize or start + last > size:
-                raise ValueError(f"tensor {name!r} does not lie where it should")
+                raise ValueError(f"tensor {key!r} does not lie where it should")
             end = last
             flat = torch.empty(0, dtype=dtype)
             if count:
-                flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start + first)
-            tensors[name] = flat.view(shape)
+                flat = torch.frombuffer(held, dtype=dtype, count=count, offset=start + first)
+            tensors[key] = flat.view(shape)
         if start + end != size:
             raise ValueError(f"{size - start - end} bytes belong to no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise Corrupt(f"{path.name} is no safetensors file ({str(error)[:200]}).") from error
-    return words, tensors, mapped
+        raise Corrupt(f"{name} is no safetensors file ({str(error)[:200]}).") from error
+    return words, tensors
 
 
 def _whole(value: Any) -> int:
@@ -161,11 +172,16 @@ def _whole(value: Any) -> int:
 
 def open_token(path: Path, peers: int) -> TokenFile:
     """Open a token file and check its own header."""
-    words, tensors, mapped = open_tensors(path)
+    return token_in(mapped(path), path.name, peers)
+
+
+def token_in(held: mmap.mmap | bytearray, name: str, peers: int) -> TokenFile:
+    """The same for a file that is open, or in memory."""
+    words, tensors = tensors_in(held, name)
     try:
         header = json.loads(words[METADATA])
-        for name in ("optimizer_steps", "hop"):
-            _whole(header[name])
+        for key in ("optimizer_steps", "hop"):
+            _whole(header[key])
         at, memory = header["at"], header["memory"]
         if isinstance(at, bool) or not isinstance(at, int) or not -1 <= at < peers:
             raise ValueError(f"the token is at {str(at)[:40]}")
@@ -176,8 +192,8 @@ def open_token(path: Path, peers: int) -> TokenFile:
         if set(header) != {"optimizer_steps", "hop", "at", "memory"}:
             raise ValueError(f"the header has fields {sorted(header)}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{path.name} is no token ({str(error)[:200]}).") from error
-    return TokenFile(header, tensors, mapped)
+        raise Corrupt(f"{name} is no token ({str(error)[:200]}).") from error
+    return TokenFile(header, tensors, held)
 
 
 def check_token(

@@ -1,8 +1,8 @@
 """How messages travel: a small Transport, over gRPC with mutual TLS or in memory.
 
-``hand`` moves a token: an envelope (JSON), the token's bytes in pieces of 1 MiB, the first of
-them in one message with the envelope, and a stamp (JSON: the signed log entry, with the digest of
-those bytes); one answer comes back.
+``hand`` moves a token: an envelope (JSON), which may be there long before the rest, the token's
+bytes in pieces of 1 MiB, and a stamp (JSON: the signed log entry, with the digest of those bytes);
+one answer comes back.
 ``tell`` is one small JSON message and its answer.  Tokens are pushed; nobody polls.  There is no
 way to make a connection without certificates of the network's CA on both ends.
 
@@ -183,8 +183,11 @@ class Transport(Protocol):
     async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
         """Move a token; the receiver's answer, or :class:`Unreachable`."""
 
-    async def ready(self, peer: int) -> None:
-        """A token will be handed to that peer soon: what can be done before is done now."""
+    async def ready(self, peer: int, envelope: bytes) -> None:
+        """A token will be handed to that peer soon, probably with this envelope.
+
+        What can be done before is done now: the peer may look at the envelope already.
+        """
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes: ...
 
@@ -231,7 +234,7 @@ class MemoryTransport:
             answer = await handler.take(self.me, envelope, stream())
         return self._back(peer, answer)
 
-    async def ready(self, peer: int) -> None:
+    async def ready(self, peer: int, envelope: bytes) -> None:
         pass
 
     async def tell(self, peer: int, message: bytes, timeout: float) -> bytes:
@@ -247,15 +250,18 @@ class MemoryTransport:
 
 
 class Way:
-    """A call to hand a token over, opened before there is anything to say."""
+    """A call to hand a token over, opened with the envelope alone; ``said`` is the rest."""
 
-    def __init__(self, peer: int, channel: grpc.aio.Channel, timeout: float) -> None:
-        self.peer = peer
+    def __init__(
+        self, peer: int, envelope: bytes, channel: grpc.aio.Channel, timeout: float
+    ) -> None:
+        self.peer, self.envelope = peer, envelope
         self.said: asyncio.Future[AsyncIterator[bytes]]
         self.said = asyncio.get_running_loop().create_future()
         self.call = channel.stream_unary(f"/{SERVICE}/Hand")(self._messages(), timeout=timeout)
 
     async def _messages(self) -> AsyncIterator[bytes]:
+        yield len(self.envelope).to_bytes(4, "big") + self.envelope
         async for message in await self.said:
             yield message
 
@@ -370,15 +376,19 @@ class Grpc:
         finally:
             self.calls[sender] -= 1
 
-    async def _first(self, sender: int, context: Any) -> bytes:
-        """The first message of a call; one that is not there soon is not waited for."""
+    async def _soon(self, sender: int, context: Any) -> Any:
+        """The next message of a call; one that is not there soon is not waited for."""
         seconds = self.bundle.network.limits.connect
         turn = self.reads.setdefault(sender, asyncio.Semaphore(READS))
         try:
             async with turn, asyncio.timeout(seconds):
-                found = await context.read()
+                return await context.read()
         except TimeoutError as error:
             raise Refused(f"the call said nothing for {seconds:g} seconds.") from error
+
+    async def _first(self, sender: int, context: Any) -> bytes:
+        """The first message of a call."""
+        found = await self._soon(sender, context)
         if found is grpc.aio.EOF:
             raise Refused("the call ended before it said anything.")
         data: bytes = found
@@ -393,9 +403,20 @@ class Grpc:
             first = memoryview(await self._first(sender, context))
             self._sender(context)  # the call may have been open for a while
             end = 4 + int.from_bytes(first[:4], "big")
-            return await handler.take(sender, bytes(first[4:end]), _rest(first[end:], context))
+            pieces = self._pieces(sender, first[end:], context)
+            return await handler.take(sender, bytes(first[4:end]), pieces)
 
         return await self._within(sender, context, limits.lease + 2.0 * limits.connect, take)
+
+    async def _pieces(self, sender: int, begun: memoryview, context: Any) -> AsyncIterator[bytes]:
+        """What follows an envelope; ``begun`` came in one message with it."""
+        if begun:
+            yield bytes(begun)
+        elif (piece := await self._soon(sender, context)) is not grpc.aio.EOF:
+            self._sender(context)  # and for another while
+            yield piece
+        while (piece := await context.read()) is not grpc.aio.EOF:
+            yield piece
 
     async def _tell(self, _: AsyncIterator[bytes], context: Any) -> bytes:
         handler, limits = self.handler, self.bundle.network.limits
@@ -492,28 +513,22 @@ class Grpc:
             raise Unreachable(f"peer {peer} did not prove who it is.", certain=True) from None
 
     async def hand(self, peer: int, envelope: bytes, chunks: Chunks, timeout: float) -> bytes:
-        channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
-
-        async def stream() -> AsyncIterator[bytes]:
-            pieces = chunks()
-            first = await anext(pieces, b"")
-            yield len(envelope).to_bytes(4, "big") + envelope + first
-            async for piece in pieces:
-                yield piece
-
         way = self.way
-        if way is None or way.peer != peer or not way.open:
-            way = Way(peer, channel, timeout)
-        way.said.set_result(stream())
+        if way is None or not way.open or (way.peer, way.envelope) != (peer, envelope):
+            if way is not None and way.peer == peer:
+                way.close()
+            channel = await self._channel(peer, min(timeout, self.bundle.network.limits.connect))
+            way = Way(peer, envelope, channel, timeout)
+        way.said.set_result(chunks())
         return await self._outcome(peer, way.call)
 
-    async def ready(self, peer: int) -> None:
+    async def ready(self, peer: int, envelope: bytes) -> None:
         """Open the call already; it is closed again before the far end has waited too long."""
         limits = self.bundle.network.limits
         self._close_way()
         with suppress(Unreachable):
             channel = await self._channel(peer, limits.connect)
-            way = self.way = Way(peer, channel, limits.lease + limits.connect)
+            way = self.way = Way(peer, envelope, channel, limits.lease + limits.connect)
             asyncio.get_running_loop().call_later(limits.connect / 2.0, way.close)
 
     def _close_way(self) -> None:
@@ -550,13 +565,6 @@ def _raise_if_mine() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-async def _rest(first: memoryview, context: Any) -> AsyncIterator[bytes]:
-    if first:
-        yield bytes(first)
-    while (piece := await context.read()) is not grpc.aio.EOF:
-        yield piece
 
 
 async def _ready(channel: grpc.aio.Channel) -> None:

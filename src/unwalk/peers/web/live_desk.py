@@ -255,3 +255,11 @@ class Reception:
             if means_no_files(error):
                 raise
             return {"verdict": "changed", "problems": [str(error)]}
+
+    async def document(self, name: str) -> bytes | None:
+        """The certificate as a page, as ``unwalk verify --html`` writes it."""
+        said = await self.verify(name)
+        if said is None:
+            return None
+        page = await asyncio.to_thread(peer_certificate.printed, self._folder / name / FILE, said)
+        return page.encode()

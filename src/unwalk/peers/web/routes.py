@@ -157,6 +157,15 @@ async def verify_certificate(request: Request) -> Mapping[str, Any]:
     return dict(said)
 
 
+@asked("GET", "/v1/certificates/{name}/page", kind="text/html", refusals=(404,))
+async def get_document(request: Request) -> Response:
+    """A certificate as a page to read, print and file, with what 'unwalk verify' says of it."""
+    name = _name(request)
+    async with request.app.state.verifying:
+        data = await _desk(request).document(name)
+    return _file(data, name, ".html", "text/html")
+
+
 async def page(request: Request) -> Response:
     """A file of the dashboard."""
     name, kind = PAGE[request.scope["path"]]

@@ -238,6 +238,9 @@ class Desk(Protocol):
     async def verify(self, name: str) -> Mapping[str, Any] | None:
         """What ``unwalk verify --json`` says of it, with the network's CA trusted."""
 
+    async def document(self, name: str) -> bytes | None:
+        """The certificate as a page, as ``unwalk verify --html`` writes it."""
+
 
 def to_json(view: Any) -> Any:
     """A view, or a list of views, as JSON would have it."""

@@ -229,7 +229,8 @@ function showCertificates({ certificates }) {
     rich([item.complete, item.pending], () => item.complete ? ["by every peer"]
       : ["not yet by all", element("small", {}, `waits for ${item.pending.join(", ")}`)]),
     rich([item.name, item.version, "buttons"], () => [element("div", { class: "actions" },
-      action("Download", item.name, download), action("Verify", item.name, verify))]),
+      action("Page", item.name, page), action("Download", item.name, download),
+      action("Verify", item.name, verify))]),
   ]);
 }
 
@@ -241,9 +242,12 @@ function action(word, name, does) {
 
 const pathOf = (name) => `/v1/certificates/${encodeURIComponent(name)}`;
 
-async function download(name) {
-  const address = URL.createObjectURL(await (await ask(`${pathOf(name)}/files`)).blob());
-  const file = `${name.replace(/[.]json$/, "")}.zip`;
+const page = (name) => saved(name, "page", "html");
+const download = (name) => saved(name, "files", "zip");
+
+async function saved(name, part, ending) {
+  const address = URL.createObjectURL(await (await ask(`${pathOf(name)}/${part}`)).blob());
+  const file = `${name.replace(/[.]json$/, "")}.${ending}`;
   const link = element("a", { href: address, download: file });
   link.click();
   setTimeout(() => URL.revokeObjectURL(address), 10000);
