@@ -4,8 +4,12 @@
                                                         and torch.compile (the default)
     python benchmarks/gpu.py --ablate                   what each group of kernels saves of a step
     python benchmarks/gpu.py walks [mnist] [cifar10]    seconds for 100 training hops
+    python benchmarks/gpu.py hops [mnist] [cifar10]     where the time of a walk goes
     python benchmarks/gpu.py steps                      milliseconds of a ResNet-18's steps
-    python benchmarks/gpu.py shared                     the same of 1, 2 and 3 processes at once
+    python benchmarks/gpu.py shared                     the same of 1, 2 and 3 walks at once, in
+                                                        streams of one process and in processes
+    python benchmarks/gpu.py processes                  the same of 1 to 5 processes alone
+    python benchmarks/gpu.py kernels                    what these steps spend their time on
     python benchmarks/gpu.py convolutions               our convolutions beside cuDNN's
 
 ``--out DIR`` writes ``gpu_baselines.json`` or ``gpu_ablation.json`` there after each number, and
@@ -18,16 +22,20 @@ first two could not be measured; without a device it says so and measures nothin
 from __future__ import annotations
 
 import argparse
+import gc
+import gzip
 import json
 import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -49,12 +57,24 @@ from unwalk.engines.cuda.groups import without
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.run import Runner
 from unwalk.settings.config import Value
+from unwalk.tasks import cifar10, official
 from unwalk.tasks.models import MODELS
 
 WALK_LIMITS = {"mnist": 1.5, "cifar10": 10.0}
 STEPS = 64
-SHARING = 4.0
-"""Seconds that processes share the device."""
+MOST = 3
+"""How many walks share the device, at most."""
+MANY = 5
+"""The same where only processes are measured."""
+SHARING = 2.0
+"""Seconds that they share it, for each number of walks."""
+FAST: dict[str, Value] = {
+    "preset": "paper-matched",
+    "device": "cuda",
+    "performance.precision": "bfloat16",
+    "performance.compiled": True,
+    "evaluate.every": 1000,
+}
 LAYERS = {  # channels in and out, places across, size, stride
     "64, 32 x 32": (64, 64, 32, 3, 1),
     "128, 16 x 16": (128, 128, 16, 3, 1),
@@ -69,9 +89,11 @@ PLAIN, GROUPED, PRIVATE = (
     "ResNet-18 with GroupNorm, private",
 )
 MODELS_OF = {PLAIN: "resnet18-plain", GROUPED: "resnet18-gn", PRIVATE: "resnet18-gn"}
+SHARED = (PLAIN, PRIVATE)
 ABLATED = (  # the step that is measured, and the group of kernels that is switched off
     (PLAIN, "convolutions"),
     (PLAIN, "batch normalisation"),
+    (PLAIN, "updates"),
     (GROUPED, "group normalisation"),
     (GROUPED, "convolutions"),
     (PRIVATE, "clipping"),
@@ -82,15 +104,7 @@ Row = tuple[str, float, float]
 
 def walk(task: str, every: int = 1000, repeats: int = 2) -> tuple[float, float]:
     """Seconds for 100 training hops, and with the measuring every so many hops and at the end."""
-    changes: dict[str, Value] = {
-        "task": task,
-        "preset": "paper-matched",
-        "device": "cuda",
-        "performance.precision": "bfloat16",
-        "performance.compiled": True,
-        "evaluate.every": every,
-    }
-    made = assemble(resolve(changes))
+    made = assemble(resolve({**FAST, "task": task, "evaluate.every": every}))
     hops = whole = 0.0
     for _ in range(repeats):
         runner, start = Runner(made), time.perf_counter()
@@ -105,6 +119,55 @@ def walks(tasks: list[str]) -> list[Row]:
         rows.append((f"100 hops {task}, s", walk(task)[0], WALK_LIMITS[task]))
         rows.append((f"100 hops {task}, measured 20 times, s", walk(task, 5, 1)[1], math.inf))
     return rows
+
+
+def drawn(task: str, root: Path | None = None) -> dict[str, bytes]:
+    """Files as large as a task's official ones, with pictures and labels drawn at random."""
+    rng, files = np.random.default_rng(0), {}
+    for file in official.DATASETS[task].files:
+        name = Path(file.name).name
+        if task == "cifar10":
+            records = rng.integers(
+                256, size=(cifar10.BATCH_RECORDS, cifar10.RECORD), dtype=np.uint8
+            )
+            records[:, 0] %= 10
+            files[name] = records.tobytes()
+            continue
+        count = 60_000 if name.startswith("train") else 10_000
+        shape = (count, 28, 28) if "images" in name else (count,)
+        values = rng.integers(256 if len(shape) == 3 else 10, size=shape, dtype=np.uint8)
+        head = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+        files[name] = gzip.compress(head + values.tobytes(), 0)
+    return files
+
+
+def hops(tasks: list[str], device: str = "cuda", count: int = 20) -> Iterator[Row]:
+    """Where the time of a walk goes; on drawn pictures, which train as fast as any."""
+    for task in tasks or list(WALK_LIMITS):
+        start = time.perf_counter()
+        with patch.object(official, "read", drawn):
+            made = assemble(resolve({**FAST, "task": task, "device": device}))
+        yield f"{task}, reading and dealing the records, s", time.perf_counter() - start, math.inf
+        start = time.perf_counter()
+        runner = Runner(made)
+        yield f"{task}, the sets that are measured, s", time.perf_counter() - start, math.inf
+        took, worked = [], []
+        for length in (1, 1, count + 1):  # in the first of them Triton compiles
+            config = replace(made.config, train=replace(made.config.train, hops=length))
+            plan = replace(made, config=config).training()
+            start, begun = time.perf_counter(), time.process_time()
+            walked = runner.walk("train", plan, None)
+            took.append(time.perf_counter() - start)
+            worked.append(time.process_time() - begun)
+        yield f"{task}, first walk of a hop, s", took[0], math.inf
+        yield f"{task}, second walk of a hop, s", took[1], math.inf
+        yield f"{task}, each further hop, ms", (took[2] - took[1]) / count * 1e3, math.inf
+        each = (worked[2] - worked[1]) / count * 1e3
+        yield f"{task}, each further hop, ms of a processor", each, math.inf
+        runner.meter.read(walked.model, 1, "train")
+        start = time.perf_counter()
+        runner.meter.read(walked.model, 1, "train")
+        yield f"{task}, measuring, ms", (time.perf_counter() - start) * 1e3, math.inf
 
 
 def stepper(model: str, bound: float | None) -> Callable[[], None]:
@@ -143,38 +206,101 @@ def steps(_: list[str]) -> list[Row]:
     return [(f"{kind}, ms a step", our_step(kind), math.inf) for kind in MODELS_OF]
 
 
-def _sharing(model: str, bound: float | None, together: Barrier, done: Queue[int]) -> None:
-    """What one of several processes does: captures, waits for the others, then counts its steps."""
-    run = stepper(model, bound)
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    together.wait()
-    count, end = 0, time.perf_counter() + SHARING
-    while time.perf_counter() < end:
+def _laps(run: Callable[[], None]) -> float:
+    """Steps per second, over the time that processes share the device."""
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < SHARING:
         run()
         torch.cuda.synchronize()
         count += STEPS
-    done.put(count)
+    return count / (time.perf_counter() - start)
 
 
-def shared(_: list[str]) -> list[Row]:
-    """Milliseconds per step of all processes together; CUDA's multi-process service should run."""
+def _sharing(number: int, most: int, begun: float, together: Barrier, done: Queue[float]) -> None:
+    """One of several processes: captures all kinds, then takes part where it is one of so many."""
+    runs = [stepper(MODELS_OF[kind], 1.0 if kind == PRIVATE else None) for kind in SHARED]
+    for run in runs:
+        run()
+    torch.cuda.synchronize()
+    done.put(time.time() - begun)
+    for run in runs:
+        for count in range(1, most + 1):
+            together.wait()
+            if number < count:
+                done.put(_laps(run))
+
+
+def processes(most: int = MANY) -> Iterator[Row]:
+    """Milliseconds per step of all processes together."""
     spawn = multiprocessing.get_context("spawn")
+    together, done = spawn.Barrier(most), spawn.Queue()
+    workers = [
+        spawn.Process(target=_sharing, args=(n, most, time.time(), together, done), daemon=True)
+        for n in range(most)
+    ]
+    for worker in workers:
+        worker.start()
+    first = max(done.get(timeout=100) for _ in workers)
+    yield "until each process has taken its first steps, s", first, math.inf
+    for kind in SHARED:
+        for count in range(1, most + 1):
+            rate = sum(done.get(timeout=60) for _ in range(count))
+            yield f"{kind}, processes: {count}, ms a step", 1e3 / rate, math.inf
+    for worker in workers:
+        worker.join()
+
+
+def in_streams(kind: str) -> Iterator[Row]:
+    """Milliseconds per step of walks that take turns to queue steps on streams of their own."""
+    walks = []
+    for stream in [torch.cuda.Stream() for _ in range(MOST)]:
+        with torch.cuda.stream(stream):
+            run = stepper(MODELS_OF[kind], 1.0 if kind == PRIVATE else None)
+            run()
+        walks.append((stream, run))
+    for count in range(1, MOST + 1):
+        turns = max(1, round(SHARING / (STEPS * count * 1e-3)))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(turns):
+            for stream, run in walks[:count]:
+                with torch.cuda.stream(stream):
+                    run()
+        queued = time.perf_counter() - start
+        torch.cuda.synchronize()
+        each = 1e3 / (turns * count * STEPS)
+        took = time.perf_counter() - start
+        yield f"{kind}, streams: {count}, ms a step", took * each, math.inf
+        yield "  until it was queued", queued * each, math.inf
+
+
+def shared(_: list[str]) -> Iterator[Row]:
+    """Steps of several walks at once: in a process with streams, and in processes.
+
+    Without CUDA's multi-process service, processes take turns on the device.
+    """
+    for kind in SHARED:
+        yield from in_streams(kind)
+        gc.collect()
+    yield from processes(MOST)
+
+
+def kernels(_: list[str]) -> list[Row]:
+    """Milliseconds that each kernel takes of a step, while no other runs beside it."""
     rows: list[Row] = []
-    for kind in (PLAIN, PRIVATE):
-        for count in (1, 2, 3):
-            together, done = spawn.Barrier(count), spawn.Queue()
-            given = MODELS_OF[kind], 1.0 if kind == PRIVATE else None, together, done
-            workers = [
-                spawn.Process(target=_sharing, args=given, daemon=True) for _ in range(count)
-            ]
-            for worker in workers:
-                worker.start()
-            made = sum(done.get() for _ in workers)
-            for worker in workers:
-                worker.join()
-            rows.append((f"{kind}, {count} at once, ms a step", SHARING / made * 1e3, math.inf))
+    for kind in SHARED:
+        run = stepper(MODELS_OF[kind], 1.0 if kind == PRIVATE else None)
+        run()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+        found = sorted(profile.key_averages(), key=lambda k: -k.self_device_time_total)
+        for one in found:
+            name = f"{kind}, {one.count / STEPS:g} x {one.key}"
+            rows.append((name, one.self_device_time_total / STEPS / 1e3, math.inf))
+        total = sum(one.self_device_time_total for one in found) / STEPS / 1e3
+        rows.append((f"{kind}, all kernels, ms a step", total, math.inf))
     return rows
 
 
@@ -274,7 +400,15 @@ def convolutions(_: list[str]) -> list[Row]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    measures = {"walks": walks, "steps": steps, "shared": shared, "convolutions": convolutions}
+    measures: dict[str, Callable[[list[str]], Iterable[Row]]] = {
+        "walks": walks,
+        "hops": hops,
+        "steps": steps,
+        "shared": shared,
+        "processes": lambda _: processes(),
+        "kernels": kernels,
+        "convolutions": convolutions,
+    }
     parser.add_argument("what", nargs="?", choices=("baselines", *measures), default="baselines")
     parser.add_argument("tasks", nargs="*", choices=(*WALK_LIMITS, []), metavar="TASK")
     parser.add_argument("--ablate", action="store_true", help="what each group of kernels saves")
@@ -293,10 +427,11 @@ def main(arguments: list[str]) -> int:
         (ablate if asked.ablate else baselines)(report)
         print(json.dumps(report.rows))
         return int(any(isinstance(value, str) for value in report.rows.values()))
-    rows = measures[asked.what](asked.tasks)
-    for name, took, limit in rows:
+    rows: list[Row] = []
+    for name, took, limit in measures[asked.what](asked.tasks):
         verdict = "" if limit == math.inf else f"  {limit:g}  {'ok' if took <= limit else 'missed'}"
-        print(f"{name:50s} {took:9.3f}{verdict}")
+        print(f"{name:50s} {took:9.3f}{verdict}", flush=True)
+        rows.append((name, took, limit))
     print(json.dumps({name: took for name, took, _ in rows}))
     return int(any(took > limit for _, took, limit in rows))
 

@@ -321,11 +321,14 @@ def test_gradients_of_a_stack_of_linear_layers_are_those_that_are_mapped(name):
     x, y = torch.randn(4, 7, 4, 4).double().flatten(2), torch.randint(3, (4, 7))
     weights = torch.rand(4, 7).double()
     gradient = fleet_gradients.BatchedGradient(models[0], layout, None)
-    written, _ = gradient(flat, {}, x, y, weights)
     assert gradient.stack is not None
-    gradient.stack = None
-    mapped, _ = gradient(flat, {}, x, y, weights)
-    assert torch.allclose(written, mapped, rtol=1e-11, atol=1e-13)
+    stack, ends = gradient.stack, []
+    for bound in (None, 0.2, 1.0):
+        for gradient.stack in (stack, None):
+            ends.append(gradient(flat, {}, x, y, weights, bound)[0])
+        assert torch.allclose(ends[-1], ends[-2], rtol=1e-11, atol=1e-13), bound
+    assert not torch.allclose(ends[0], ends[2])
+    assert not torch.allclose(ends[2], ends[4])
 
 
 def test_only_plain_stacks_of_linear_layers_are_written_out():

@@ -11,6 +11,7 @@ from unwalk.core.plan import Engine, Plan
 from unwalk.core.program import Steps, Visit
 from unwalk.core.token import Layout, build_model
 from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet_gradients import plain_convolution
 from unwalk.engines.fleet_steps import OPTIMIZERS
 from unwalk.engines.inprocess import InProcess
 from unwalk.engines.ray_engine import Ray
@@ -68,9 +69,7 @@ def carries(plan: Plan, model: nn.Module) -> bool:
     visit to the forgetting peer and one to another.
     """
     for module in model.modules():
-        if isinstance(module, nn.Conv2d) and (
-            module.groups != 1 or module.dilation != (1, 1) or isinstance(module.padding, str)
-        ):
+        if isinstance(module, nn.Conv2d) and not plain_convolution(module):
             return False
     steps = [
         op

@@ -6,6 +6,8 @@ makes of records, and nothing is learned from them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.autograd.functional import hessian
 from torch.func import functional_call
@@ -155,11 +157,23 @@ def soft_targets(
             "the task has a loss of its own; allowed for steps to soft targets (scrub, salun): "
             "cross-entropy."
         )
-    answers = _answers(work, x if op.target == "teacher" else x[:1])
-    own = functional.one_hot(y, answers.shape[1]).to(answers.dtype)
+    return softened(op, _answers(work, x if op.target == "teacher" else x[:1]), y)
+
+
+def softened(op: Distil, answers: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The targets that ``op`` makes of the teacher's answers, the last dimension of which are the
+    classes, and of labels."""
+    own = functional.one_hot(y, answers.shape[-1]).to(answers.dtype)
     if op.target == "others":
-        return (1.0 - own) / (answers.shape[1] - 1)
+        return (1.0 - own) / (answers.shape[-1] - 1)
     return op.pull * answers + op.labels * own
+
+
+def hold_all(parameters: torch.Tensor, states: Sequence[State]) -> torch.Tensor:
+    """What :class:`.Hold` leaves of many models, a row each: all have a mask."""
+    masks = torch.stack([state.moments["mask"] for state in states])
+    starts = torch.stack([state.anchors["start"] for state in states])
+    return torch.where(masks == 0.0, starts, parameters)
 
 
 def _answers(work: Workspace, x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ parameters it has.
 **Sums of data in fixed point.**  A peer's contribution is :math:`A_v = \sum_i x_i x_i^T` and
 :math:`B_v = \sum_i x_i e_{y_i}^T`, computed in 64-bit floating point and rounded to whole multiples
 of :math:`2^{-b}`.  The token carries their totals as whole numbers, so that adding a contribution
-and taking it away again is exact in any order.  The model is the ridge head
+and taking it away again is exact in any order: the triangle of :math:`A`, in as many bits as public
+bounds say that its entries can need (:mod:`unwalk.core.packing`).  The model is the ridge head
 
 .. math:: W = (A + \lambda I)^{-1} B,
 
@@ -20,6 +21,7 @@ of the removed records.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -32,8 +34,9 @@ from torch.nn.modules import module as torch_module
 
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
-from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.core.errors import Corrupt, Diverged, InvalidInput
 from unwalk.core.noise import NoiseSource
+from unwalk.core.packing import from_triangle, packed, size_of, triangle, unpacked
 from unwalk.core.plan import Local, Loss, Plan
 from unwalk.core.program import (
     AddNoise,
@@ -325,27 +328,32 @@ def apply_rule(
 
 
 def project(work: State, balls: tuple[Ball, ...]) -> None:
-    r"""Euclidean projection on one ball, or on the intersection of two.
+    """Project a walk's parameters on the intersection of balls around its anchors."""
+    theta = work.parameters
+    theta.copy_(projected(theta, [(work.anchor(ball.centre), ball.radius) for ball in balls]))
+
+
+def projected(
+    theta: torch.Tensor, balls: Sequence[tuple[torch.Tensor | None, float]]
+) -> torch.Tensor:
+    r"""Euclidean projection on one ball, or on the intersection of two; each a centre (None: the
+    origin) and a radius.
 
     One ball: :math:`c + (\theta - c)\min(1, r/\|\theta-c\|)`, computed so that the result lies in
     the ball as real numbers.  Two: if the projection on one lies in the other it is the answer;
     otherwise the answer lies where both spheres meet, at height
     :math:`h = (D^2 + r_1^2 - r_2^2)/2D` from the first centre along the line of centres.
     """
-    theta = work.parameters
-    centres = [work.anchor(b.centre) for b in balls]
     if len(balls) == 1:
-        theta.copy_(onto_ball(theta, centres[0], balls[0].radius))
-        return
-    (c1, c2), (r1, r2) = centres, (balls[0].radius, balls[1].radius)
+        return onto_ball(theta, *balls[0])
+    (c1, r1), (c2, r2) = balls
     zero = torch.zeros_like(theta)
     c1, c2 = (zero if c is None else c for c in (c1, c2))
     slack = 1.0 + 1e-6
     for near, far, radius, other in ((c1, c2, r1, r2), (c2, c1, r2, r1)):
-        projected = onto_ball(theta, near, radius)
-        if (projected - far).norm() <= other * slack:
-            theta.copy_(projected)
-            return
+        nearest = onto_ball(theta, near, radius)
+        if (nearest - far).norm() <= other * slack:
+            return nearest
     axis = c2 - c1
     distance = float(axis.norm())
     if distance > r1 + r2:
@@ -358,7 +366,7 @@ def project(work: State, balls: tuple[Ball, ...]) -> None:
     ring = max(r1**2 - height**2, 0.0) ** 0.5
     out = theta - c1
     across = out - torch.dot(out, axis) * axis
-    theta.copy_(c1 + height * axis + ring * across / across.norm().clamp_min(1e-30))
+    return torch.add(c1 + height * axis, ring * across / across.norm().clamp_min(1e-30))
 
 
 def _forget(what: str, bench: Bench) -> None:
@@ -504,15 +512,29 @@ CHUNK = 8192
 def replace_sums(op: ReplaceSums, work: State, shard: Shard, local: Local) -> None:
     """Replace this peer's sums by those over ``op.data``, then solve for the model again."""
     classes, width = head_shape(work)
+    counts = {"product": width * classes, "square": width * (width + 1) // 2}
     rows = torch.from_numpy(shard.records.rows(op.data)).to(work.device)
-    own_sums = contribution(shard, rows, classes, width, op.bits)
+    own_sums = contribution(op, shard, rows, classes, width)
+    totals = {}
     for name, new in own_sums.items():
-        change = new - local.sums[name] if name in local.sums else new
-        total = work.sums[name] + change if name in work.sums else change.clone()
-        _check_room(total, op.bits)
-        work.sums[name] = total
-    local.sums = own_sums
-    work.parameters.copy_(ridge_head(work.sums, op.strength, op.bits).reshape(-1))
+        count, total = counts[name], new
+        if name in work.sums:
+            total = total + _read(work.sums[name], count, op.width)
+        if name in local.sums:
+            total = total - _read(local.sums[name], count, op.width)
+        _check_room(total, op)
+        totals[name], local.sums[name] = total, packed(new, op.width)
+        work.sums[name] = packed(total, op.width)
+    work.parameters.copy_(ridge_head(totals, width, op.strength, op.bits).reshape(-1))
+
+
+def _read(data: torch.Tensor, count: int, width: int) -> torch.Tensor:
+    if data.dtype != torch.uint8 or data.numel() != size_of(count, width):
+        raise Corrupt(
+            f"sums of {data.numel()} entries of type {data.dtype} are not {count} numbers of "
+            f"{width} bits; they come from another network or version."
+        )
+    return unpacked(data, width, count)
 
 
 def head_shape(work: State) -> tuple[int, int]:
@@ -528,9 +550,10 @@ def head_shape(work: State) -> tuple[int, int]:
 
 
 def contribution(
-    shard: Shard, rows: torch.Tensor, classes: int, width: int, bits: int
+    op: ReplaceSums, shard: Shard, rows: torch.Tensor, classes: int, width: int
 ) -> dict[str, torch.Tensor]:
-    """Sums over ``rows`` of x x^T (``square``) and x y^T (``product``) in fixed point."""
+    """Sums over ``rows`` of x y^T (``product``) and the triangle of x x^T (``square``), in fixed
+    point."""
     device = shard.x.device
     square = torch.zeros(width, width, dtype=torch.float64, device=device)
     product = torch.zeros(width, classes, dtype=torch.float64, device=device)
@@ -540,27 +563,36 @@ def contribution(
         square.addmm_(x.T, x)
         product.addmm_(x.T, functional.one_hot(y, classes).to(torch.float64))
     fixed_point = {}
-    for name, value in (("product", product), ("square", square)):
-        scaled = (value * 2.0**bits).round()
-        _check_room(scaled, bits)
+    for name, value in (("product", product.reshape(-1)), ("square", triangle(square))):
+        scaled = value.mul_(2.0**op.bits).round_()
+        _check_room(scaled, op)
         fixed_point[name] = scaled.to(torch.int64)
     return fixed_point
 
 
-def _check_room(total: torch.Tensor, bits: int) -> None:
-    """Refuse sums near the largest integer: they must never wrap around."""
-    largest = float(total.abs().max())
-    if not largest < 2.0**61:
+def _check_room(values: torch.Tensor, op: ReplaceSums) -> None:
+    """Refuse sums that do not fit: they must never wrap around."""
+    largest = float(values.abs().max())
+    if not largest < 2.0 ** (op.width - 1):
         raise InvalidInput(
-            f"sums reach {largest / 2.0**bits:.3g}; with {bits} binary places allowed: "
-            f"below {2.0 ** (61 - bits):.3g}."
+            f"sums reach {largest / 2.0**op.bits:.3g}; with {op.width} bits, {op.bits} of them "
+            f"binary places, allowed: below {2.0 ** (op.width - 1 - op.bits):.3g}: there are more "
+            "records, or longer ones, than was announced."
         )
 
 
-def ridge_head(sums: dict[str, torch.Tensor], strength: float, bits: int) -> torch.Tensor:
+def ridge_head(
+    sums: dict[str, torch.Tensor], width: int, strength: float, bits: int
+) -> torch.Tensor:
     """The weight (classes x features) of the ridge head that these totals determine."""
     unit = 2.0**-bits
-    square = sums["square"].to(torch.float64) * unit
+    square = from_triangle(sums["square"].to(torch.float64) * unit, width)
     square.diagonal().add_(strength)
-    product = sums["product"].to(torch.float64) * unit
-    return torch.cholesky_solve(product, torch.linalg.cholesky(square)).T
+    product = sums["product"].to(torch.float64).view(width, -1) * unit
+    factor, failed = torch.linalg.cholesky_ex(square)
+    if bool(failed):
+        raise InvalidInput(
+            f"the ridge head cannot be solved for: with {bits} binary places rounding is as large "
+            f"as sums.strength, {strength:g}; allowed: more of either."
+        )
+    return torch.cholesky_solve(product, factor).T

@@ -27,12 +27,20 @@ from torch.nn.utils import parameters_to_vector
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
-from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
-from unwalk.core.program import Edit, Op, Steps
-from unwalk.core.token import Layout, State, Workspace, build_model
-from unwalk.engines.execute import Bench, check_finite, execute, head_of, steps_event
+from unwalk.core.plan import Onlooker, Outcome, Plan, Progress, Resume, Sink
+from unwalk.core.program import Distil, Edit, Hold, Op, Project, Steps
+from unwalk.core.token import Layout, State, Token, Workspace, build_model
+from unwalk.engines.edits import hold_all
+from unwalk.engines.execute import (
+    Bench,
+    check_finite,
+    execute,
+    head_of,
+    planned_events,
+    to_device,
+)
 from unwalk.engines.fleet_gradients import BatchedGradient
-from unwalk.engines.fleet_hops import DrawnVisits, Hops, Numbers
+from unwalk.engines.fleet_hops import DrawnVisits, Hops, Numbers, project_all
 from unwalk.engines.fleet_steps import LockStep, Order, settings
 from unwalk.engines.inprocess import CHECKED_EVERY, Arrival, Walk
 
@@ -133,6 +141,10 @@ class _Convoy:
             while (rows := self.hops.under_way()).size:
                 drawn, moves = self.hops.draw(rows)
                 alone = self._alone(rows, drawn)
+                told = rows.tolist()
+                if isinstance(sink, Onlooker):
+                    self._tell(sink, first, drawn, alone)
+                    told = alone
                 arrivals = {
                     r: self.walks[r].arrive(int(self.hops.hop[r]) + 1, None, moves.get(r))
                     for r in alone
@@ -148,8 +160,23 @@ class _Convoy:
                     )
                     self.hops.note(row)
                 if sink is not None:
-                    for row in rows.tolist():
+                    for row in told:
                         sink.after(first + row, self.hops.progress[row], self.looks[row])
+
+    def _tell(
+        self, sink: Onlooker, first: int, drawn: Sequence[DrawnVisits], alone: Sequence[int]
+    ) -> None:
+        """Tell of a hop before it is made."""
+
+        def token(number: int) -> Token:
+            return self.walks[number - first].state.token(hop=0, at=-1, memory={})
+
+        for visits in drawn:
+            rows = visits.rows
+            hops, at = self.hops.hop[rows] + 1, self.hops.at[rows]
+            sink.sent(first + rows, hops, at, visits.receivers, token)
+        for row in alone:
+            sink.before(first + row, self.hops.progress[row])
 
     @staticmethod
     def _alone(rows: Numbers, drawn: Sequence[DrawnVisits]) -> list[int]:
@@ -188,27 +215,49 @@ class _Convoy:
         gradients = dict.fromkeys(arrivals, 0)
         for place in range(max(len(a.program) for a in arrivals.values())):
             orders: dict[tuple[object, ...], Order] = {}
+            changes: dict[Project | None, list[int]] = {}
             for row, arrival in arrivals.items():
                 if place >= len(arrival.program):
                     continue
                 op, bench = arrival.program[place], arrival.bench
-                if isinstance(op, Steps) and not op.rounded:
-                    key = settings(op, bench.noise.origin)
+                origin, dtype = bench.noise.origin, self.parameters.dtype
+                if (steps := self._batched(op)) is not None:
+                    soft = op if isinstance(op, Distil) else None
+                    key = (*settings(steps, origin), soft and soft.key)
                     if key not in orders:
-                        orders[key] = Order(
-                            op, steps_event(op, bench.noise.origin, self.parameters.dtype)
-                        )
+                        (event,) = planned_events((op,), origin, dtype)
+                        orders[key] = Order(steps, event, soft)
                     order = orders[key]
-                    order.party[row] = (op, bench)
+                    order.party[row] = (steps, bench)
                     events[row].append(order.event)
-                    gradients[row] += op.gradients
+                    gradients[row] += steps.gradients
+                elif isinstance(op, Project | Hold):
+                    if isinstance(op, Project) or "mask" in bench.work.moments:
+                        changes.setdefault(op if isinstance(op, Project) else None, []).append(row)
+                    events[row] += planned_events((op,), origin, dtype)
                 else:
                     happened, taken = self._run_one(op, bench)
                     events[row].extend(happened)
                     gradients[row] += taken
+            for project, rows in changes.items():
+                states = [self.walks[row].state for row in rows]
+                at = to_device(torch.tensor(rows), self.parameters.device)
+                theta = self.parameters[at]
+                self.parameters[at] = (
+                    hold_all(theta, states)
+                    if project is None
+                    else project_all(theta, states, project.balls)
+                )
             if orders:
                 self.lockstep.run(orders.values())
         return events, gradients
+
+    def _batched(self, op: Op) -> Steps | None:
+        """The steps of an operation that many walks take together; None: each by itself."""
+        if isinstance(op, Distil):
+            alone = self.gradient.mixes_rows or self.gradient.given_loss is not None
+            return None if alone or op.steps.rounded else op.steps
+        return op if isinstance(op, Steps) and not op.rounded else None
 
     def _run_one(self, op: Op, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
         """Run one operation of one walk, on the one workspace with a model if it needs that."""

@@ -17,7 +17,7 @@ import torch
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.philox import Words
-from unwalk.core.program import Drawing
+from unwalk.core.program import Drawing, Program
 from unwalk.core.seeds import below, drawn_words, order
 from unwalk.engines.execute import to_device
 from unwalk.engines.fleet_steps import Feed, Kind, LockStep, knobs_of
@@ -35,6 +35,20 @@ class Template:
 
     events: tuple[ev.Event, ...]
     gradients: int
+    noise: float
+    """Std of the noise on every step's gradient."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Visits that are made together."""
+
+    kind: Kind | None
+    """What their steps depend on; None if they take none."""
+    passes: int
+    """Permutations of a visit."""
+    after: Program
+    """Noise and projections after the steps."""
 
 
 class Templates:
@@ -43,33 +57,33 @@ class Templates:
     def __init__(self, lockstep: LockStep) -> None:
         self.lockstep = lockstep
         self.all: list[Template] = []
-        self.passes: list[int] = []
-        """Permutations of a visit, by group."""
-        self.kinds: list[Kind] = []
-        """What the steps of a group depend on."""
+        self.made: list[Group] = []
         self.facts: Numbers = np.empty((0, 5), np.int64)
         """Rows, entries used of a pass, steps, rows of a step, and where its rows begin."""
         self.groups: Numbers = np.empty(0, np.int64)
-        """Templates of a group take their steps together."""
+        """The group of each template."""
         self.knobs = np.empty((0, 6), np.float64)
         self.rows: torch.Tensor | None = None
         self._keys: dict[tuple[object, ...], int] = {}
 
-    def add(self, drawing: Drawing, event: ev.GradientSteps, shard: Shard) -> int:
+    def add(self, drawing: Drawing, events: tuple[ev.Event, ...], shard: Shard) -> int:
         """The number of a new template."""
         steps, lockstep = drawing.steps, self.lockstep
-        count, parts, size = steps.batches.shape
-        key = (*lockstep.key_of(steps), drawing.passes)
-        group = self._keys.setdefault(key, len(self._keys))
-        kind = Kind(steps.rule, steps.clip_per_example, False, False, False)
-        if group == len(self.passes):
-            self.passes.append(drawing.passes)
-            self.kinds.append(kind)
-        self.kinds[group] = replace(
-            self.kinds[group],
-            clipped=self.kinds[group].clipped or steps.clip is not None,
-            decays=self.kinds[group].decays or bool(steps.rule.weight_decay),
-        )
+        count, parts, size = (0, 0, 0) if steps is None else steps.batches.shape
+        noise = 0.0 if steps is None else steps.noise
+        alike = () if steps is None else (*lockstep.key_of(steps), noise > 0.0)
+        group = self._keys.setdefault((alike, drawing.passes, drawing.after), len(self._keys))
+        if group == len(self.made):
+            kind = None
+            if steps is not None:
+                kind = Kind(steps.rule, steps.clip_per_example, False, noise > 0.0, False)
+            self.made.append(Group(kind, drawing.passes, drawing.after))
+        made = self.made[group]
+        if steps is not None and made.kind is not None:
+            clipped = made.kind.clipped or steps.clip is not None
+            decays = made.kind.decays or bool(steps.rule.weight_decay)
+            kind = replace(made.kind, clipped=clipped, decays=decays)
+            self.made[group] = replace(made, kind=kind)
         start = 0 if self.rows is None else len(self.rows)
         rows = torch.from_numpy(drawing.rows + lockstep.records.start(shard))
         rows = to_device(rows, lockstep.parameters.device)
@@ -77,14 +91,19 @@ class Templates:
         facts = [drawing.rows.size, drawing.used, count, parts * size, start]
         self.facts = np.concatenate([self.facts, [facts]])
         self.groups = np.append(self.groups, group)
-        self.knobs = np.concatenate([self.knobs, [knobs_of(steps)]])
-        self.all.append(Template((event,), steps.gradients))
+        knobs = [0.0] * 6 if steps is None else knobs_of(steps)
+        self.knobs = np.concatenate([self.knobs, [knobs]])
+        self.all.append(Template(events, 0 if steps is None else steps.gradients, noise))
         return len(self.all) - 1
+
+    def of(self, numbers: Numbers) -> Group:
+        """The group of these templates, which is one."""
+        return self.made[int(self.groups[numbers[0]])]
 
     def feed(self, numbers: Numbers, keys: Words, hops: Numbers) -> Feed:
         """The batches of walks with templates of one group, drawn from their own streams."""
         like = self.lockstep.parameters
-        facts, group = self.facts[numbers], int(self.groups[numbers[0]])
+        facts, passes = self.facts[numbers], self.of(numbers).passes
         steps, width = facts[:, 2], facts[:, 3]
         longest, widest = int(steps.max()), int(width.max())
         alike = bool((facts[:, :4] == facts[0, :4]).all())
@@ -98,12 +117,12 @@ class Templates:
             weights = to_device(shares, like.device)
             active = to_device(torch.from_numpy(on[:, :, None]), like.device)
         knobs = to_device(torch.from_numpy(self.knobs[numbers]).to(like.dtype), like.device)
-        places = self._drawn(facts, self.passes[group], keys, hops)
+        places = self._drawn(facts, passes, keys, hops)
         if alike:
-            chosen = places[:, :, : facts[0, 1]] if self.passes[group] else places
+            chosen = places[:, :, : facts[0, 1]] if passes else places
             chosen = chosen.reshape(len(facts), longest, widest).transpose(0, 1)
         else:
-            entries = _entries(facts, longest, widest, places.shape[2] if self.passes[group] else 0)
+            entries = _entries(facts, longest, widest, places.shape[2] if passes else 0)
             at = to_device(torch.from_numpy(entries), like.device)
             chosen = places.flatten(1).gather(1, at.flatten(1)).view(at.shape)
             chosen = chosen.transpose(0, 1)

@@ -190,6 +190,11 @@ class StatedBatchNorm(nn.Module):
         return out.to(x.dtype), mean, variance
 
 
+def plain_convolution(conv: nn.Conv2d) -> bool:
+    """Whether a convolution can be rewritten."""
+    return conv.groups == 1 and conv.dilation == (1, 1) and not isinstance(conv.padding, str)
+
+
 def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
     """The same network, made of modules that map well over many models.
 
@@ -201,7 +206,7 @@ def rewritten(module: nn.Module, executor: Executor | None = None) -> nn.Module:
     for place, (name, child) in enumerate(children):
         relu, pool = _followers(children[place + 1 :]) if in_order else (False, None)
         if isinstance(child, nn.Conv2d):
-            if child.groups != 1 or child.dilation != (1, 1) or isinstance(child.padding, str):
+            if not plain_convolution(child):
                 raise InvalidInput(
                     f"layer {name!r} is a grouped, dilated or auto-padded convolution, which the "
                     "fleet engine does not batch; use the in-process engine."
@@ -285,7 +290,7 @@ class BatchedGradient:
         }
         lowered = precision == "bfloat16" and next(model.parameters()).is_cuda
         self.dtype = torch.bfloat16 if lowered else None
-        written_out = head is None and loss is None and not lowered
+        written_out = loss is None and not lowered
         self.stack = LinearStack.of(model) if written_out else None
         one = grad_and_value(self._loss, has_aux=True)
         self._many: Callable[..., tuple[torch.Tensor, tuple[torch.Tensor, Buffers]]] = vmap(
@@ -317,17 +322,36 @@ class BatchedGradient:
 
         With ``bound`` every example's gradient is clipped to that norm before it is weighted.
         """
+        hard = not y.is_floating_point()
+        if self.head is not None and self.dtype is None and bound is None and hard:
+            return self.head.gradient(parameters, x, y, weights), buffers
+        if self.stack is not None:
+            return self.stack.gradient(parameters, x, y, weights, bound), buffers
         if bound is not None:
             single = self._each(parameters, buffers, x[:, :, None], y[:, :, None])
             norms = single.norm(dim=2)
             shares = weights * (bound / (norms + 1e-12)).clamp(max=1.0)
             return torch.einsum("kb,kbd->kd", shares, single), buffers
-        if self.head is not None and self.dtype is None:
-            return self.head.gradient(parameters, x, y, weights), buffers
-        if self.stack is not None and not y.is_floating_point():
-            return self.stack.gradient(parameters, x, y, weights), buffers
         gradients, (_, fresh) = self._many(parameters, buffers, x, y, weights)
         return gradients, {**buffers, **fresh}
+
+    @torch.no_grad()
+    def chances(self, parameters: torch.Tensor, buffers: Buffers, x: torch.Tensor) -> torch.Tensor:
+        """What K models in evaluation mode make of their own records: (K, records, classes)."""
+        self.single.eval()
+
+        def one(flat: torch.Tensor, held: Buffers, records: torch.Tensor) -> torch.Tensor:
+            said: torch.Tensor = functional_call(
+                self.single, {**self.layout.views(flat), **held}, (records,)
+            )
+            return said.softmax(1)
+
+        self.called = True
+        try:
+            together: torch.Tensor = vmap(one)(parameters, buffers, x)
+        finally:
+            self.single.train()
+        return together
 
     def _each(
         self, parameters: torch.Tensor, buffers: Buffers, x: torch.Tensor, y: torch.Tensor

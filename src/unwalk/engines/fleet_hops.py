@@ -19,15 +19,15 @@ import numpy.typing as npt
 import torch
 
 from unwalk.core.philox import Words
-from unwalk.core.plan import Drawn, Graph, Local, Move, Phase, Progress
-from unwalk.core.program import Visit
+from unwalk.core.plan import Drawn, Graph, Local, Move, Phase, Progress, says_for_many
+from unwalk.core.program import AddNoise, Ball, Op, Project, Steps, Visit
 from unwalk.core.seeds import Streams, drawn_words
-from unwalk.core.token import Token
+from unwalk.core.token import State, Token
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.core.walking import ManyRoute, Moves
-from unwalk.engines.execute import diverged, steps_event
-from unwalk.engines.fleet_draws import Templates
-from unwalk.engines.fleet_steps import LockStep
+from unwalk.engines.execute import diverged, planned_events, projected, to_device
+from unwalk.engines.fleet_draws import Group, Templates
+from unwalk.engines.fleet_steps import Kind, LockStep
 from unwalk.engines.inprocess import Walk
 
 Numbers = npt.NDArray[np.int64]
@@ -221,8 +221,8 @@ class Hops:
             or not self.visited.size
             or not isinstance(route, ManyRoute)
             or not isinstance(method, Drawn)
-            or not _agree(route, "next", "next_all")
-            or not _agree(method, "visit", "drawing")
+            or not says_for_many(route, "next", "next_all")
+            or not says_for_many(method, "visit", "drawing")
         ):
             return ALONE
         last = int(self.base[row]) + phase.hops
@@ -270,6 +270,11 @@ class Hops:
             if went is None:
                 self.band[self.band == number] = ALONE
                 continue
+            if set(went.memory) != set(self.bands[number].names):
+                # The route begins to remember something: from the next hop on in another band.
+                moves |= {row: self._move(own, went, at) for at, row in enumerate(own.tolist())}
+                self.band[own] = UNKNOWN
+                continue
             drawn += self._visits(own, went, moves)
         return drawn, moves
 
@@ -293,11 +298,8 @@ class Hops:
                 if self.table[variant, peer, seen] == UNKNOWN:
                     self.table[variant, peer, seen] = self._template(variant, peer, seen)
             numbers = self.table[places]
-        for place in np.flatnonzero(numbers < 0):
-            row, receiver = int(rows[place]), int(receivers[place])
-            path = () if receiver == self.at[row] else (receiver,)
-            memory = {name: int(many[place]) for name, many in went.memory.items()}
-            moves[row] = Move(receiver, path, memory)
+        for place in np.flatnonzero(numbers < 0).tolist():
+            moves[int(rows[place])] = self._move(rows, went, place)
         drawn = np.flatnonzero(numbers >= 0)
         for name, many in went.memory.items():
             self.memory[name][rows[drawn]] = many[drawn]
@@ -305,6 +307,13 @@ class Hops:
         for group in np.unique(groups):
             own = drawn[groups == group]
             yield DrawnVisits(rows[own], receivers[own], numbers[own])
+
+    def _move(self, rows: Numbers, went: Moves, place: int) -> Move:
+        """One of the moves, for a walk that is walked by itself."""
+        receiver = int(went.receivers[place])
+        path = () if receiver == self.at[rows[place]] else (receiver,)
+        memory = {name: int(many[place]) for name, many in went.memory.items()}
+        return Move(receiver, path, memory)
 
     def _template(self, variant: int, peer: int, visited: int) -> int:
         """The template of a visit, or ``ALONE``."""
@@ -324,11 +333,14 @@ class Hops:
         drawing = method.drawing(visit)
         if drawing is None or shard.augment is not None or shard.stamp is not None:
             return ALONE
-        steps = drawing.steps
-        if steps.rule.state == "local" or steps.noise or steps.rounded or steps.weights is not None:
+        program = drawing.program
+        if not all(_together(op) for op in program) or (
+            plan.noise.needs_digest and any(_noisy(op) for op in program)
+        ):
             return ALONE
-        event = steps_event(steps, plan.noise.origin, self.lockstep.parameters.dtype)
-        return self.templates.add(drawing, event, shard)
+        dtype = self.lockstep.parameters.dtype
+        events = planned_events(program, plan.noise.origin, dtype)
+        return self.templates.add(drawing, events, shard)
 
     def take(self, drawn: Sequence[DrawnVisits]) -> None:
         """Draw the batches, take the steps and write them down."""
@@ -337,18 +349,62 @@ class Hops:
         entry = Entry(*np.full((2, len(self.walks)), UNKNOWN, np.int32))
         for visits in drawn:
             rows, numbers = visits.rows, visits.templates
-            phase_hops = self.hop[rows] + 1 - self.base[rows]
-            feed = self.templates.feed(numbers, self.batch_keys[rows], phase_hops)
-            kind = self.templates.kinds[int(self.templates.groups[numbers[0]])]
-            self.lockstep.drawn(kind, feed, rows, self.seen[rows])
-            if kind.rule.state == "carried":
-                seen = self.seen[rows] if kind.rule.slots else 0
-                self.seen[rows] = seen + self.templates.facts[numbers, 2]
+            group = self.templates.of(numbers)
+            if group.kind is not None:
+                self._steps(group.kind, visits)
+            self._after(group, visits)
             self.hop[rows] += 1
             self.at[rows] = visits.receivers
             self.visited[rows, visits.receivers] = True
             entry.receivers[rows], entry.templates[rows] = visits.receivers, numbers
         self.log.append(entry)
+
+    def _steps(self, kind: Kind, visits: DrawnVisits) -> None:
+        """Draw the batches of one group, and take its steps."""
+        rows, numbers = visits.rows, visits.templates
+        steps = self.templates.facts[numbers, 2]
+        phase_hops = self.hop[rows] + 1 - self.base[rows]
+        feed = self.templates.feed(numbers, self.batch_keys[rows], phase_hops)
+
+        def noise(step: int) -> torch.Tensor:
+            stds = [self.templates.all[number].noise for number in numbers.tolist()]
+            return self._normals(rows, [step] * len(rows), np.where(step < steps, stds, 0.0))
+
+        self.lockstep.drawn(kind, feed, rows, self.seen[rows], noise)
+        if kind.rule.state == "carried":
+            self.seen[rows] = (self.seen[rows] if kind.rule.slots else 0) + steps
+
+    def _after(self, group: Group, visits: DrawnVisits) -> None:
+        """What follows the steps: noise on the parameters, and projections."""
+        if not group.after:
+            return
+        rows, parameters = visits.rows, self.lockstep.parameters
+        at = to_device(torch.from_numpy(rows), parameters.device)
+        theta = parameters[at]
+        noisy = group.kind is not None and group.kind.noisy
+        draws = self.templates.facts[visits.templates, 2] * noisy
+        for op in group.after:
+            if isinstance(op, AddNoise):
+                theta += self._normals(rows, draws.tolist(), np.full(len(rows), op.std))
+                draws += 1
+            elif isinstance(op, Project):
+                theta = project_all(theta, [self.walks[row].state for row in rows], op.balls)
+        parameters[at] = theta
+
+    def _normals(
+        self, rows: Numbers, draws: Sequence[int], stds: npt.NDArray[np.float64]
+    ) -> torch.Tensor:
+        """Each walk's own noise of its std, the draw of this number at its hop."""
+        drawn = self.lockstep.parameters.new_zeros(len(rows), self.lockstep.parameters.shape[1])
+        hops = (self.hop[rows] + 1).tolist()
+        for place, (row, hop, draw, std) in enumerate(
+            zip(rows.tolist(), hops, draws, stds.tolist(), strict=True)
+        ):
+            if std:
+                noise, like = self.walks[row].plan.noise, self.lockstep.parameters[row]
+                normals = noise.draw(like, hop=hop, step=draw, digest=None)
+                torch.mul(normals, std, out=drawn[place])
+        return drawn
 
     def check_finite(self, drawn: Iterable[DrawnVisits]) -> None:
         """Name the first walk whose parameters are not finite after a hop that was drawn."""
@@ -415,7 +471,42 @@ class Hops:
         return self._columns[1:]
 
 
-def _agree(given: object, one: str, many: str) -> bool:
-    """Whether the class that says what one walk does also says it for many."""
-    owner = next(kind for kind in type(given).__mro__ if one in vars(kind))
-    return many in vars(owner)
+def project_all(
+    theta: torch.Tensor, states: Sequence[State], balls: Sequence[Ball]
+) -> torch.Tensor:
+    """Each walk's parameters, a row each, on the intersection of balls around its anchors."""
+    centres = [
+        None if b.centre == "origin" else torch.stack([s.anchors[b.centre] for s in states])
+        for b in balls
+    ]
+    if len(balls) == 1:
+        return projected(theta, [(centres[0], balls[0].radius)])
+    return torch.stack(
+        [
+            projected(
+                row,
+                [
+                    (None if many is None else many[place], ball.radius)
+                    for many, ball in zip(centres, balls, strict=True)
+                ],
+            )
+            for place, row in enumerate(theta)
+        ]
+    )
+
+
+def _noisy(op: Op) -> bool:
+    """Whether an operation draws noise."""
+    return isinstance(op, AddNoise) or (isinstance(op, Steps) and op.noise > 0.0)
+
+
+def _together(op: Op) -> bool:
+    """Whether an operation can be carried out for many walks at once."""
+    match op:
+        case Steps():
+            return op.rule.state != "local" and not op.rounded and op.weights is None
+        case AddNoise():
+            return not op.rounded
+        case Project():
+            return not op.round_arrival
+    return False

@@ -7,11 +7,15 @@ A stack is a ``Sequential`` of linear layers with ReLUs between them, under cros
     g_{l-1} = (g_l W_l) \odot [h_{l-1} > 0], \quad
     \partial W_l = g_l^T h_{l-1}, \quad \partial b_l = \textstyle\sum g_l .
 
+Where labels are weights of the classes, they stand instead of :math:`e_y`, and their sum before
+the softmax.
+
 ``vmap`` would map the same over models, with a dozen more passes over memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,9 +55,18 @@ class LinearStack:
         return LinearStack(found) if Layout.of(model).size == size else None
 
     def gradient(
-        self, parameters: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        self,
+        parameters: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weights: torch.Tensor,
+        bound: float | None = None,
     ) -> torch.Tensor:
-        """Gradients (K, d) of the weighted losses of K models, each on its own batch."""
+        """Gradients (K, d) of the weighted losses of K models, each on its own batch.
+
+        With ``bound`` every record's gradient is clipped to that norm before it is weighted.
+        Logits are (K, classes, batch): the softmax over few classes is slow where they come last.
+        """
         h = x.flatten(2)
         matrices, inputs = [], []
         at = 0
@@ -62,16 +75,20 @@ class LinearStack:
             at += inner * outer
             matrices.append(matrix)
             inputs.append(h)
-            if bias:
-                h = torch.baddbmm(parameters[:, None, at : at + outer], h, matrix.mT)
-                at += outer
+            shift = parameters[:, at : at + outer] if bias else None
+            at += outer * bias
+            if number == len(self.layers) - 1:
+                h = _product(matrix, h.mT, None if shift is None else shift[:, :, None])
             else:
-                h = torch.bmm(h, matrix.mT)
-            if number < len(self.layers) - 1:
-                h = h.relu_()
-        pull = functional.softmax(h, 2)
-        pull.scatter_add_(2, y[:, :, None], pull.new_full((), -1.0).expand(*y.shape, 1))
-        pull.mul_(weights[:, :, None])
+                h = _product(h, matrix.mT, None if shift is None else shift[:, None]).relu_()
+        pull = functional.softmax(h, 1)
+        if y.is_floating_point():
+            pull = pull.mul_(y.sum(2)[:, None]).sub_(y.mT)
+        else:
+            pull.scatter_add_(1, y[:, None], pull.new_full((), -1.0).expand(len(y), 1, y.shape[1]))
+        if bound is not None:
+            weights = weights * self._shares(pull.mT, matrices, inputs, bound)
+        pull = pull.mul_(weights[:, None]).mT
         gradient = torch.empty_like(parameters)
         for number in reversed(range(len(self.layers))):
             inner, outer, bias = self.layers[number]
@@ -82,9 +99,39 @@ class LinearStack:
             into = gradient[:, at : at + inner * outer].unflatten(1, (outer, inner))
             torch.bmm(pull.mT, inputs[number], out=into)
             if number:
-                pull = torch.bmm(pull, matrices[number])
-                pull = torch.ops.aten.threshold_backward(pull, inputs[number], 0.0)
+                pull = _back(pull, matrices[number], inputs[number])
         return gradient
+
+    def _shares(
+        self,
+        pull: torch.Tensor,
+        matrices: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        bound: float,
+    ) -> torch.Tensor:
+        r"""What clipping leaves of each record's gradient.
+
+        A record's :math:`\partial W_l` is an outer product, so that its squared length is
+        :math:`\|g_l\|^2 \|h_{l-1}\|^2`.
+        """
+        squares = torch.zeros_like(pull[:, :, 0])
+        for number in reversed(range(len(self.layers))):
+            reach = inputs[number].square().sum(2) + float(self.layers[number][2])
+            squares += pull.square().sum(2) * reach
+            if number:
+                pull = _back(pull, matrices[number], inputs[number])
+        return (bound / (squares.sqrt_() + 1e-12)).clamp(max=1.0)
+
+
+def _product(one: torch.Tensor, other: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+    """Batched products, shifted."""
+    return torch.bmm(one, other) if shift is None else torch.baddbmm(shift, one, other)
+
+
+def _back(pull: torch.Tensor, matrix: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """From the gradient of a layer's output to that of the output before its ReLU."""
+    passed: torch.Tensor = torch.ops.aten.threshold_backward(torch.bmm(pull, matrix), kept, 0.0)
+    return passed
 
 
 def _touched(module: nn.Module) -> bool:

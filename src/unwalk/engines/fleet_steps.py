@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,9 +22,10 @@ import torch
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Rows, StepRule, Steps
+from unwalk.core.program import Distil, Rows, StepRule, Steps
 from unwalk.core.token import State
 from unwalk.engines.cuda import Executor, executor_for
+from unwalk.engines.edits import softened
 from unwalk.engines.execute import Bench, to_device
 from unwalk.engines.fleet_gradients import BatchedGradient, Buffers
 
@@ -44,7 +45,9 @@ class Order:
     """Walks whose steps differ only in their rows: one of them, and what is recorded for all."""
 
     op: Steps
-    event: ev.GradientSteps
+    event: ev.Event
+    soft: Distil | None = None
+    """What the steps have instead of labels, if anything."""
     party: Party = field(default_factory=dict)
 
 
@@ -89,7 +92,8 @@ class LockStep:
         """Group orders by optimizer and take every group's steps."""
         groups: dict[tuple[object, ...], list[Order]] = {}
         for order in orders:
-            groups.setdefault(self.key_of(order.op), []).append(order)
+            soft = order.soft and order.soft.key
+            groups.setdefault((*self.key_of(order.op), soft), []).append(order)
         for group in groups.values():
             self._group(group)
 
@@ -109,6 +113,10 @@ class LockStep:
             for slot in kind.rule.slots:
                 self._carry(slot, party)
         feed = _party_feed(orders, party, self.records, self.parameters)
+        if orders[0].soft is not None:
+            feed = replace(
+                feed, taken=self._softened(feed.taken, feed.steps, orders[0].soft, party)
+            )
         step = self._step(kind, len(party), feed)
         rows = self._rows(step.team, list(party))
         self._load(step.team, kind.rule, rows, feed.knobs)
@@ -119,17 +127,37 @@ class LockStep:
         self._store(step.team, kind.rule, rows, len(party))
         self._store_moments(step.team, kind.rule, party)
 
-    def drawn(self, kind: Kind, feed: Feed, rows: Numbers, seen: Numbers) -> None:
+    def _softened(self, taken: Taken, steps: int, soft: Distil, party: Party) -> Taken:
+        """The same records with weights of all classes instead of labels."""
+        x, y = (many.transpose(0, 1).flatten(1, 2) for many in taken.whole())
+        at = to_device(torch.tensor(list(party)), self.parameters.device)
+        starts = torch.stack([bench.work.anchors["start"] for _, bench in party.values()])
+        buffers = {name: many[at] for name, many in self.buffers.items()}
+        teachers = self.gradient.chances(
+            starts, buffers, x if soft.target == "teacher" else x[:, :1]
+        )
+        targets = softened(soft, teachers, y)
+        return _Drawn(*(many.unflatten(1, (steps, -1)).transpose(0, 1) for many in (x, targets)))
+
+    def drawn(
+        self,
+        kind: Kind,
+        feed: Feed,
+        rows: Numbers,
+        seen: Numbers,
+        noise: Callable[[int], torch.Tensor],
+    ) -> None:
         """Steps of walks whose moments, if they have any, travel and are in the fleet's matrices.
 
-        ``rows`` are in ascending order; ``seen`` is how many steps their moments have seen.
+        ``rows`` are in ascending order; ``seen`` is how many steps their moments have seen, and
+        ``noise`` gives that of a step.
         """
         step = self._step(kind, len(rows), feed)
         held = self._rows(step.team, rows)
         self._load(step.team, kind.rule, held, feed.knobs)
         self._count(step.team, kind.rule, seen)
         for number in range(feed.steps):
-            feed.fill(step.batch, number, None)
+            feed.fill(step.batch, number, noise(number) if kind.noisy else None)
             step.replay()
         self._store(step.team, kind.rule, held, len(rows))
 
@@ -153,7 +181,7 @@ class LockStep:
         if self.executor is not None:
             some = -(-len(self.parameters) // SIZES)
             size = min(len(self.parameters), -(-count // some) * some)
-        key = (kind, size, everyone, feed.width, feed.taken.shape)
+        key = (kind, size, everyone, feed.width, feed.taken.shape, feed.taken.y.dtype)
         held = self.steps.get(key)
         if held is None:
             team = self._team(kind.rule, size, everyone)
@@ -519,6 +547,10 @@ class Taken(ABC):
         )
 
     @abstractmethod
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels of all steps."""
+
+    @abstractmethod
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         """Write one step's inputs and labels into ``x`` and ``y``."""
 
@@ -528,6 +560,9 @@ class _Drawn(Taken):
     """Batches that were taken before the first step, in each walk's own order."""
 
     lead: ClassVar[int] = 3
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x, self.y
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         x.copy_(self.x[step])
@@ -539,6 +574,9 @@ class _Listed(Taken):
     """Batches that are gathered from the tables at their step."""
 
     rows: torch.Tensor
+
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[self.rows], self.y[self.rows]
 
     def fill(self, x: torch.Tensor, y: torch.Tensor, step: int) -> None:
         rows = self.rows[step].view(-1)

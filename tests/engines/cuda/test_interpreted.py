@@ -14,6 +14,7 @@ from torch import nn
 from tests.conftest import ROOT
 from tests.engines.cuda import test_clipped_steps as clipped
 from tests.engines.cuda import test_convolution_kernels as convolutions
+from tests.engines.cuda import test_flat_updates as flat
 from tests.engines.cuda import test_fleet_layers as fleet
 from tests.engines.cuda import test_fleet_update as updates
 from tests.engines.cuda import test_fused_network as networks
@@ -45,6 +46,10 @@ def test_gradients_clipped_by_record():
 
 def test_streams():
     philox.test_a_kernel_draws_the_same_words(7, 3)
+
+
+def test_an_update():
+    flat.test_an_update_in_one_pass_is_that_of_plain_torch("momentum", 0.1, torch.bfloat16)
 
 
 def test_updates_of_a_fleet():

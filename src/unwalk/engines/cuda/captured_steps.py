@@ -35,7 +35,7 @@ from unwalk.engines.cuda.flat_copy import (
     gradient_places,
 )
 from unwalk.engines.cuda.fused_network import fuse
-from unwalk.engines.cuda.groups import uses
+from unwalk.engines.cuda.groups import available, uses
 from unwalk.engines.cuda.record_gradients import Unfit
 from unwalk.engines.per_example import Batch, check_per_example, clipped_gradients
 
@@ -326,8 +326,20 @@ def update(
 
     ``knobs`` holds step size, -, -, momentum, weight decay; ``scale`` multiplies the gradient.
     """
+    if rule.optimizer in ("sgd", "momentum") and _in_one_pass(block):
+        from unwalk.engines.cuda.kernels.update import descend
+
+        velocity = block.moments.get("momentum") if rule.slots else None
+        decays = bool(rule.weight_decay)
+        descend(block.masters, block.values, block.gradients, velocity, knobs, scale, decays)
+        return
     UPDATES[rule.optimizer](rule, block, scale, knobs, counter)
     block.lower()
+
+
+def _in_one_pass(block: Block) -> bool:
+    """Whether the kernel takes the step."""
+    return block.masters.is_cuda and available() and uses("updates")
 
 
 class _Graph:

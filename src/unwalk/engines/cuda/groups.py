@@ -19,6 +19,7 @@ GROUPS = {
     "batch normalisation": "normalisation, sum, ReLU and pool in plain torch",
     "group normalisation": "normalisation, sum, ReLU and pool in plain torch",
     "clipping": "per-example norms by hooks in plain torch",
+    "updates": "a pass over memory per operation, in plain torch",
     "fleet convolutions": "batched matrix products over patches in plain torch",
     "fleet small layers": "the general fleet convolutions",
     "fleet normalisation": "plain torch",
