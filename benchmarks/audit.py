@@ -2,10 +2,10 @@
 
     python benchmarks/audit.py --games digits-mlp --pairs 2000 --device cuda --out results/audit
 
-A game is one ``unwalk audit``, or two where no one setting suits all methods; then verdicts are
-taken over all rows together.  What has been played is kept in ``--work``: after a kill, the same
-command goes on.  Without ``--pairs`` a few short runs are played, to show that it works.  The exit
-code is 1 if a claim that is proved was refuted.
+A game is several audits, since no one setting suits all methods; verdicts are taken over all rows
+together, and the result is written again after each of them.  What has been played is kept in
+``--work``: after a kill, the same command goes on.  Without ``--pairs`` a few short runs are
+played, to show that it works.  The exit code is 1 if a claim that is proved was refuted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,11 @@ from unwalk.runs.assemble import resolve
 from unwalk.runs.store import partial_of
 
 OBSERVERS = ("released", "peer:1", "coalition:others")
-ANY_MODEL = "rrdu,finetune,ddp,dpsgd,noisy-finetune,retrain,restart,rewind,sisa,ball-seal"
-LINEAR = "seal,release,noisy-start,sums"
-PROVED = "seal,ball-seal,release,noisy-start,restart,retrain,rewind,sums"
+NOMINAL = "rrdu,ddp,dpsgd,noisy-finetune,langevin"
+EXACT = "retrain,restart,rewind,sisa,ball-seal,user-dp"
+UNPROVED = "finetune,skip-u,pga,neggrad,ssd,salun,scrub,newton,residual"
+LINEAR = "seal,release,output-noise,noisy-start,sums"
+PROVED = "seal,ball-seal,release,output-noise,noisy-start,user-dp,restart,retrain,rewind,sums"
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,22 @@ class Part:
     way: dict[str, Any] = field(default_factory=dict)
 
 
-def paper(model: str, methods: str = ANY_MODEL) -> Part:
-    """The paper's settings on digits; two shards, without which there is no sisa."""
-    return Part(
-        methods, {"task": "digits", "model.name": model, "preset": "paper", "train.shards": 2}
-    )
+def paper(model: str, methods: str) -> Part:
+    """The paper's settings on digits; two shards, without which there is no sisa, and fewer steps
+    of a visit than langevin usually takes."""
+    settings = {"task": "digits", "model.name": model, "preset": "paper"}
+    return Part(methods, {**settings, "train.shards": 2, "langevin.steps": 5})
+
+
+def every(model: str) -> dict[str, Part]:
+    """Every method on digits, proved claims first; a method that needs a linear model says so."""
+    linear = model == "logistic"
+    return {
+        **({"certified": certified(LINEAR)} if linear else {}),
+        "exact": paper(model, EXACT if linear else f"{EXACT},{LINEAR}"),
+        "nominal": paper(model, NOMINAL),
+        "unproved": paper(model, UNPROVED),
+    }
 
 
 def certified(methods: str, **way: Any) -> Part:
@@ -53,9 +67,9 @@ def certified(methods: str, **way: Any) -> Part:
 
 GAMES: dict[str, dict[str, Part]] = {
     "rrdu": {"paper": paper("logistic", "rrdu")},
-    "digits-logistic": {"paper": paper("logistic"), "certified": certified(LINEAR)},
-    "digits-mlp": {"paper": paper("mlp", f"{ANY_MODEL},{LINEAR}")},
-    "digits-cnn": {"paper": paper("small-cnn", f"{ANY_MODEL},{LINEAR}")},
+    "digits-logistic": every("logistic"),
+    "digits-mlp": every("mlp"),
+    "digits-cnn": every("small-cnn"),
     "mnist-flnet": {
         "paper": Part(
             "rrdu,finetune,ddp,noisy-finetune",
@@ -63,6 +77,8 @@ GAMES: dict[str, dict[str, Part]] = {
                 "task": "mnist",
                 "model.name": "flnet",
                 "preset": "paper",
+                "train.minibatches": 1,
+                "train.batch": 256,
                 "train.hops": 50,
                 "unlearn.hops": 50,
             },
@@ -80,7 +96,7 @@ def main(words: list[str] | None = None) -> int:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--pairs", type=int, default=None)
     asked.add_argument("--games", default="rrdu,proved,proved-fixed")
-    asked.add_argument("--engine", default="fleet")
+    asked.add_argument("--engine", default="auto")
     asked.add_argument("--device", default="cpu")
     asked.add_argument("--jobs", type=int, default=1)
     asked.add_argument("--work", type=Path, default=None, help="a folder for what has been played")
@@ -89,45 +105,54 @@ def main(words: list[str] | None = None) -> int:
     refuted = False
     with tempfile.TemporaryDirectory() as spare:
         for name in given.games.split(","):
-            document = _played(name, given, given.work or Path(spare))
+            document = None
+            for document in _played(name, given, given.work or Path(spare)):
+                if given.out is not None:
+                    _write(given.out, name, document)
+            assert document is not None
             refuted |= bool(document["refuted"])
             _show(document)
-            if given.out is not None:
-                _write(given.out, name, document)
     return 1 if refuted else 0
 
 
-def _played(name: str, given: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """All parts of a game, those that ended before read from their folders."""
+def _played(name: str, given: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
+    """All parts of a game that have ended, after each of them; those that ended before are read
+    from their folders."""
     pairs = given.pairs or 8
-    command = f"python benchmarks/audit.py --games {name} --pairs {pairs} --device {given.device}"
+    command = (
+        f"python benchmarks/audit.py --games {name} --pairs {pairs} --engine {given.engine} "
+        f"--device {given.device}"
+    )
     documents = []
     for label, part in GAMES[name].items():
         place = work / f"{name}-{label}-{pairs}"
         if not (place / "audit.json").exists():
-            main_method, *others = part.methods.split(",")
-            changes = {
-                **part.settings,
-                **({} if given.pairs else SHORT),
-                "method": main_method,
-                "compare": others,
-                "performance.engine": given.engine,
-                "device": given.device,
-            }
-            began, clock = time.process_time(), time.perf_counter()
-            audit(
-                Game(resolve(changes), **{"observers": OBSERVERS, **part.way}),
-                pairs,
-                out=place,
-                resume=partial_of(place).exists(),
-                command=command,
-                jobs=given.jobs,
-                count=lambda done, cells: print(f"{done} of {cells} cells", flush=True),
-            )
-            processor, wall = time.process_time() - began, time.perf_counter() - clock
-            print(f"{name}, {label}: {pairs} pairs, {processor:.0f} s of processor, {wall:.0f} s")
+            _play(part, place, pairs, given, command)
         documents.append(json.loads((place / "audit.json").read_text(encoding="utf-8")))
-    return together(documents, command)
+        yield together(documents, command)
+
+
+def _play(part: Part, place: Path, pairs: int, given: argparse.Namespace, command: str) -> None:
+    main_method, *others = part.methods.split(",")
+    changes = {
+        **part.settings,
+        **({} if given.pairs else SHORT),
+        "method": main_method,
+        "compare": others,
+        "performance.engine": given.engine,
+        "device": given.device,
+    }
+    began = time.perf_counter()
+    audit(
+        Game(resolve(changes), **{"observers": OBSERVERS, **part.way}),
+        pairs,
+        out=place,
+        resume=partial_of(place).exists(),
+        command=command,
+        jobs=given.jobs,
+        count=lambda done, cells: print(f"{done} of {cells} cells", flush=True),
+    )
+    print(f"{place.name}: {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def _show(document: dict[str, Any]) -> None:

@@ -65,6 +65,22 @@ def test_a_difference_of_messages_shows_what_each_of_them_hides():
     assert bounds["projection: next"] == bounds["projection: after u"] == 0.0
 
 
+@pytest.mark.parametrize("reused", [True, False])
+def test_noise_that_is_used_twice_is_taken_away_by_both_messages_together(reused):
+    rng = np.random.default_rng(5)
+    tables = []
+    for shift in (1.0, 0.0):
+        centre = shift * np.eye(SIZE)[3]
+        noise = 100.0 * rng.normal(size=(RUNS, SIZE))
+        more = noise if reused else 100.0 * rng.normal(size=(RUNS, SIZE))
+        both = {"first": centre + noise, "released": centre + noise + 1e-3 * more}
+        quiet = dict.fromkeys(both, np.zeros((RUNS, len(ANSWERS))))
+        tables.append(Views(both, quiet, dict.fromkeys(both, centre)))
+    with_, without = tables
+    assert (best(with_, without, "joint projection") > 2.0) == reused
+    assert best(with_, without, "projection") == best(with_, without, "distinguisher") == 0.0
+
+
 def test_the_number_format_betrays_what_noise_was_added_to():
     """Values whose sum with the noise is small end in zeros; equally large ones do not."""
     rng = np.random.default_rng(3)

@@ -216,3 +216,18 @@ def test_bounds_are_those_of_jax_privacy(name):
         else:
             assert shaped == pytest.approx(case["gaussian"], abs=1e-5)
         assert plain == pytest.approx(case["all"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("m", "v", "delta"), [(1000, 899, 1e-4), (6000, 5910, 1e-5), (50, 50, 0.0)]
+)
+def test_a_claim_is_refuted_by_one_run_at_the_delta_of_two_worlds(m, v, delta):
+    """Both worlds are close to one certifier, which adds up their deltas: half of the bound for a
+    canary would be refuted with less confidence than is said."""
+    found = bounds.one_run_claim(m, m, v, delta)
+    apart = 2.0 * found, (1.0 + math.exp(found)) * delta
+    assert bounds.one_run_p_value(m, m, v, *apart) == pytest.approx(0.05, abs=1e-6)
+    half = bounds.one_run(m, m, v, delta) / 2.0
+    assert found < half if delta else found == pytest.approx(half, abs=1e-8)
+    if delta:
+        assert bounds.one_run_p_value(m, m, v, 2.0 * half, (1.0 + math.exp(half)) * delta) > 0.055

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from unwalk.audits.worlds import WITH, WITHOUT, Worlds
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Progress
 from unwalk.core.token import Token, Workspace, build_model
+from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble
 
@@ -91,13 +93,13 @@ def test_noise_on_a_gradient_is_added_where_there_is_nothing_to_forget():
         (plan,) = worlds.unlearning(world, [0], "rrdu", [trained.transcript])
         progress = trained.progress.fork(plan.header(), end_digest=False)
         plans[world] = next(iter(InProcess().run([plan], None, {0: progress})))
-    stds = {
-        world: [[e.noise for e in hop.events if e.kind == "gradient-steps"] for hop in hops]
-        for world, one in plans.items()
-        if (hops := one.transcript.hops[3:])
-    }
-    assert stds[WITH] == stds[WITHOUT]
-    assert stds[WITH][0][0] > 0.0
+    hops = {world: one.transcript.hops[3:] for world, one in plans.items()}
+    steps = [e for hop in hops[WITH] for e in hop.events if e.kind == "gradient-steps"]
+    noise = [e.std for hop in hops[WITHOUT] for e in hop.events if e.kind == "gaussian-noise"]
+    assert [e.step_size * e.noise for e in steps] == noise
+    assert min(noise) > 0.0
+    assert all(e.data == "forgotten" for e in steps)
+    assert not any(e.kind == "gradient-steps" for hop in hops[WITHOUT] for e in hop.events)
 
 
 def test_a_seal_is_as_noisy_in_both_worlds():
@@ -213,7 +215,7 @@ def test_the_messages_kept_are_those_of_the_transcript(name):
         for slot, tokens in expected.items():
             kept = one.views[name, WITH].messages[slot][number]
             if tokens:
-                assert np.array_equal(kept, examiner.seen(tokens[0]).message), slot
+                assert np.array_equal(kept, examiner.seen(tokens[:1])[0].message), slot
             else:
                 assert not kept.any()
         released = one.views[name, WITH].messages["released"][number]
@@ -231,18 +233,25 @@ def test_four_messages_are_kept_with_the_moments_that_travel_in_all_but_the_last
 def test_long_messages_are_folded_alike():
     examiner = Examiner(assemble(small(SETTINGS)).task, 0)
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 3 * LONGEST))
-    assert examiner.folded(a[:LONGEST]) is not None
-    assert np.array_equal(examiner.folded(a[:LONGEST]), a[:LONGEST])
-    assert examiner.folded(a).size == LONGEST
-    assert np.allclose(examiner.folded(a) + examiner.folded(b), examiner.folded(a + b))
-    kept = np.linalg.norm(examiner.folded(a)) / np.linalg.norm(a)
-    assert 0.9 < kept < 1.1
+    both = torch.from_numpy(rng.normal(size=(2, 3 * LONGEST + 5)))
+    assert examiner.folded(both[:, :LONGEST]).equal(both[:, :LONGEST])
+    a, b = examiner.folded(both)
+    assert a.numel() == LONGEST
+    assert torch.allclose(a + b, examiner.folded(both.sum(0)[None])[0])
+    assert 0.9 < float(a.norm() / both[0].norm()) < 1.1
+    assert examiner.folded(both[1:])[0].equal(b)
+    one = torch.zeros(1, 3 * LONGEST + 5)
+    one[0, 7] = -2.0
+    assert examiner.folded(one).abs().sum() == 2.0
 
 
-def test_a_fleet_shows_what_the_reference_shows():
+@pytest.mark.parametrize("method", ["rrdu", "sisa", "restart", "dpsgd"])
+def test_a_fleet_shows_what_the_reference_shows(monkeypatch, method):
+    """Told of many messages at once, the observer keeps the same ones."""
+    monkeypatch.setattr("unwalk.engines.choose.Fleet", partial(Fleet, few=1))
+    settings = {**PAPER, "method": method, "train.shards": 2, "model.name": "linear"}
     ends = [
-        played({**PAPER, "performance.engine": engine}, observers=("peer:1",))
+        played({**settings, "performance.engine": engine}, observers=("peer:1",))
         for engine in ("inprocess", "fleet")
     ]
     for key, views in ends[0].views.items():
@@ -280,7 +289,7 @@ def test_models_answer_together_as_they_do_alone():
     examiner = Examiner(task, 0)
     works = [Workspace(build_model(task.model, seed)) for seed in range(3)]
     tokens = [Token(work.parameters.clone(), {}) for work in works]
-    seen = [examiner.seen(token) for token in tokens]
+    seen = examiner.seen(tokens)
     examiner.ask([*seen, seen[0]])
     assert all(one.model is None for one in seen)
     for one, work in zip(seen, works, strict=True):

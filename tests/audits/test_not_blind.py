@@ -45,6 +45,15 @@ VISITED = {
     "seal.visits": 1,
     "unlearn.clip": 0.001,
 }
+FINETUNED = {
+    **SEALED,
+    "method": "noisy-finetune",
+    "train.hops": 4,
+    "unlearn.hops": 2,
+    "noisy_finetune.radius": 1e-3,
+    "noisy_finetune.clip": 1e-3,
+    "noisy_finetune.step_size": 1e-3,
+}
 EXACT: dict[str, Any] = {
     **BLOBS,
     "seed": 2,  # with seed 1 nobody visits u in training
@@ -75,6 +84,11 @@ def the_same_noise_every_time(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedNoise, "_key", lambda self, hop, step: key(SimulatedNoise(1), hop, step))
 
 
+def the_same_noise_at_every_hop(patch: pytest.MonkeyPatch) -> None:
+    key = SimulatedNoise._key
+    patch.setattr(SimulatedNoise, "_key", lambda self, hop, step: key(self, 0, 0))
+
+
 def noise_is_added_to_floats(patch: pytest.MonkeyPatch) -> None:
     def added(self, values, *, std, hop, step, **more):
         key = np.frombuffer(self._key(hop, step)[:8], np.uint64)
@@ -88,6 +102,10 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         execute, "_shape_gradient", lambda op, *more: shape(replace(op, clip=None), *more)
     )
+    patch.setattr(execute, "project", lambda work, balls: None)
+
+
+def no_model_clipping(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(execute, "project", lambda work, balls: None)
 
 
@@ -135,12 +153,14 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 CASES: dict[str, tuple[dict[str, Any], int, Break]] = {
     "a tenth of the noise": (SEALED, 160, a_tenth_of_the_noise),
     "the same noise every time": (SEALED, 40, the_same_noise_every_time),
+    "the same noise at every hop": (VISITED, 64, the_same_noise_at_every_hop),
     "noise added to floats": (
         {**SEALED, "method": "release", "train.hops": 12, "forget.size": 1},
         64,
         noise_is_added_to_floats,
     ),
     "clipping left out": (VISITED, 64, no_clipping),
+    "model clipping left out": (FINETUNED, 64, no_model_clipping),
     "moments kept": (EXACT, 24, moments_are_kept),
     "buffers kept": (
         {
@@ -163,14 +183,16 @@ SLOW = ("a tenth of the noise", "noise added to floats", "clipping left out")
 QUICKEST = "moments kept"
 
 
-def refuted(settings: dict[str, Any], pairs: int) -> bool:
+def caught(settings: dict[str, Any], pairs: int) -> bool:
+    """Whether the claim falls; that of noisy fine-tuning is nominal, and no fault if it does."""
     observer = "coalition:others" if "seal.visits" in settings else "released"
     game = Game(small(settings), (observer,), coins="fixed", canary="gradient")
     document = audit(game, pairs)
     (row,) = document["rows"]
-    assert row["grade"] in ("certified", "exact"), row["reason"]
+    nominal = settings is FINETUNED
+    assert row["grade"] in (("nominal",) if nominal else ("certified", "exact")), row["reason"]
     assert document["refuted"] == (row["verdict"] == "refuted")
-    return bool(document["refuted"])
+    return bool(row["verdict"] == ("exceeded" if nominal else "refuted"))
 
 
 def _marked(names: Collection[str]) -> list[Any]:
@@ -181,10 +203,10 @@ def _marked(names: Collection[str]) -> list[Any]:
 def test_a_broken_method_is_caught(name, monkeypatch):
     settings, pairs, broken = CASES[name]
     broken(monkeypatch)
-    assert refuted(settings, pairs)
+    assert caught(settings, pairs)
 
 
 @pytest.mark.parametrize("name", _marked({*CASES} - {QUICKEST}))
 def test_the_same_method_unbroken_is_not(name):
     settings, pairs, _ = CASES[name]
-    assert not refuted(settings, pairs)
+    assert not caught(settings, pairs)

@@ -30,7 +30,7 @@ def test_a_model_that_did_not_forget_betrays_its_canaries():
     assert kept.canaries == 120
     assert kept.correct > 0.8 * kept.guesses
     assert kept.epsilon > 1.0
-    assert kept.claim == kept.epsilon / 2.0
+    assert 0.49 * kept.epsilon < kept.claim < kept.epsilon / 2.0
     assert kept.gaussian > kept.epsilon
 
 

@@ -10,7 +10,7 @@ and direction and the best rule, and to *count* errors, from which the bound com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,8 @@ from unwalk.audits.bounds import Tally, clopper_pearson
 from unwalk.audits.game import Views
 from unwalk.audits.views import ANSWERS, Floats, Message
 
+FITTED = 500
+"""The most runs of each world on which the distinguisher is fitted: it takes their cube."""
 Score = Callable[[Views], Floats]
 Fit = Callable[[Views, Views], Iterator[tuple[str, Score]]]
 """From runs with and without the records to rules, each with its name."""
@@ -68,6 +70,51 @@ def whitened(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
             yield name, _along(name, weights / size)
 
 
+def joint(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
+    """White box: the first message and what was added to it later, along one direction.
+
+    Where the same noise was added twice, a weighted sum of both has none of it.  The directions are
+    the differences of the worlds' mean messages or, for an attacker who knows all coins, of the
+    messages without their noise.
+    """
+    slots = list(with_.messages)
+    if len(slots) == 1:
+        return
+    names = [slots[0], *_names(with_)[len(slots) :]]
+    for slot in slots:
+        known = [views.centres.get(slot) for views in (with_, without)]
+        if known[0] is not None and known[1] is not None and known[0].size == known[1].size:
+            apart = known[0].astype(np.float64) - known[1]
+        else:
+            apart = _table(with_, slot).mean(0) - _table(without, slot).mean(0)
+        if not apart.any():
+            continue
+        along = [_along(name, apart / np.linalg.norm(apart)) for name in names]
+        ones, others = (_columns(along, views) for views in (with_, without))
+        within = np.concatenate([ones - ones.mean(0), others - others.mean(0)])
+        if not within.any():
+            continue
+        spread = np.where(within.any(0), within.std(0), 1.0)
+        scaled = within / spread
+        values, vectors = np.linalg.eigh(scaled.T @ scaled)
+        inverse = vectors / np.maximum(values, 1e-10 * values[-1]) @ vectors.T
+        weights = inverse @ ((ones.mean(0) - others.mean(0)) / spread)
+        if weights.any():
+            yield slot, _weighted(along, weights / spread)
+
+
+def _columns(along: Sequence[Score], views: Views) -> Floats:
+    return np.stack([score(views) for score in along], 1)
+
+
+def _weighted(along: Sequence[Score], weights: Floats) -> Score:
+    def score(views: Views) -> Floats:
+        weighted: Floats = _columns(along, views) @ weights
+        return weighted
+
+    return score
+
+
 def _along(name: str, direction: Floats) -> Score:
     def score(views: Views) -> Floats:
         table = _table(views, name)[:, : direction.size]
@@ -96,8 +143,9 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     """A logistic regression on everything at once: messages, their differences, all answers."""
     from sklearn.linear_model import LogisticRegression  # slow to import
 
-    x = np.concatenate([_everything(with_), _everything(without)])
-    y = np.repeat([1, 0], [len(with_), len(without)])
+    some = [views.rows(0, FITTED) for views in (with_, without)]
+    x = np.concatenate([np.concatenate(list(_pieces(views)), 1) for views in some])
+    y = np.repeat([1, 0], [len(views) for views in some])
     useful = np.ptp(x, axis=0) > 0.0
     if not useful.any():
         return
@@ -111,17 +159,24 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     kept = values > 1e-10 * values[-1]
     onto = known.T @ (vectors[:, kept] / np.sqrt(values[kept]))
     fitted = LogisticRegression(max_iter=500).fit(known @ onto, y)
+    weights = np.zeros(useful.size)
+    weights[useful] = onto @ fitted.coef_[0] / spread
+    least = float(fitted.intercept_[0] - mean @ weights[useful])
 
     def score(views: Views) -> Floats:
-        table = (_everything(views)[:, useful] - mean) / spread
-        found: Floats = fitted.decision_function(table @ onto)
+        found, at = np.full(len(views), least), 0
+        for piece in _pieces(views):
+            found += piece @ weights[at : at + piece.shape[1]]
+            at += piece.shape[1]
         return found
 
     yield "everything", score
 
 
-def _everything(views: Views) -> Floats:
-    return np.concatenate([*(_table(views, n) for n in _names(views)), *views.answers.values()], 1)
+def _pieces(views: Views) -> Iterator[Floats]:
+    """All messages, their differences and all answers, a row for each run."""
+    yield from (_table(views, name) for name in _names(views))
+    yield from views.answers.values()
 
 
 def number_format(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
@@ -196,6 +251,7 @@ def _zeros(values: Floats) -> Floats:
 ATTACKERS: Mapping[str, Fit] = {
     "projection": projection,
     "whitened projection": whitened,
+    "joint projection": joint,
     "answers": answers,
     "distinguisher": distinguisher,
     "number format": number_format,

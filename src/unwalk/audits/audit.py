@@ -30,8 +30,8 @@ from unwalk.tasks import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""
-CELL, CELL_CUDA = 50, 250
-"""Pairs of one cell, on a CPU and on a CUDA device: what is lost at most when an audit is stopped.
+CELL, CELL_CUDA = 250, 1000
+"""The most pairs of one cell, on a CPU and on a CUDA device: what is lost when an audit is stopped.
 A fleet carries the runs of a cell together."""
 COLUMNS = (
     "task",
@@ -89,18 +89,24 @@ def audit(
             place = Path(spare) if folder is None else folder.partial / "seeds"
             place.mkdir(parents=True, exist_ok=True)
             told = tell if jobs == 1 else silent
+            size = cell_size(game, pairs, jobs)
             cells = [
                 Cell(
-                    f"{_named(game)}-{first}-{size}", _cell, (game, first, size, place, task, told)
+                    f"{_named(game)}-{first}-{some}", _cell, (game, first, some, place, task, told)
                 )
-                for first in range(0, pairs, cell_size(game))
-                if (size := min(cell_size(game), pairs - first))
+                for first in range(0, pairs, size)
+                if (some := min(size, pairs - first))
             ]
             kept = None if folder is None else place
             found = dict(sweep(cells, folder=kept, jobs=jobs, count=count))
             ended = [found[cell.name] for cell in cells]
             names, failed = _names(game, ended)
-            attacks = [_attack(game, base, pairs, name, ended, place) for name in names]
+            watching = game.watching(base)
+            attacks = [
+                _attack(game, watching, at, pairs, name, ended, place)
+                for name in names
+                for at in range(len(watching))
+            ]
             attacked = dict(sweep(attacks, folder=kept, jobs=jobs))
             rows = _rows([attacked[cell.name] for cell in attacks])
             document = _document(game, base, pairs, rows, failed, command)
@@ -109,9 +115,9 @@ def audit(
     return document
 
 
-def cell_size(game: Game) -> int:
-    """Pairs that are played together."""
-    return CELL if game.config.device == "cpu" else CELL_CUDA
+def cell_size(game: Game, pairs: int, jobs: int) -> int:
+    """Pairs that are played together: every job has some."""
+    return min(-(-pairs // jobs), CELL if game.config.device == "cpu" else CELL_CUDA)
 
 
 def write_audit(place: Path, document: dict[str, Any]) -> None:
@@ -157,13 +163,19 @@ def _names(game: Game, cells: Sequence[Any]) -> tuple[list[str], dict[str, str]]
 
 
 def _attack(
-    game: Game, base: Assembled, pairs: int, name: str, cells: Sequence[Any], place: Path
+    game: Game,
+    watching: Sequence[Observer],
+    at: int,
+    pairs: int,
+    name: str,
+    cells: Sequence[Any],
+    place: Path,
 ) -> Cell:
-    """The cell that attacks one method: all its runs, which may fill the memory."""
+    """The cell that attacks one method before one observer: all runs, which may fill the memory."""
     claims = [claims for cell in cells for claims in cell["claims"][name]]
     paths = [place / cell["files"][name] for cell in cells]
-    arguments = (game.config, name, game.watching(base), claims, paths)
-    return Cell(f"{_named(game)}-rows-{pairs}-{name}", _attacked, arguments)
+    arguments = (game.config, name, watching[at : at + 1], claims, paths)
+    return Cell(f"{_named(game)}-rows-{pairs}-{name}-{at}", _attacked, arguments)
 
 
 def _attacked(

@@ -263,6 +263,28 @@ def one_run(
     return _largest(refuted)
 
 
+def one_run_claim(
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
+) -> float:
+    r"""Epsilon of a claim of unlearning at ``delta`` is at least this, from the same run.
+
+    Statement: two worlds that differ in one canary are :math:`(\varepsilon, \delta)`-close to one
+    certifier, so that they are :math:`(2\varepsilon, (1 + e^\varepsilon)\delta)`-close to each
+    other; that pair is refuted by :func:`one_run_p_value`.
+    Assumptions: as there, for the claim.
+
+    >>> round(one_run_claim(100, 100, 100, 0.0), 4)  # half of one_run's
+    1.7465
+    """
+    alpha = _significance(confidence, 1)
+
+    def refuted(epsilon: float) -> bool:
+        apart = 2.0 * epsilon, min((1.0 + math.exp(min(epsilon, 700.0))) * delta, 1.0)
+        return one_run_p_value(canaries, guesses, correct, *apart) < alpha
+
+    return _largest(refuted)
+
+
 def one_run_gaussian(
     canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
 ) -> float:

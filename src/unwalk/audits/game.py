@@ -238,16 +238,14 @@ class _Table:
         whole = not shares and (record.from_scratch or record.guarantee.threat.training_time_view)
         for at, plan in enumerate(plans):
             viewer.watch(plan, whole=whole, resume=resume.get(at))
-        runs: dict[int, dict[str, dict[str, Seen]]] = {}
         pairs = len(self.numbers)
         for at, outcome in self._carried(plans, viewer, resume):
-            runs[at] = viewer.ended(at, outcome.token)
+            viewer.end(at, outcome.token)
             if world == WITH and at < pairs:
                 played.claims.append(_claims(outcome.transcript))
             self.tell(f"{method}, {'with' if world else 'without'}", at + 1, len(plans))
-        self.examiner.ask(
-            seen for run in runs.values() for o in run.values() for seen in o.values()
-        )
+        runs = viewer.kept()
+        self.examiner.ask(seen for run in runs for o in run.values() for seen in o.values())
         for observer in self.observers:
             seen = [runs[at][observer.name] for at in range(pairs)]
             views = Views.of(seen, observer.slots)
@@ -297,6 +295,15 @@ class _Renumbered:
 
     def after(self, index: int, progress: Progress, look: Any) -> None:
         self.viewer.after(self.numbers[index], progress, look)
+
+    def before(self, index: int, progress: Progress) -> None:
+        self.viewer.before(self.numbers[index], progress)
+
+    def sent(self, numbers: Any, hops: Any, senders: Any, receivers: Any, token: Any) -> None:
+        own = {self.numbers[number]: number for number in numbers.tolist()}
+        self.viewer.sent(
+            np.array(list(own)), hops, senders, receivers, lambda number: token(own[number])
+        )
 
 
 def _noise_in(transcript: Transcript) -> bool:

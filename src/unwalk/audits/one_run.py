@@ -5,7 +5,7 @@ are there are trained on and forgotten.  From the released model alone the attac
 canaries whether they had been there, and abstains on the others.  One run gives a bound for *adding
 one canary*, with all others as they are.  A claim of unlearning compares either world with the same
 certifier, so that two worlds that differ in one canary are :math:`(2\varepsilon, (1 +
-e^\varepsilon)\delta)`-close: the bound on a claim is half of that for a canary.
+e^\varepsilon)\delta)`-close: the bound on a claim is about half of that for a canary.
 
 A second run, with other coins, says whether a low loss means "in", and how many guesses to make.
 """
@@ -92,7 +92,7 @@ def one_run(
         correct=right,
         epsilon=epsilon,
         cap=bounds.one_run(count, count, count, delta, confidence),
-        claim=epsilon / 2.0,
+        claim=bounds.one_run_claim(count, guesses, right, delta, confidence),
         gaussian=shaped,
         delta=delta,
         confidence=confidence,

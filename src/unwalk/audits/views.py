@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Phase, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Hop
+from unwalk.engines.fleet_gradients import PatchConv2d, plain_convolution
 from unwalk.tasks import ShardedTask
 
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
 Message = npt.NDArray[np.floating[Any]]
 
 SLOTS = ("first", "after u", "next", "released")
@@ -42,7 +45,7 @@ ANSWERS = ("loss", "margin", "confidence", "asr", "others' loss")
 """What is measured of a model by asking it: on D_f, on triggered pictures, on other records."""
 PROBED = 1000
 """The most records of each kind that a model is asked about."""
-TOGETHER = 20_000
+TOGETHER, TOGETHER_CUDA = 20_000, 200_000
 """The most records that models are asked about at once, all models together."""
 
 
@@ -100,6 +103,11 @@ class Examiner:
 
     def __init__(self, task: ShardedTask, seed: int, device: str = "cpu") -> None:
         self.model: nn.Module = build_model(task.model, seed).eval().to(device)
+        convolves = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        self.alone = convolves and device == "cpu"
+        """Whether models are asked one by one: batched convolutions are slow on a CPU."""
+        if convolves and not self.alone:
+            self.model = _mappable(self.model)
         self.layout = Layout.of(self.model)
         self.loss = task.loss
         self.target = -1 if task.target is None else task.target
@@ -109,41 +117,66 @@ class Examiner:
             others = task.triggered.y.ne(self.target)
             triggered = Held(task.triggered.x[others], task.triggered.y[others])
             self.triggered = _some(triggered, device)
-        self.folds: dict[int, tuple[npt.NDArray[np.int64], Floats]] = {}
+        self.folds: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def seen(self, token: Token, *, model_only: bool = False, moments: bool = True) -> Seen:
-        """A token as an observer sees it; ``model_only`` leaves parameters and buffers.
+    def seen(
+        self, tokens: Sequence[Token], *, model_only: bool = False, moments: bool = True
+    ) -> list[Seen]:
+        """Tokens as an observer sees them; ``model_only`` leaves parameters and buffers."""
+        found: list[Seen] = []
+        for alike, some in groupby(tokens, lambda token: tuple(token.tensors())):
+            names = [
+                name
+                for name in alike
+                if (not model_only or name.partition("/")[0] in PUBLISHED)
+                and (moments or not name.startswith("moment/"))
+            ]
+            found += self._seen(list(some), names)
+        return found
 
-        The token may not change before :meth:`ask` has been called.
-        """
-        named = token.tensors()
-        if model_only:
-            named = {k: v for k, v in named.items() if k.partition("/")[0] in PUBLISHED}
-        if not moments:
-            named = {k: v for k, v in named.items() if not k.startswith("moment/")}
-        wide = any(t.dtype == torch.float64 for t in named.values())
+    def _seen(self, tokens: Sequence[Token], names: Sequence[str]) -> list[Seen]:
+        """Tokens of one form: these of their tensors."""
+        held = [token.tensors() for token in tokens]
+        tables = {name: torch.stack([one[name].detach() for one in held]) for name in held[0]}
+        own = [tables[name] for name in names]
+        wide = any(table.dtype == torch.float64 for table in own)
         kind = torch.float64 if wide else torch.float32
-        flat = torch.cat([t.detach().to(kind).reshape(-1) for t in named.values()])
-        return Seen(self.folded(flat.cpu().numpy()), token)
+        flat = torch.cat([table.to(kind).reshape(len(tokens), -1) for table in own], 1)
+        messages = self.folded(flat)
+        buffers = {k: t for k, t in tables.items() if k.startswith("buffer/")}
+        return [
+            Seen(
+                message,
+                Token(
+                    tables["parameters"][row],
+                    {name.removeprefix("buffer/"): many[row] for name, many in buffers.items()},
+                ),
+            )
+            for row, message in enumerate(messages.cpu().numpy())
+        ]
 
-    def folded(self, message: Message) -> Message:
-        """A message of :data:`LONGEST` numbers at most: each number in a random place of fewer,
-        with a random sign, the same for every run."""
-        if message.size <= LONGEST:
-            return message
-        if message.size not in self.folds:
-            rng = np.random.default_rng([20, message.size])
-            signs = rng.choice([-1.0, 1.0], message.size)
-            self.folds[message.size] = rng.integers(LONGEST, size=message.size), signs
-        places, signs = self.folds[message.size]
-        folded: Message = np.bincount(places, signs * message, LONGEST).astype(message.dtype)
+    def folded(self, messages: torch.Tensor) -> torch.Tensor:
+        """Messages, a row each, of :data:`LONGEST` numbers at most: the numbers of longer ones are
+        dealt to random places, each with a random sign, and added up; the same for every run."""
+        size = messages.shape[1]
+        if size <= LONGEST:
+            return messages
+        if size not in self.folds:
+            rng = np.random.default_rng([20, size])
+            order = np.append(rng.permutation(size), np.full(-size % LONGEST, size))
+            signs = rng.choice([-1.0, 1.0], order.size)
+            self.folds[size] = torch.from_numpy(order), torch.from_numpy(signs)
+        order_, signs_ = (part.to(messages.device) for part in self.folds[size])
+        padded = nn.functional.pad(messages, (0, 1))
+        dealt = padded.index_select(1, order_).double().mul_(signs_)
+        folded: torch.Tensor = dealt.unflatten(1, (-1, LONGEST)).sum(1).to(messages.dtype)
         return folded
 
     def ask(self, seen: Iterable[Seen]) -> None:
         """Fill in the answers of all messages, and let go of their models."""
         records = max(len(held.y) for held in (self.forgotten, self.test, self.triggered) if held)
         waiting = [(one, one.model) for one in dict.fromkeys(seen) if one.model is not None]
-        size = max(1, TOGETHER // records)
+        size = max(1, (TOGETHER if self.forgotten.x.is_cpu else TOGETHER_CUDA) // records)
         for first in range(0, len(waiting), size):
             some = waiting[first : first + size]
             answers = self.answers([model for _, model in some])
@@ -195,12 +228,24 @@ class Examiner:
             )
             return said
 
-        try:
-            together: torch.Tensor = vmap(one)(flat, buffers)
-            return together
-        except RuntimeError:  # not every model can be mapped
-            rows = range(len(flat))
-            return torch.stack([one(flat[r], {k: v[r] for k, v in buffers.items()}) for r in rows])
+        if not self.alone:
+            try:
+                together: torch.Tensor = vmap(one)(flat, buffers)
+                return together
+            except RuntimeError:  # not every model can be mapped
+                self.alone = True
+        rows = range(len(flat))
+        return torch.stack([one(flat[r], {k: v[r] for k, v in buffers.items()}) for r in rows])
+
+
+def _mappable(module: nn.Module) -> nn.Module:
+    """The same network with convolutions that map well over many models."""
+    for name, child in list(module.named_children()):
+        if not isinstance(child, nn.Conv2d):
+            _mappable(child)
+        elif plain_convolution(child):
+            setattr(module, name, PatchConv2d(child))
+    return module
 
 
 def _log_chances(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -218,7 +263,8 @@ def _some(held: Held, device: str) -> Held:
 
 @dataclass(eq=False)
 class _Walk:
-    """One walk under way: the token as it last left a peer, and what was kept for each observer."""
+    """One walk under way: the token as it last left a peer, unless many hops were told at once
+    since, and what was kept for each observer."""
 
     plan: Plan
     start: int
@@ -252,8 +298,7 @@ class Viewer:
         """Called by an engine after every hop."""
         walk, hop = self.walks[index], progress.transcript.hops[-1]
         number, at = walk.plan.phase_of(hop.hop)
-        if self.shard == number and at == walk.plan.phases[number].hops:
-            walk.end = progress.token.clone()
+        self._end_of_shard(walk, progress)
         if self._saw_everything(walk):
             walk.last = None
             return
@@ -261,6 +306,14 @@ class Viewer:
             self._message(walk, hop, walk.plan.phases[number], at)
         walk.visited |= hop.hop > walk.start and hop.receiver == walk.plan.unlearner
         walk.last = progress.token.clone()
+
+    def _end_of_shard(self, walk: _Walk, progress: Progress) -> None:
+        """Keep the model that has to forget, where that is not the last one that is trained."""
+        if self.shard is None or not progress.hop:
+            return
+        number, at = walk.plan.phase_of(progress.hop)
+        if self.shard == number and at == walk.plan.phases[number].hops:
+            walk.end = progress.token.clone()
 
     def _saw_everything(self, walk: _Walk) -> bool:
         """Whether nothing more is kept of a walk but its end."""
@@ -285,17 +338,61 @@ class Viewer:
                 continue
             if made is None:
                 keeps_moments = not (begins and phase.reset_optimizer)
-                made = self.examiner.seen(walk.last, moments=keeps_moments)
+                (made,) = self.examiner.seen([walk.last], moments=keeps_moments)
             walk.kept[observer.name].update(dict.fromkeys(slots, made))
 
-    def ended(self, index: int, token: Token) -> dict[str, dict[str, Seen]]:
-        """What was kept of a walk that ended with ``token``: by observer and slot."""
+    def before(self, index: int, progress: Progress) -> None:
+        """Called before a hop that is told by itself."""
         walk = self.walks[index]
-        if walk.end is not None and walk.plan.phases[-1].hops == 0:
-            token = walk.end
-        released = self.examiner.seen(token.clone(), model_only=True)
+        self._end_of_shard(walk, progress)
+        if walk.last is None and not self._saw_everything(walk):
+            walk.last = progress.token.clone()
+
+    def sent(
+        self,
+        numbers: Numbers,
+        hops: Numbers,
+        senders: Numbers,
+        receivers: Numbers,
+        token: Callable[[int], Token],
+    ) -> None:
+        """Called before hops of many walks, none of them a phase's first."""
+        walks = [self.walks[number] for number in numbers.tolist()]
+        watched = hops > np.array([walk.start for walk in walks])
+        seen_by = [
+            np.isin(senders, list(o.peers)) | np.isin(receivers, list(o.peers))
+            for o in self.observers
+        ]
+        moved = watched & (senders != receivers)
+        wanted: dict[int, list[tuple[str, list[str]]]] = {}
+        for observer, seen in zip(self.observers, seen_by, strict=True):
+            for place in np.flatnonzero(moved & seen).tolist():
+                walk = walks[place]
+                if slots := _slots(walk.kept[observer.name], walk.visited):
+                    wanted.setdefault(place, []).append((observer.name, slots))
+        made = self.examiner.seen([token(int(numbers[place])) for place in wanted])
+        for (place, takers), one in zip(wanted.items(), made, strict=True):
+            for name, slots in takers:
+                walks[place].kept[name].update(dict.fromkeys(slots, one))
+        for walk, receiver, on in zip(walks, receivers, watched, strict=True):
+            walk.visited |= on and receiver == walk.plan.unlearner
+            walk.last = None
+
+    def end(self, index: int, token: Token) -> None:
+        """A walk has ended with ``token``."""
+        walk = self.walks[index]
+        if walk.end is None or walk.plan.phases[-1].hops:
+            walk.end = Token(token.parameters, token.buffers).clone()
         walk.last = None
-        return {name: {**kept, "released": released} for name, kept in walk.kept.items()}
+
+    def kept(self) -> list[dict[str, dict[str, Seen]]]:
+        """What was kept of every walk, by observer and slot; all have ended."""
+        ends = [walk.end for walk in self.walks if walk.end is not None]
+        released = self.examiner.seen(ends, model_only=True)
+        return [
+            {name: {**kept, "released": one} for name, kept in walk.kept.items()}
+            for walk, one in zip(self.walks, released, strict=True)
+        ]
 
 
 def _slots(kept: Mapping[str, Seen], visited: bool) -> list[str]:

@@ -21,8 +21,8 @@ import torch
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import Draw
 from unwalk.core.noise import SimulatedNoise
-from unwalk.core.plan import Method, Plan
-from unwalk.core.program import Op, Program, Records, Steps, Visit
+from unwalk.core.plan import Method, Plan, drawing_of
+from unwalk.core.program import AddNoise, Drawing, Op, Program, Records, Steps, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.methods import METHODS
@@ -74,7 +74,21 @@ class NothingToForget:
         asked = self.method.visit(replace(visit, records=self.records, rng=rng))
         if not any(_noisy(op) for op in asked):
             return program
-        return tuple(_idle(op, visit.records) if _noisy(op) else op for op in asked)
+        return tuple(
+            done for op in asked for done in (_idle(op, visit.records) if _noisy(op) else (op,))
+        )
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        told = drawing_of(self.method, visit)
+        if not visit.at_unlearner:
+            return told
+        asked = drawing_of(self.method, replace(visit, records=self.records))
+        if asked is None or asked.steps is None or not _noisy(asked.steps):
+            return None if asked is None else told
+        idle = _idle(asked.steps, visit.records)
+        if not all(isinstance(op, AddNoise) for op in idle):
+            return None
+        return Drawing(None, visit.records.all, 0, 0, (*idle, *asked.after))
 
 
 def _noisy(op: Op) -> TypeGuard[Steps]:
@@ -82,10 +96,18 @@ def _noisy(op: Op) -> TypeGuard[Steps]:
     return isinstance(op, Steps) and op.data == "forgotten" and op.noise > 0.0
 
 
-def _idle(op: Steps, records: Records) -> Steps:
-    """The same steps, noise included, with weight 0 on one of the records that there are."""
+def _idle(op: Steps, records: Records) -> Program:
+    """The same noisy steps on a gradient of zero.
+
+    Where a step is a multiple of the noise, that is added and no record is looked at, so that the
+    statistics of BatchNorm stay as they are.  Other steps, moments and all, have weight 0 on one of
+    the records that there are.
+    """
+    if op.rule.optimizer == "sgd" and not op.rule.weight_decay:
+        noise: Program = (AddNoise(op.step_size * op.noise, rounded=False),)
+        return noise * len(op.batches)
     batches = np.full_like(op.batches[..., :1], records.all[0] if records.all.size else 0)
-    return replace(op, batches=batches, weights=np.zeros(batches.shape), data="retained")
+    return (replace(op, batches=batches, weights=np.zeros(batches.shape), data="retained"),)
 
 
 @dataclass(frozen=True)
