@@ -189,7 +189,7 @@ def test_labels_at_line_ends_keep_apart(any_result: Json) -> None:
 def test_many_methods_with_one_value_keep_apart(usual: Json) -> None:
     usual["methods"] += [
         copy.deepcopy(usual["methods"][0]) | {"name": f"m{i}", "label": f"m{i}", "main": False}
-        for i in range(7)
+        for i in range(30)
     ]
     for picture in pictures(parse(render(usual))):
         heights = sorted(float(n.attributes["y"]) for n in picture.all("text", "end-label"))

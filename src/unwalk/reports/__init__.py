@@ -8,13 +8,13 @@ Start reading at :mod:`~unwalk.reports.run_page` or :mod:`~unwalk.reports.reprod
 turns its dictionary into tables (``tables``) and pictures (``charts``) and hands
 them to a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction``
 check and read the dictionaries; ``reproduction_figure`` and ``reproduction_trials`` are parts of
-the reproduction page; ``audit_page`` is the page of an audit; ``numbers`` formats every number;
-``page`` has the colours.
+the reproduction page; ``pareto`` draws forgetting against accuracy; ``audit_page`` is the page of
+an audit, ``sweep_page`` of a sweep; ``numbers`` formats every number; ``page`` has the colours.
 """
 
 from __future__ import annotations
 
-from unwalk.reports.run_page import render
+from unwalk.reports.run_page import render, trade_picture
 from unwalk.reports.tables import summary_table
 
-__all__ = ["render", "summary_table"]
+__all__ = ["render", "summary_table", "trade_picture"]

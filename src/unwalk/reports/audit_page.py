@@ -86,13 +86,18 @@ def verdict_lines(document: Document) -> list[str]:
         ("refuted", "is REFUTED: report this as a fault of the proof or of the program"),
         ("exceeded", "was exceeded: it is a formula's number and no guarantee"),
     ):
-        lines += [
-            f"{row['label']} before {row['observer']}: the {row['grade']} epsilon "
-            f"{_epsilon(row['epsilon'])} {text} (p {row['adjusted']:.1e} after Holm's rule, plain "
-            f"bound {_epsilon(row['audited'])})."
-            for row in rows
-            if row["verdict"] == kind
-        ]
+        found: dict[tuple[str, str, str], list[Document]] = {}
+        for row in rows:
+            if row["verdict"] == kind:
+                claim = (row["label"], row["grade"], _epsilon(row["epsilon"]))
+                found.setdefault(claim, []).append(row)
+        for (label, grade, epsilon), fallen in found.items():
+            shown = [f"{row['observer']} {_epsilon(row['audited'])}" for row in fallen]
+            worst = max(row["adjusted"] for row in fallen)
+            lines.append(
+                f"{label}: the {grade} epsilon {epsilon} {text}. Audited by observer: "
+                f"{numbers.joined(shown)}; after Holm's rule p is at most {worst:.1e}."
+            )
     proved = [row for row in rows if row["grade"] in ("certified", "exact")]
     standing = [row for row in proved if row["verdict"] == "not refuted"]
     if standing:
@@ -210,6 +215,8 @@ def _legend() -> list[Markup]:
     """What bars, ticks and marks mean."""
     y = TOP - 30.0
     return [
+        tag("rect", x=LEFT - 200.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--wrong)"),
+        words("audited, claim exceeded", LEFT - 177.0, y + 2.0, class_="tick"),
         tag("rect", x=LEFT + 70.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--main)"),
         words("audited", LEFT + 93.0, y + 2.0, class_="tick"),
         marker(3, LEFT + 155.0, y - 3.0, 5.0, fill="var(--ink)"),
@@ -242,7 +249,7 @@ def render_audit(document: Document) -> str:
     attackers = {one["name"].partition(":")[0] for row in document["rows"] for one in row["tried"]}
     return render_page(
         "audit",
-        title=f"Audit of {_audited(document)} on {task['name']}",
+        title=f"Audit of {_audited(document)} on {task['name']}, {task['model']}",
         story=verdict_lines(document),
         picture=chart(document),
         table_of_rows=_table(document),

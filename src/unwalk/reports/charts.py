@@ -267,6 +267,8 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 HEIGHT = 300.0
 LEFT, TOP, BOTTOM = 50.0, 34.0, 254.0
 LABEL_GAP = 17.0
+LEAST_GAP = 14.0
+"""Where there are many labels they move together so far, and then the chart grows."""
 MOST_LABEL = 165.0
 MOST_POINTS = 2000
 OTHERS = 5
@@ -355,9 +357,10 @@ class Chart:
         runs = [*self.shared, *(run for line in self.lines for run in line.runs)]
         hops = [hop for run in runs for hop, _ in run] + [line.end[0] for line in self.lines]
         x = Scale(0.0, max(hops), LEFT, right)
-        y = Scale(self.low, 100.0, BOTTOM, TOP)
+        bottom = max(BOTTOM, TOP + LEAST_GAP * len(self.lines))
+        y = Scale(self.low, 100.0, bottom, TOP)
         order = sorted(self.lines, key=lambda line: (line.main, not line.oracle))
-        body = [*_axes(x, y), *self._start(x, full), *self._reference(y, right)]
+        body = [*_axes(x, y), *self._start(x, y, full), *self._reference(y, right)]
         body += [_band(band, x, y, INK) for band in self.shared_bands]
         body += [_band(band, x, y, line.look.colour) for line in order for band in line.bands]
         for run in self.shared:
@@ -371,7 +374,7 @@ class Chart:
             f"{self.name}-narrow" if narrow else self.name,
             f"{self.title} over hops",
             self.description,
-            HEIGHT,
+            HEIGHT - BOTTOM + bottom,
             body,
             "chart narrow" if narrow else "chart wide",
             full,
@@ -385,14 +388,14 @@ class Chart:
         room = MOST_LABEL - text_width(" " + value)
         return f"{shorten(line.title, room)} {value}"
 
-    def _start(self, x: Scale, full: float) -> list[Markup]:
+    def _start(self, x: Scale, y: Scale, full: float) -> list[Markup]:
         if self.begun is None or not x.low < self.begun < x.high:
             return []
         label, place = f"unlearning starts, hop {self.begun:,}", x(self.begun)
         half = text_width(label) / 2
         middle = min(max(place, half + 4), full - half - 4)
         return [
-            tag("line", x1=place, x2=place, y1=TOP - 8, y2=BOTTOM, class_="start"),
+            tag("line", x1=place, x2=place, y1=TOP - 8, y2=y.start, class_="start"),
             words(label, middle, TOP - 15, text_anchor="middle", class_="start-label"),
         ]
 
@@ -413,7 +416,7 @@ class Chart:
     def _ends(self, texts: Sequence[str], x: Scale, y: Scale) -> list[Markup]:
         """Filled marks where our lines end, hollow ones where the paper's do, and the labels."""
         finals = [y(line.final) for line in self.lines]
-        places = spread(finals, LABEL_GAP, TOP, BOTTOM - 4)
+        places = spread(finals, LABEL_GAP, TOP, y.start - 4)
         rows = sorted(zip(self.lines, texts, places, strict=True), key=lambda row: row[0].main)
         straight, tip = (x.end + offset for offset in self.format.leader)
         leaders, marks = [], []
@@ -439,9 +442,12 @@ class Key:
     colour: str
     shape: int | None = None
     dashes: str | None = None
+    line: bool = True
 
     def draw(self, x: float, y: float) -> Markup:
-        """A piece of the line, 26 wide, from ``x`` on."""
+        """A piece of the line, 26 wide, from ``x`` on, with its mark; or the mark alone."""
+        if self.shape is not None and not self.line:
+            return marker(self.shape, x + 13, y, 5.0, fill=self.colour)
         ends, look = [(x, y), (x + 26, y)], {"stroke": self.colour, "stroke_dasharray": self.dashes}
         line = polyline(ends, stroke_width=2.5, **look)
         if self.shape is None:
@@ -461,11 +467,11 @@ def _axes(x: Scale, y: Scale) -> Iterator[Markup]:
         yield words(text, x.start - 7, at + 4.5, text_anchor="end", class_="tick")
     for value in ticks(x.low, x.high, 5):
         at, text = x(value), f"{value:,.0f}"
-        yield tag("line", x1=at, x2=at, y1=BOTTOM, y2=BOTTOM + 4, class_="axis")
-        yield words(text, at, BOTTOM + 18, text_anchor="middle", class_="tick")
+        yield tag("line", x1=at, x2=at, y1=y.start, y2=y.start + 4, class_="axis")
+        yield words(text, at, y.start + 18, text_anchor="middle", class_="tick")
     middle, text = (x.start + x.end) / 2, "hops of the token"
-    yield tag("line", x1=x.start, x2=x.end, y1=BOTTOM, y2=BOTTOM, class_="axis")
-    yield words(text, middle, HEIGHT - 8, text_anchor="middle", class_="tick")
+    yield tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis")
+    yield words(text, middle, y.start + 38, text_anchor="middle", class_="tick")
 
 
 def _band(edge: Sequence[XY], x: Scale, y: Scale, colour: str) -> Markup:

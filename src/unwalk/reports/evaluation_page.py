@@ -109,6 +109,8 @@ def render_evaluation(result: Mapping[str, Any]) -> str:
     )
     return render_page(
         "evaluation",
+        brand="unwalk evaluation",
+        source="evaluate.json",
         title=f"How well it was forgotten: {result['task']}",
         story=f"{records}, measured on {members}: models that were trained, that forgot, and that "
         "were retrained, each with a seed of its own.",

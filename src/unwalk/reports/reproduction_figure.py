@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.errors import InvalidInput
-from unwalk.reports import charts, numbers, page
+from unwalk.reports import charts, numbers
 from unwalk.reports.charts import HEIGHT, INK, Chart, Format, Key, Line, Runs, look_of
 from unwalk.reports.reproduction import (
     FIGURE,
@@ -27,6 +27,7 @@ from unwalk.reports.reproduction import (
     start,
     task_title,
 )
+from unwalk.reports.svg_file import placed, svg_file
 
 CHARTS = {
     "asr_paper": (
@@ -39,7 +40,6 @@ CHARTS = {
 WIDE = Format(580.0, 1.8, 2.6, label=26.0, leader=(15.0, 22.0), room=32.0)
 """Wider than a run's chart, with room between plot and labels for the paper's end points."""
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 MARGIN, GAP, HEAD, FOOT = 16.0, 24.0, 58.0, 34.0
 
 
@@ -219,36 +219,9 @@ def figure_picture(
     for index, one in enumerate(drawn):
         at = MARGIN + index * (WIDE.width + GAP)
         body.append(charts.words(one.title, at, 48.0, class_="sub"))
-        place = f'<svg x="{charts.number(at)}" y="{charts.number(HEAD)}" width="{WIDE.width:g}" '
-        whole = str(one.draw())
-        body.append(Markup(whole.replace("<svg ", f'{place}height="{HEIGHT:g}" ', 1)))
+        body.append(placed(one.draw(), at, HEAD, WIDE.width, HEIGHT))
     body += _legend_line(drawn[0], height - FOOT / 2)
-    picture = charts.tag(
-        "svg",
-        charts.tag("style", _rules("".join(body))),
-        charts.tag("rect", width=width, height=height, fill="var(--card)"),
-        *body,
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {charts.number(width)} {charts.number(height)}",
-        width=width,
-        height=height,
-        font_family=FONT,
-        font_size="13",
-    )
-    return re.sub(r"var\(--([\w-]+)\)", lambda match: page.LIGHT[match[1]], str(picture)) + "\n"
-
-
-def _rules(body: str) -> str:
-    """The page's rules for what is in the picture."""
-    sheet = page.rules("common") + page.rules("reproduction").partition("@media")[0]
-    classes = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
-    rules = [
-        f"{selector}{{{rule}}}"
-        for selector, rule in re.findall(r"\.picture (\.[\w.-]+)\{([^}]*)\}", sheet)
-        if selector[1:] in classes
-    ]
-    own = [".heading{font-size:16px;font-weight:600}", ".sub{font-size:14px;font-weight:600}"]
-    return ".heading,.sub,.key{fill:var(--ink)}" + "".join(own + rules)
+    return svg_file(body, width, height, "reproduction")
 
 
 def _legend_line(drawn: Chart, at: float) -> list[Markup]:

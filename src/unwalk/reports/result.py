@@ -75,6 +75,7 @@ class Task(NamedTuple):
     """Data, model and the peer that asks to forget."""
 
     name: str
+    brought: bool
     model: str
     classes: int | None
     parameters: int | None
@@ -333,6 +334,7 @@ def _task(source: Mapping[str, Any], peers: int | None) -> Task:
     size, target = (_whole(forget.get(key)) for key in ("size", "target"))
     return Task(
         name=_text(source.get("name")),
+        brought=bool(source.get("brought")),
         model=_text(source.get("model")),
         classes=_whole(source.get("classes")),
         parameters=_whole(source.get("parameters")),
@@ -433,7 +435,8 @@ def _failure(value: Any) -> Failure:
 def _spread(value: Any) -> Spread:
     source = _mapping("seeds.methods[i]", value)
     name = _text(source.get("name"))
-    keys = (*MEASURES, *GAPS, *(f"measure.{key}" for key in DISTANCES))
+    keys = [*MEASURES, *GAPS, *(f"measure.{key}" for key in DISTANCES)]
+    keys += [f"cost.{key}" for key in COSTS]
     return Spread(
         name=name,
         label=_text(source.get("label")) or name,

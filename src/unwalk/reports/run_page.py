@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.grades import PROVED, SHOWN, Shown, plain_reason, shown_grade
-from unwalk.reports import charts, numbers, tables
+from unwalk.reports import charts, numbers, pareto, tables
 from unwalk.reports.page import render_page
 from unwalk.reports.result import Answer, Certificate, Claim, Forget, Method, Result, read
 from unwalk.reports.tables import Cell, Row, Table
@@ -61,6 +61,7 @@ class Figure(NamedTuple):
     pictures: tuple[Markup, ...]
     summary: str = ""
     table: Table | None = None
+    keys: tuple[charts.Key, ...] = ()
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -84,6 +85,7 @@ def render(result: Mapping[str, Any]) -> str:
         samples=samples(view),
         methods=methods(view),
         methods_note=methods_note(view),
+        trade=trade(view),
         seeds=tables.seeds_table(view) if view.spreads else None,
         seeds_note=seeds_note(view),
         costs=costs(view),
@@ -140,6 +142,55 @@ def chart(result: Result, key: str) -> Figure | None:
     which = "" if stride == 1 else f" (one evaluation in {stride})"
     behind = tables.plain_table(f"{title} by hop", heads, rows)
     return Figure(title, caption, pictures, f"Numbers behind this chart{which}", behind)
+
+
+def trade_picture(result: Mapping[str, Any]) -> str | None:
+    """Forgetting against accuracy as an SVG file; None where there is too little to compare."""
+    view = read(result)
+    drawn = _pareto(view)
+    seeds = numbers.counted(view.runs, "seed") if view.runs > 1 else f"seed {view.seed}"
+    return None if drawn is None else drawn.svg(f"{view.task.name}, {seeds}")
+
+
+def _pareto(result: Result) -> pareto.Pareto | None:
+    """The picture of a comparison; a single run has too little to show."""
+    if not result.spreads:
+        return None
+    forgot = tables.measured(result)[1]
+    return pareto.pareto(result, forgot, tables.MEASURE_HEADS[forgot].lower())
+
+
+def trade(result: Result) -> Figure | None:
+    """Forgetting against accuracy, with the numbers in a table that can be opened."""
+    drawn = _pareto(result)
+    if drawn is None:
+        return None
+    caption = (
+        "Differences to retraining, which is where both are 0: farther right is more accurate, "
+        "above 0 remembers more than retraining, below 0 is over-unlearned. The area of a mark is "
+        "the cost in gradient evaluations. A name is bold where no other method is nearer to "
+        "retraining in forgetting without being less accurate. Axes are logarithmic beyond a point."
+    )
+    keys = [
+        charts.Key(shown(grade).name, *pareto.LOOKS[grade], line=False) for grade in drawn.grades
+    ]
+    heads = ["Method", "Accuracy, points", "Forgetting, points", "Gradients", "Guarantee"]
+    rows = [
+        Row(
+            Cell(dot.title),
+            [
+                Cell(numbers.points(dot.accuracy / 100)),
+                Cell(numbers.points(dot.forgetting / 100)),
+                Cell(numbers.fixed(dot.cost, 0)),
+                Cell(tables.grade_text(dot.grade)),
+            ],
+        )
+        for dot in drawn.dots
+    ]
+    behind = tables.plain_table("Forgetting against accuracy", heads, rows)
+    pictures = (drawn.draw(), drawn.draw(narrow=True))
+    title = "Forgetting against accuracy"
+    return Figure(title, caption, pictures, "Numbers behind this picture", behind, tuple(keys))
 
 
 def walks(result: Result) -> list[Figure]:

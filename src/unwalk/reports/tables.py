@@ -152,7 +152,7 @@ def seeds_table(result: Result) -> Table:
     rows = [
         (
             Cell(numbers.sentence(spread.label)),
-            [_spread_cell(spread, key) for key, _ in columns],
+            [spread_cell(spread, key) for key, _ in columns],
             spread.name == result.main.name,
         )
         for spread in (*first, *result.spreads)
@@ -160,7 +160,7 @@ def seeds_table(result: Result) -> Table:
     return _grouped([column for _, column in columns], rows, "Over seeds")
 
 
-def _spread_cell(spread: Spread, key: str) -> str:
+def spread_cell(spread: Spread, key: str) -> str:
     """Mean and deviation; a paired difference has its interval of 95 % as well."""
     if key == GRADE:
         return grade_text(spread.grade)
