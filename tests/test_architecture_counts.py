@@ -200,7 +200,9 @@ def one_deletion(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         patch.setattr(connection, "request", seen.noting(connection.request))
         with watched(seen.look):
             folder = tmp_path_factory.mktemp("followed")
-            hamlet(folder, lambda here: forgotten(here, seen), peers=3, lease=30.0, **SHORT)
+            hamlet(
+                folder, lambda here: forgotten(here, seen), peers=3, real=True, lease=30.0, **SHORT
+            )
     return seen
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +18,13 @@ from rich.console import Console
 
 import unwalk
 from tests.conftest import ROOT
+from tests.processes import start_unwalk
 from tests.runs.small import BLOBS, DIGITS, options
 from unwalk import cli
 from unwalk.cli import terminal
 from unwalk.core.grades import REFUSALS
 from unwalk.methods import defaults
-from unwalk.runs.store import partial_of
+from unwalk.runs.store import WalkFile, partial_of
 from unwalk.settings.config import Value, flatten
 
 SMALL = options(BLOBS)
@@ -66,7 +66,7 @@ def call(
 def test_unwalk_alone_says_what_to_do_next(call):
     said = call()
     text = said.out + said.err
-    for command in ("run", "compare", "methods", "tasks", "settings"):
+    for command in ("run", "compare", "sweep", "methods", "tasks", "settings"):
         assert f"│ {command} " in text
     assert "Start with: unwalk run --out runs/first" in text
     assert max(len(line) for line in text.splitlines()) <= 80
@@ -238,6 +238,7 @@ def test_every_option_that_scripts_rely_on_reaches_the_settings(call):
         "--seed": "3",
         "--device": "cpu",
         "--model": "logistic",
+        "--peers": "5",
     }
     pairs: dict[str, Value] = {
         "train.hops": 2,
@@ -246,7 +247,6 @@ def test_every_option_that_scripts_rely_on_reaches_the_settings(call):
         "unlearn.epsilon": 2.0,
         "unlearn.delta": 1e-6,
         "graph.kind": "ring",
-        "peers": 5,
         "forget.size": 7,
         "compare": "none",
     }
@@ -426,44 +426,38 @@ def test_results_are_not_replaced_by_accident(call):
     assert call("run", *SMALL, "--seed", "1", "--out", "first", "--overwrite").code == 0
 
 
-HELD = """
-import time
-from unwalk.cli import main
-from unwalk.runs.store import WalkFile
+def held() -> None:
+    """Wait for an interrupt once progress was saved, however fast that is; and heed it.
 
-save = WalkFile.save
+    A shell that puts its commands into the background has them ignore interrupts.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    save = WalkFile.save
 
-def held(*args):
-    save(*args)
-    time.sleep(600)
+    def saved(*args: Any) -> None:
+        save(*args)
+        time.sleep(600)
 
-WalkFile.save = held
-main()
-"""
-"""The command line, which waits for an interrupt once progress was saved, however fast it is."""
+    WalkFile.save = saved  # type: ignore[assignment, method-assign]
 
 
 def test_an_interrupt_says_how_to_go_on_and_that_works(call, tmp_path):
     long = options({**BLOBS, "train.hops": 60, "unlearn.hops": 60})
     words = ["run", *long, "--out", "a folder"]
-    command = [sys.executable, "-c", HELD, *words]
-    # A shell that puts its commands into the background has them ignore interrupts.
-    heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heeding
-    )
+    said = tmp_path / "said.txt"
+    process = start_unwalk(*words, folder=tmp_path, out=said, before=held)
     try:
         state = partial_of(tmp_path / "a folder") / "walks" / "train.safetensors"
         for _ in range(60_000):
-            if state.exists() or process.poll() is not None:
+            if state.exists() or not process.is_alive():
                 break
             time.sleep(0.001)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
     finally:
         process.kill()
-    assert process.returncode == 130
-    (line,) = err.splitlines()
+    assert process.exitcode == 130
+    (line,) = said.read_text().splitlines()
     stopped, _, again = line.partition("; go on with: ")
     assert stopped == "unwalk: stopped"
     assert shlex.split(again) == ["unwalk", *words, "--resume"]

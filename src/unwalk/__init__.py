@@ -4,7 +4,7 @@ The model is a token that walks from peer to peer.  A task, a method and setting
 :class:`RunResult` leaves, with the model, the transcript of every hop, and the claims that can be
 made about what was forgotten.
 
-:func:`run`, :func:`compare` and :func:`evaluate` are the calls for most users;
+:func:`run`, :func:`compare`, :func:`sweep` and :func:`evaluate` are the calls for most users;
 :func:`from_arrays` and :func:`from_dataset` bring your own data.  Start reading at
 ``unwalk/api.py``, then ``unwalk/runs/run.py``; ``docs/architecture.md`` shows how the packages fit
 together.
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unwalk.core import __version__ as __version__
 
 if TYPE_CHECKING:
-    from unwalk.api import compare, evaluate, run
+    from unwalk.api import compare, evaluate, run, sweep
     from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused, UnwalkError
     from unwalk.core.transcript import Transcript
     from unwalk.runs.run import RunResult
@@ -41,6 +41,7 @@ _HOME = {
     "from_arrays": "unwalk.tasks",
     "from_dataset": "unwalk.tasks",
     "run": "unwalk.api",
+    "sweep": "unwalk.api",
 }
 
 __all__ = [
@@ -58,7 +59,12 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "run",
+    "sweep",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""The functions that most users call: :func:`run`, :func:`compare` and :func:`evaluate`."""
+"""The functions that most users call: :func:`run`, :func:`compare`, :func:`sweep`
+and :func:`evaluate`."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
+from unwalk.methods import named
 from unwalk.runs import compare as comparing
 from unwalk.runs import evaluate as evaluating
+from unwalk.runs import grid as gridding
 from unwalk.runs.assemble import resolve
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
@@ -34,6 +37,10 @@ def _configure(
             )
     own: dict[str, Value] = {"task": task.name, "peers": task.peers, "forget.peer": task.unlearner}
     return resolve({**own, **changes}, where=where), task
+
+
+def _named(methods: str | Sequence[str]) -> Sequence[str]:
+    return named(methods) if isinstance(methods, str) else methods or [""]
 
 
 def run(
@@ -62,7 +69,7 @@ def run(
 def compare(
     task: str | ShardedTask = "digits",
     *,
-    methods: Sequence[str] = ("rrdu", "finetune", "retrain"),
+    methods: str | Sequence[str] = ("rrdu", "finetune", "retrain"),
     preset: str = "practical",
     seeds: int = 5,
     seed: int = 0,
@@ -74,15 +81,51 @@ def compare(
 ) -> comparing.Comparison:
     """Run several methods over ``seeds`` seeds, the first being ``seed``, ``jobs`` at once.
 
-    The result holds means and deviations; a method that cannot be run is listed under ``failed``
-    with its reason.  The other arguments are those of :func:`run`.
+    ``methods`` are names, or one text with commas between them; ``all`` is every method.  The
+    result holds means and deviations; a method that cannot be run is listed under ``failed`` with
+    its reason.  The other arguments are those of :func:`run`.
     """
-    main, *others = methods or [""]
+    main, *others = _named(methods)
     given: dict[str, Value] = {"method": main, "preset": preset, "seed": seed, "compare": others}
     config, own = _configure(task, given, settings)
     place = None if out is None else Path(out)
     return comparing.compare(
         config, seeds, task=own, out=place, resume=resume, overwrite=overwrite, jobs=jobs
+    )
+
+
+def sweep(
+    task: str | ShardedTask = "digits",
+    *,
+    grid: Mapping[str, Sequence[Value]],
+    methods: str | Sequence[str] = ("rrdu", "finetune", "retrain"),
+    preset: str = "practical",
+    seeds: int = 5,
+    seed: int = 0,
+    settings: Mapping[str, Value] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """:func:`compare` at every point of ``grid``, which has the values of some settings.
+
+    What points have in common, such as training, is carried out once.  The result is what
+    ``sweep.json`` holds: under ``rows`` a row for each method and setting, under ``failed`` those
+    that could not be run, with reasons.
+    """
+    main, *others = _named(methods)
+    given: dict[str, Value] = {"method": main, "preset": preset, "seed": seed, "compare": others}
+    place = None if out is None else Path(out)
+    return gridding.sweep_grid(
+        gridding.points_of(grid),
+        lambda point: _configure(task, given, {**(settings or {}), **point})[0],
+        seeds,
+        task=None if isinstance(task, str) else task,
+        out=place,
+        resume=resume,
+        overwrite=overwrite,
+        jobs=jobs,
     )
 
 

@@ -131,6 +131,11 @@ BROKEN = {
     "noise of another origin": ({"noise": "simulation"}, "its noise is secret"),
     "statistics from all data": ({"normalisation": "all-data"}, "normalisation 'all-data'"),
     "statistics of unknown origin": ({"normalisation": "unknown"}, "normalisation 'unknown'"),
+    "features of unknown origin": (
+        {"features": "shop.nets:small", "features_digest": "0" * 64, "features_from": "unknown"},
+        "carries it into every record",
+    ),
+    "features of nobody knows what": ({"features": "gabor"}, "features_from 'unknown'"),
     "kept local state": (
         {"unlearn": [UNLEARN[0], (2, (RETAINED,))]},
         "no wipe of it was recorded",

@@ -1,8 +1,9 @@
 """Every command and every Python example of the README and the docs runs.
 
 A fenced ``python`` block is executed; in ``console`` blocks the lines ``$ unwalk ...`` are run, in
-``sh`` blocks those that start with ``unwalk`` too.  All blocks of one file share a folder and a
-namespace, in order.  ``<!-- not run: reason -->`` on the line before a block leaves it out.
+``sh`` blocks those that start with ``unwalk`` or ``openssl`` too.  All blocks of one file share a
+folder and a namespace, in order.  ``<!-- not run: reason -->`` on the line before a block leaves it
+out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def commands(block: Block) -> list[tuple[int, str]]:
     """Line number and text of the unwalk commands of a shell block."""
     prompt = r"\$ " if block.language == "console" else r"(?:\$ )?"
     text = re.sub(r"\\\n", "\0\n", block.text)  # a command may go on in the next line
-    found = re.finditer(rf"^{prompt}(unwalk(?!\S)(?:.*\0\n)*.*)$", text, re.MULTILINE)
+    found = re.finditer(rf"^{prompt}((?:unwalk|openssl)(?!\S)(?:.*\0\n)*.*)$", text, re.MULTILINE)
     return [
         (block.line + text[: match.start()].count("\n"), match[1].replace("\0\n", " "))
         for match in found

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+from itertools import combinations, pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import start_unwalk
 from unwalk.core.errors import Diverged, InvalidInput
 from unwalk.core.seeds import VERSION
 from unwalk.experiments import paper, study, tuning
@@ -186,7 +187,30 @@ def test_shares_cost_alike_and_keep_neighbours_together(tmp_path):
     shares = study.deal(todo, 3)
     assert [pair for share in shares for pair in share] == todo
     costs = [sum(study.COSTS.get(c.method, 1) for c, _ in share) for share in shares]
-    assert max(costs) - min(costs) <= 2 * max(study.COSTS.values())
+    trained = [
+        len({(c.method == "dpsgd", c.seed) for c, _ in s if c.method != "retrain"}) for s in shares
+    ]
+    whole = [cost + more for cost, more in zip(costs, trained, strict=True)]
+    assert len(shares) == 3
+    assert max(whole) <= -(-sum(whole) // 3) + max(study.COSTS.values())
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 5, 50])
+def test_no_other_cut_has_a_shorter_longest_share(tmp_path, jobs):
+    cells = sorted(EXPERIMENTS["figure1"]("mnist", 1), key=lambda c: c.method == "dpsgd")
+
+    def cost(share):
+        own = sum(study.COSTS.get(c.method, 1) for c in share)
+        return own + len({c.method == "dpsgd" for c in share if c.method != "retrain"})
+
+    cuts = [
+        [cells[a:b] for a, b in pairwise((0, *places, len(cells)))]
+        for count in range(min(jobs, len(cells)))
+        for places in combinations(range(1, len(cells)), count)
+    ]
+    shares = study.deal([(cell, tmp_path) for cell in cells], jobs)
+    longest = max(cost([cell for cell, _ in share]) for share in shares)
+    assert longest == min(max(map(cost, cut)) for cut in cuts)
 
 
 def test_several_processes_give_the_same_parts(tmp_path):
@@ -262,7 +286,22 @@ def test_cells_with_one_configuration_are_run_once(tmp_path, runs, engine):
     asked = study.Study("digits", "paper-matched", tuple(alone), given)
     (part,) = study.carry_out(asked, tmp_path / "alone")
     assert runs[2:] == ["table-l-0.5-0"]
-    assert part["series"] == by_name["table-l-0.5-0"]["series"]
+    assert part["final"] == by_name["table-l-0.5-0"]["final"]
+
+
+def test_only_walks_whose_curve_is_shown_are_measured_on_the_way(tmp_path, runs):
+    """A table shows the last measurement; a figure asked for later is not made from it."""
+    cells = {c.name: c for c in same_cells()}
+    asked = [cells["table-l-0.1-0"], cells["table-l-0.5-0"]]
+    folder = tmp_path / "parts"
+    tables = study.carry_out(study.Study("digits", "paper-matched", tuple(asked), TINY), folder)
+    assert [[r["hop"] for r in part["series"]] for part in tables] == [[1, 2, 3, 6]] * 2
+    both = study.Study("digits", "paper-matched", (cells["figure1-rrdu-0"], *asked), TINY)
+    figure, *again = study.carry_out(both, folder)
+    assert [r["hop"] for r in figure["series"]] == [1, 2, 3, 4, 5, 6]
+    assert again == tables
+    assert figure["final"] == tables[1]["final"]
+    assert runs == ["table-l-0.1-0", "table-l-0.5-0", "figure1-rrdu-0"]
 
 
 def test_a_finished_run_serves_cells_that_are_asked_for_later(tmp_path, runs):
@@ -304,15 +343,14 @@ def test_a_call_that_is_killed_leaves_its_time_as_far_as_it_got(tmp_path, jobs):
     settings = [f"--set={k}={v}" for k, v in {**TINY, "unlearn.hops": 300}.items()]
     asked = ["reproduce", "all", "--quick", "--out", str(tmp_path), "--jobs", str(jobs), *settings]
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "unwalk", *asked], stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    process = start_unwalk(*asked, out=Path(os.devnull), before=os.setsid, parent=True)
     while not (known := times(tmp_path)):
-        assert process.poll() is None
+        assert process.is_alive()
         assert time.perf_counter() - began < 120
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
     (record,) = known.values()
     done = len(parts_in(tmp_path))
     every = sum(len(cells("digits", 1)) for cells in EXPERIMENTS.values())

@@ -25,7 +25,7 @@ from unwalk.engines.execute import Bench, execute
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.langevin import Langevin
 from unwalk.methods.neggrad import NegGrad
-from unwalk.methods.network_sgd import Descent, LocalWork, Schedule
+from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD, Schedule
 from unwalk.methods.newton import Newton
 from unwalk.methods.noisy_start import NoisyStart
 from unwalk.methods.pga import PGA
@@ -227,6 +227,11 @@ def test_user_dp_claims_nothing_of_batch_statistics_nor_of_visits_without_their_
     assert refusal.value.code == "unbounded-step"
     with pytest.raises(Refused, match="1 hops were walked after the request"):
         training_claim(walked.transcript, walked.transcript.hops[-1:], 1e-5)
+    more = Phase("more", NetworkSGD(descent()), walks.Fixed((U,)), 1)
+    (longer,) = InProcess().run([plan(_training(method), more, task=TASK)])
+    with pytest.raises(Refused, match="for training alone, in one phase") as refusal:
+        training_claim(longer.transcript, [], 1e-5)
+    assert refusal.value.code == "not-announced"
 
 
 def _training(method: Any) -> Phase:

@@ -14,6 +14,7 @@ import pytest
 from tests.runs.small import BLOBS, DIGITS, options, small, untimed
 from unwalk.cli.terminal import Bars
 from unwalk.core.errors import InvalidInput
+from unwalk.methods import METHODS, named
 from unwalk.reports import render
 from unwalk.reports.charts import run_chart
 from unwalk.reports.result import read
@@ -154,10 +155,10 @@ def test_a_backdoor_that_never_took_is_warned_of(tmp_path):
 
 
 def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monkeypatch):
-    def failing(runners, trained, name, engine):
+    def failing(runners, trained, name, engine, by):
         if name == "finetune" and runners[0].config.seed == 0:
             raise ZeroDivisionError("by nothing")
-        return forget(runners, trained, name, engine)
+        return forget(runners, trained, name, engine, by)
 
     monkeypatch.setattr(comparing, "forget", failing)
     compared = compare(small(method="finetune", compare=["retrain"]), 3)
@@ -168,6 +169,17 @@ def test_a_method_that_fails_with_some_seeds_has_the_numbers_of_the_others(monke
     assert runs == {"finetune": 2, "retrain": 3}
     assert compared.result["seed"] == 1, "a seed with every method is shown"
     assert compared.mean("finetune", "clean") is not None
+
+
+def test_every_method_runs_or_says_why_not():
+    names = named("all")
+    result = compare(small(method=names[0], compare=names[1:]), 1).result
+    ran, failed = ([one["name"] for one in result[key]] for key in ("methods", "failed"))
+    assert sorted(ran + failed) == sorted(METHODS)
+    assert {"rrdu", "restart", "rewind", "scrub", "newton"} <= set(ran)
+    assert all(
+        one["reason"] and "fault of the program" not in one["reason"] for one in result["failed"]
+    )
 
 
 def test_one_seed_has_no_deviation():

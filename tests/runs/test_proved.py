@@ -118,7 +118,7 @@ def test_rewind_refuses_averaged_iterates():
 
 
 def test_sums_forget_in_one_hop_and_the_model_is_that_of_retraining(tmp_path):
-    changes = {**FLAT, "method": "sums", "forget.size": 40}
+    changes = {**FLAT, "method": "sums", "forget.size": 40, "sums.bits": 40}
     result = small_run(changes, compare=[], out=tmp_path / "a")
     hops = result.result["methods"][0]["cost"]["hops"]
     never = small_run({**changes, "forget.kind": "peer"}, compare=[], out=tmp_path / "b")

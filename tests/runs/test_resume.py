@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
+from tests.processes import start_unwalk
 from tests.runs.small import BLOBS, options, small, small_run, untimed
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
@@ -58,16 +57,11 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def start(out: Path, *more: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from unwalk.cli import main; main()", "run"]
-    return subprocess.Popen([*command, *options(LONG), "--out", str(out), *more])
-
-
-def wait_for(there: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_for(there: Callable[[], bool], process: Any) -> None:
     for _ in range(60_000):
         if there():
             return
-        assert process.poll() is None, "the run ended before it could be stopped"
+        assert process.is_alive(), "the run ended before it could be stopped"
         time.sleep(0.001)
     pytest.fail("the run did not get there within a minute")
 
@@ -75,18 +69,21 @@ def wait_for(there: Callable[[], bool], process: subprocess.Popen[bytes]) -> Non
 def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
     run(small(LONG), out=tmp_path / "whole")
     out = tmp_path / "killed"
-    resume: list[str] = []
+    command, resume = ("run", *options(LONG), "--out", out), list[str]()
     for walk, hops in (("train", 120), ("rrdu", 240), ("retrain", 240)):
-        process = start(out, *resume)
+        process = start_unwalk(*command, *resume)
         try:
             wait_for(walk_state(out, walk).exists, process)
         finally:
             process.kill()
-            assert process.wait() == -signal.SIGKILL
+            process.join(60)
+        assert process.exitcode == -signal.SIGKILL
         assert hop_of(walk_state(out, walk)) < hops, f"{walk} was over before the kill"
         assert not out.exists()
         resume = ["--resume"]
-    assert start(out, "--resume").wait() == 0
+    last = start_unwalk(*command, "--resume")
+    last.join(60)
+    assert last.exitcode == 0
     assert bits(out) == bits(tmp_path / "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["killed", "whole"]
 
@@ -482,6 +479,7 @@ def test_a_comparison_goes_on_after_its_last_finished_seed(tmp_path):
     assert untimed(json.loads((out / "result.json").read_text())) == untimed(whole.result)
     assert {p.name for p in out.iterdir()} == {
         "config.toml",
+        "pareto.svg",
         "report.html",
         "result.json",
         "runs.json",

@@ -271,6 +271,11 @@ def test_own_arrays_and_an_own_model_from_python(tmp_path):
         "trigger": None,
     }
     assert {p.name for p in (tmp_path / "own").iterdir()} == FILES
+    page = (tmp_path / "own" / "report.html").read_text()
+    assert "call <code>unwalk.run</code> with the same task" in page
+    assert "repeats the run" not in page
+    with pytest.raises(InvalidInput, match="method is 'ddp'; allowed: finetune, retrain, rrdu"):
+        result.final("ddp")
     for key, value in (("forget.size", 3), ("peers", 5), ("model.name", "mlp")):
         with pytest.raises(InvalidInput, match=f"settings names '{key}'"):
             unwalk.run(task, settings={key: value})
@@ -326,9 +331,7 @@ def test_settings_of_the_call_are_named_as_such():
 
 
 def test_comparing_gives_means_deviations_and_paired_gaps():
-    found = unwalk.compare(
-        "blobs", methods=["finetune", "retrain"], seeds=3, seed=4, settings=BLOBS
-    )
+    found = unwalk.compare("blobs", methods="finetune, retrain", seeds=3, seed=4, settings=BLOBS)
     single = [small_run(seed=4 + k, method="finetune", compare=["retrain"]) for k in range(3)]
     clean = [one.final()["clean"] for one in single]
     oracle = [one.final("retrain")["clean"] for one in single]

@@ -56,7 +56,7 @@ def test_seeds_are_different_walks(both):
 
 def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, both):
     place = tmp_path / "out"
-    results = comparing._results
+    results = comparing.results_of
 
     def stopped(folder, name, result):
         keep(folder, name, result)
@@ -68,11 +68,11 @@ def test_finished_seeds_are_not_run_again(tmp_path, monkeypatch, both):
     monkeypatch.setattr(comparing, "keep", keep)
     asked: list[int] = []
 
-    def rest(seeds):
+    def rest(seeds, memory):
         asked.extend(config.seed for config, *_ in seeds)
-        return results(seeds)
+        return results(seeds, memory)
 
-    monkeypatch.setattr(comparing, "_results", rest)
+    monkeypatch.setattr(comparing, "results_of", rest)
     found = compared("fleet", out=place, resume=True)
     assert asked == [1, 2]
     assert found.mean("finetune", "clean") == pytest.approx(
@@ -90,10 +90,10 @@ def test_a_method_that_fails_in_a_fleet_leaves_the_others_to_it():
 
 
 def test_a_seed_that_diverges_in_a_fleet_is_named_and_the_others_are_run(monkeypatch):
-    def diverging(runners, engine):
+    def diverging(runners, engine, carry):
         if any(r.config.seed == 1 for r in runners):
             raise Diverged("a step gave NaN.")
-        return train(runners, engine)
+        return train(runners, engine, carry)
 
     monkeypatch.setattr(comparing, "train", diverging)
     found = compared("fleet")

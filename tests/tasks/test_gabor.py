@@ -22,11 +22,9 @@ from unwalk.core.program import StepRule
 from unwalk.core.seeds import PublicSeeds
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import Descent, LocalWork, NetworkSGD
-from unwalk.tasks import Deletion, Scale, ShardedTask, Source, Table, build_task, from_arrays, mnist
+from unwalk.tasks import Deletion, ShardedTask, build_task, from_arrays
 from unwalk.tasks import gabor as room
-from unwalk.tasks.gabor import BIAS, DIRECTIONS, WAVES, GaborMap, cached, ridge_solution
-from unwalk.tasks.sources import Split
-from unwalk.tasks.task import Request
+from unwalk.tasks.gabor import BIAS, DIRECTIONS, WAVES, GaborMap, ridge_solution
 
 
 def pictures(records: int, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> torch.Tensor:
@@ -148,73 +146,6 @@ def test_the_ridge_head_is_the_least_squares_one():
     wanted = np.linalg.lstsq(stacked, np.vstack([np.eye(3)[y], np.zeros((6, 3))]))[0]
     found = ridge_solution(torch.from_numpy(x), torch.from_numpy(y), 3, strength)
     assert np.allclose(found.numpy(), wanted, atol=1e-12)
-
-
-@pytest.fixture
-def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("UNWALK_DATA", str(tmp_path))
-    return tmp_path
-
-
-def never() -> dict[str, torch.Tensor]:
-    raise AssertionError("made although it was there")
-
-
-def test_features_are_made_once(data_folder):
-    wanted, made = {"a": (2, 3)}, {"a": torch.rand(2, 3)}
-    assert cached("some", wanted, lambda: made) is made
-    assert torch.equal(cached("some", wanted, never)["a"], made["a"])
-    files = [path.name for path in (data_folder / "features").iterdir()]
-    assert files == ["some.safetensors"]
-
-
-@pytest.mark.parametrize("spoil", ["cut", "empty", "other"])
-def test_a_file_that_does_not_fit_is_made_anew(data_folder, spoil):
-    wanted, made = {"a": (2, 3)}, {"a": torch.rand(2, 3)}
-    cached("some", wanted if spoil != "other" else {}, lambda: {"b": torch.rand(4, 4)})
-    place = data_folder / "features" / "some.safetensors"
-    if spoil != "other":
-        place.write_bytes(place.read_bytes()[:-5] if spoil == "cut" else b"")
-    assert cached("some", wanted, lambda: made) is made
-    assert torch.equal(cached("some", wanted, never)["a"], made["a"])
-
-
-def test_a_write_that_fails_leaves_nothing_and_costs_nothing(data_folder, monkeypatch):
-    def full(tensors: object, place: Path) -> None:
-        place.write_bytes(b"half")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(room, "save_file", full)
-    made = {"a": torch.rand(2, 3)}
-    assert cached("some", {"a": (2, 3)}, lambda: made) is made
-    assert list((data_folder / "features").iterdir()) == []
-
-
-def test_the_task_wraps_mnist(data_folder, monkeypatch):
-    x, y = pictures(60), torch.arange(60) % 10
-
-    def few(request: Request) -> tuple[Source, Split]:
-        source = Source("mnist", 10, Held(x[:20], y[:20]), tuple("0123456789"), Scale())
-        return source, Split(Table(x, y, np.arange(60)), [np.arange(60)])
-
-    monkeypatch.setattr(mnist, "load", few)
-    settings = {"peers": 3, "options": {"cosines": 12}, "forget": Deletion("records", size=2)}
-    task = build_task("mnist-gabor", **settings)  # type: ignore[arg-type]
-    assert (task.name, task.model_name, task.classes) == ("mnist-gabor", "linear", 10)
-    gabor = GaborMap(12)
-    assert torch.equal(task.test.x, gabor(x[:20]))
-    for peer in range(3):
-        shard = task.shard(peer)
-        assert torch.equal(shard.x, gabor(x)[task.ids(peer)])
-        assert torch.equal(shard.y, y[task.ids(peer)])
-    room._read.cache_clear()
-    monkeypatch.setattr(GaborMap, "__call__", never)
-    again = build_task("mnist-gabor", **settings)  # type: ignore[arg-type]
-    assert torch.equal(again.shard(1).x, task.shard(1).x)
-    with pytest.raises(InvalidInput, match=r"the inputs of 'mnist-gabor' .* are not pictures"):
-        build_task("mnist-gabor", options={"cosines": 12}, forget=Deletion("backdoor", size=2))
-    with pytest.raises(InvalidInput, match="cosines is 3"):
-        build_task("mnist-gabor", options={"cosines": 3})
 
 
 def by_ridge(train: Held, test: Held) -> float:

@@ -18,6 +18,7 @@ from unwalk.core.token import build_model
 from unwalk.tasks import MODELS, Deletion, build_task, check_model, load_factory
 from unwalk.tasks.models import Factory, resolve_model
 
+BATCH_NORM = ("flnet", "resnet9", "resnet18", "resnet18-plain")
 SAMPLE = Held(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
 
 
@@ -42,6 +43,7 @@ def count(model: nn.Module) -> int:
         ("flnet", (3, 32, 32), 10, 69_898),
         ("flnet", (2, 16, 17), 3, 53_283),
         ("flnet-gn", (1, 28, 28), 10, 62_538),
+        ("resnet9", (3, 32, 32), 10, 2_274_890),
         ("resnet18", (3, 32, 32), 10, 11_173_962),
         ("resnet18", (1, 12, 9), 4, 11_169_732),
         ("resnet18-gn", (3, 32, 32), 10, 11_173_962),
@@ -52,7 +54,7 @@ def test_sizes_are_pinned_and_outputs_fit(name, shape, classes, parameters):
     model = MODELS[name].build(shape, classes)
     assert count(model) == parameters
     assert model(torch.zeros(3, *shape)).shape == (3, classes)
-    assert bool(list(model.buffers())) == (name in ("flnet", "resnet18", "resnet18-plain"))
+    assert bool(list(model.buffers())) == (name in BATCH_NORM)
 
 
 def test_flnet_is_the_papers_layer_by_layer():
@@ -67,6 +69,19 @@ def test_flnet_is_the_papers_layer_by_layer():
         assert (layer.kernel_size, layer.padding, layer.stride) == ((5, 5), (0, 0), (1, 1))
     assert (head.in_features, head.out_features) == (1024, 10)
     assert layers[9].p == 0.5
+
+
+def test_one_step_moves_every_parameter_of_a_resnet9_and_its_running_means():
+    model = build_model(lambda: MODELS["resnet9"].build((3, 8, 8), 4), 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    functional.cross_entropy(model.train()(x), torch.arange(8) % 4).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+    for name, value in model.state_dict().items():
+        assert not torch.equal(value, before[name]), name
 
 
 def test_resnet_keeps_small_pictures_large():
@@ -118,6 +133,7 @@ def test_records_mix_under_batchnorm_only(name):
     ("name", "shape", "words"),
     [
         ("flnet", (16,), r"'flnet' takes pictures .* shape \(16,\)"),
+        ("resnet9", (3, 8, 2), "takes pictures of 3 x 3 pixels or more; .* have 8 x 2"),
         ("flnet-gn", (1, 28, 15), "takes pictures of 16 x 16 pixels or more; .* have 28 x 15"),
         ("resnet18", (28, 28), r"'resnet18' takes pictures .* shape \(28, 28\)"),
     ],

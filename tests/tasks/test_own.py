@@ -255,6 +255,9 @@ def dataset():
 def two():
     return dataset(), TensorDataset(torch.tensor(x[:8]), torch.tensor(y[:8]))
 
+def pairs():
+    return (x, y), (x[:8], y[:8])
+
 def told():
     return OwnData(x, y, test=(x[:8], y[:8]), groups=y // 2, name="mine")
 
@@ -272,7 +275,8 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "peers", "tested"), [("pair", 5, 8), ("dataset", 5, 8), ("two", 5, 8), ("told", 2, 8)]
+    ("name", "peers", "tested"),
+    [("pair", 5, 8), ("dataset", 5, 8), ("two", 5, 8), ("pairs", 5, 8), ("told", 2, 8)],
 )
 def test_own_data_has_a_name_on_the_command_line(here, name, peers, tested):
     text = f"brought_data:{name}"

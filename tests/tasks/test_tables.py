@@ -170,6 +170,11 @@ def put(row: int, column: int, value: Any) -> Change:
         (None, {"scale": {"age": (0, 0.0)}}, "the reach of 'age' is 0.0"),
         (None, {"scale": {"sex": (0, 1)}}, "'sex' has categories and a scale"),
         (None, {"scale": {"label": (0, 1)}}, "scale of 'label' is given, but 'label' is no feat"),
+        (
+            put(4, 4, "2.5"),
+            {},
+            "column 'label' of .* has 3 values in 40 records, such as 2.5: it looks like a",
+        ),
         (None, {"labels": ["ill"]}, "labels is ill; allowed: two classes or more"),
         (None, {"labels": ["ill", "ill"]}, "labels is ill, ill; allowed"),
         (

@@ -73,7 +73,7 @@ def test_a_shard_is_built_once():
 
 
 def test_every_kind_is_tested():
-    assert set(DELETIONS) == set(KINDS)
+    assert {*DELETIONS, "listed"} == set(KINDS), "digits lists nothing: see test_klom"
 
 
 @pytest.mark.parametrize("mode", ["replace", "add"])

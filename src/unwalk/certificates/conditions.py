@@ -29,6 +29,16 @@ LABELS = {
     "declared": "which classes there are was declared, not read off the data",
 }
 """Where the classes may come from, and the assumption that comes with it."""
+FEATURES = {
+    "constants": "is made of constants of this program and looks at one record at a time",
+    "photographs": "is made of constants and of two public photographs, and looks at one record at "
+    "a time",
+    "published": "is a published network, as is declared, frozen, and looks at one record at a "
+    "time; that none of the records here had a part in it is not shown",
+    "apart": "is a frozen network that, as is declared, was trained apart from all records here, "
+    "and looks at one record at a time",
+}
+"""What a map to fixed features may be made from, and the assumption that comes with it."""
 _TELLING = ("secret", "salt", "noiseseed", "noisekey", "seedofnoise", "seedofthenoise")
 """Parts of names that a log must not contain, in lower case without punctuation."""
 
@@ -45,6 +55,7 @@ def check_conditions(transcript: Transcript, hops: list[Hop]) -> None:
     check_single_draw(transcript)
     check_labels(transcript)
     check_scaling(transcript)
+    check_features(transcript)
     check_code(transcript)
     check_digests(transcript)
     if hops:
@@ -271,6 +282,19 @@ def check_scaling(transcript: Transcript) -> None:
             "statistics recomputed without D_f and replayed"
         )
         refuse_fact("scaling", "normalisation", scaling, why)
+
+
+def check_features(transcript: Transcript) -> None:
+    """Refuse features by a network that may have been trained on the forgotten records."""
+    if "features" not in transcript.header:
+        return
+    made_from = str(transcript.header.get("features_from", "unknown"))
+    if made_from not in FEATURES:
+        why = (
+            f": what the features {transcript.header['features']!r} were made from is not known, "
+            "and a network that was trained on D_f carries it into every record"
+        )
+        refuse_fact("features", "features_from", made_from, why)
 
 
 def check_labels(transcript: Transcript) -> None:

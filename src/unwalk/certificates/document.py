@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unwalk.certificates.conditions import LABELS, check_conditions
+from unwalk.certificates.conditions import FEATURES, LABELS, check_conditions
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.grades import PROVED
@@ -69,6 +69,9 @@ FACTS = (
     "emptied",
     "withdrawals",
     "shards",
+    "features",
+    "features_digest",
+    "features_from",
     "labels",
     "dealing",
     "holdout",
@@ -358,6 +361,7 @@ DEALT = (
     "which peer holds which record is taken as given: records were dealt by {!r}, and without the "
     "forgotten ones others might have been dealt otherwise"
 )
+MAPPED = "the model sees fixed features {!r} (digest {}...): the map {}"
 HELD_OUT = (
     "which records are held out as the test set is taken as given: it is a share of all records, "
     "and without the forgotten ones others might have been held out"
@@ -372,6 +376,9 @@ def _given(transcript: Transcript) -> list[str]:
     """The assumptions about classes, user code, and how data were dealt to peers."""
     header = transcript.header
     assumptions = [LABELS[header["labels"]]]
+    if "features" in header:
+        name, digest = header["features"], str(header.get("features_digest"))[:16]
+        assumptions.append(MAPPED.format(str(name), digest, FEATURES[str(header["features_from"])]))
     if header.get("code") == "own":
         assumptions.append(OWN_CODE)
     dealing = header.get("dealing", "natural")

@@ -123,7 +123,7 @@ def _counted(number: int, noun: str) -> str:
 def _done(document: dict[str, Any]) -> list[str]:
     """What happened after the request, a sentence for each thing that happened or did not."""
     done, u = document["done"], document["public"]["unlearner"]
-    sentences = [_began(document), _walked(done, u)]
+    sentences = [_seen(document), _began(document), _walked(done, u)]
     if done["sums"]:
         sentences.append(
             f"Peer {u} replaced its former sums by sums without the records, and the model was "
@@ -135,6 +135,15 @@ def _done(document: dict[str, Any]) -> list[str]:
             f"In {_counted(hops, 'hop')} the model was pulled back into a ball around {where}."
         )
     return [text for text in [*sentences, *_noise(document)] if text]
+
+
+def _seen(document: dict[str, Any]) -> str:
+    """Which fixed features the model sees, where there are any."""
+    name = document["parameters"].get("features")
+    if name is None:
+        return ""
+    digest = str(document["parameters"].get("features_digest"))[:16]
+    return f"The model sees each record through fixed features, {name!r} (digest {digest}...)."
 
 
 def _began(document: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ Arguments and options enter; the functions of :mod:`unwalk.api`, :mod:`unwalk.ru
 JSON with ``--json``.
 
 ========================= =================================================================
-running, reproduce        ``run``, ``compare``, ``reproduce``
+running, reproduce        ``run``, ``compare``, ``sweep``, ``reproduce``
 evaluating                ``evaluate``
 auditing                  ``audit``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
@@ -53,6 +53,7 @@ app = App(
 )
 app.command()(running.run)
 app.command()(running.compare)
+app.command()(running.sweep)
 app.command()(evaluating.evaluate)
 app.command()(reproduce.reproduce)
 app.command()(auditing.audit)

@@ -14,6 +14,7 @@ import typer
 from unwalk.cli.terminal import (
     DeviceOption,
     EngineOption,
+    FeaturesOption,
     File,
     JobsOption,
     JsonOption,
@@ -68,6 +69,7 @@ def audit(
     seed: SeedOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    features: FeaturesOption = None,
     jobs: JobsOption = 1,
     engine: EngineOption = None,
     out: OutOption = None,
@@ -83,12 +85,18 @@ def audit(
         with loading():
             from unwalk.audits.audit import audit as audit_game
             from unwalk.audits.game import Game
-            from unwalk.methods import METHODS
+            from unwalk.methods import named
 
-        asked = METHODS if methods == "all" else methods.split(",")
-        main, *others = [name.strip() for name in asked if name.strip()] or [""]
+        main, *others = named(methods)
         changes = changes_of(
-            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+            set_,
+            task=task,
+            preset=preset,
+            seed=seed,
+            device=device,
+            model=model,
+            features=features,
+            engine=engine,
         )
         config = config_of(file, {**changes, "method": main, "compare": others})
         if one_run:

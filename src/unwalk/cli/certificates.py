@@ -49,6 +49,10 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="The released model; empty: the one beside it."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.html", help="Also write the certificate as a page to print."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Check a certificate: signature, hash chain, every number recomputed from events, model.
@@ -61,10 +65,13 @@ def verify(
     place = certificate or replay
     if place is None:
         raise InvalidInput("name a certificate, or give --replay RUN_DIR.")
+    if html is not None and (html.exists() or not html.parent.is_dir()):
+        wrong = "exists" if html.exists() else "is in a folder that does not exist"
+        raise InvalidInput(f"--html is {str(html)!r}, which {wrong}; allowed: a new file.")
     try:
         with TemporaryDirectory() as folder:
             laid = _laid_out(place, Path(folder))
-            code = _verify(laid, transcript, model, trust, network, replay, json_)
+            code = _verify(laid, transcript, model, trust, network, replay, html, json_)
     except Corrupt as error:
         _tell(json_, {"verdict": "changed", "problems": [str(error)]}, [f"changed: {error}"])
         code = 1
@@ -89,6 +96,7 @@ def _verify(
     trust: str | None,
     network: Path | None,
     replay: Path | None,
+    html: Path | None,
     json_: bool,
 ) -> int:
     from unwalk.certificates import read_certificate
@@ -102,14 +110,39 @@ def _verify(
         verdict = _with_peers(verdict, document, recorded, place, trust, network)
     if replay is not None:
         verdict = _replayed(verdict, replay, recorded, document)
-    answer = {
-        **verdict.to_json(document),
-        "replayed": replay is not None,
-        "noise": document.get("noise"),
-        "redraws": document.get("redraws"),
-    }
-    _tell(json_, answer, _lines(verdict, document))
+    try:
+        answer = {
+            **verdict.to_json(document),
+            "replayed": replay is not None,
+            "noise": document.get("noise"),
+            "redraws": document.get("redraws"),
+        }
+        lines = _lines(verdict, document)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"the certificate lacks or mistypes {error}.") from error
+    if html is not None:
+        _write_page(html, document, answer)
+    _tell(json_, answer, lines)
+    if html is not None and not json_:
+        show(f"page: {html}", soft_wrap=True)
     return verdict.exit_code
+
+
+def _write_page(out: Path, document: dict[str, Any], answer: dict[str, Any]) -> None:
+    """The certificate as a page, with what the check found."""
+    from unwalk.certificates.words import in_words
+    from unwalk.reports.certificate_page import render_certificate
+    from unwalk.runs.store import write_file
+
+    try:
+        words = {} if answer["problems"] else in_words(document)
+        page = render_certificate(document, words, answer, f"{datetime.now(UTC):%Y-%m-%d}")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"the certificate lacks or mistypes {error}, so no page is made.") from error
+    try:
+        write_file(out, page)
+    except OSError as error:
+        raise UnwalkError(f"{out} cannot be written: {error.strerror}.") from error
 
 
 def _with_peers(

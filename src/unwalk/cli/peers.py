@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unwalk.cli import forgetting
-from unwalk.cli.terminal import App, BundleArgument, JsonOption, Set, changes_of, need_peers, show
+from unwalk.cli.terminal import (
+    App,
+    BundleArgument,
+    FeaturesOption,
+    JsonOption,
+    Set,
+    changes_of,
+    need_peers,
+    show,
+)
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_choice, check_count
 
@@ -74,6 +83,7 @@ def init(
         typer.Option(help="How many peers may lie without harm; fewer than a third if not given."),
     ] = None,
     set_: Set = None,
+    features: FeaturesOption = None,
 ) -> None:
     """Make a network file, its CA and, on one machine, a bundle for every peer."""
     need_peers()
@@ -83,7 +93,7 @@ def init(
         folder,
         name=name,
         addresses=address,
-        settings=changes_of(set_),
+        settings=changes_of(set_, features=features),
         limits=_limits(lease, limit or []),
         noise=noise,
         bundles=bundles,

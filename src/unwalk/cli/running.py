@@ -13,17 +13,21 @@ import typer
 from unwalk.cli.terminal import (
     DeviceOption,
     EngineOption,
+    FeaturesOption,
     File,
     JobsOption,
     JsonOption,
     MethodOption,
+    MethodsOption,
     ModelOption,
     OutOption,
     OverwriteOption,
+    PeersOption,
     PresetOption,
     RayAddressOption,
     ResumeOption,
     SeedOption,
+    SeedsOption,
     Set,
     TaskOption,
     changes_of,
@@ -50,8 +54,10 @@ def run(
     method: MethodOption = None,
     preset: PresetOption = None,
     seed: SeedOption = None,
+    peers: PeersOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    features: FeaturesOption = None,
     engine: EngineOption = None,
     ray_address: RayAddressOption = None,
     out: OutOption = None,
@@ -70,8 +76,10 @@ def run(
             method=method,
             preset=preset,
             seed=seed,
+            peers=peers,
             device=device,
             model=model,
+            features=features,
             engine=engine,
         )
         config = config_of(file, changes)
@@ -146,15 +154,15 @@ def _shown(result: dict[str, Any]) -> list[str]:
 def compare(
     file: File = None,
     set_: Set = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated; the first is the main one.")] = (
-        "rrdu,finetune,retrain"
-    ),
-    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 5,
+    methods: MethodsOption = "rrdu,finetune,retrain",
+    seeds: SeedsOption = 5,
     task: TaskOption = None,
     preset: PresetOption = None,
     seed: SeedOption = None,
+    peers: PeersOption = None,
     device: DeviceOption = None,
     model: ModelOption = None,
+    features: FeaturesOption = None,
     jobs: JobsOption = 1,
     engine: EngineOption = None,
     ray_address: RayAddressOption = None,
@@ -169,11 +177,20 @@ def compare(
     """
     with progress(out) as bars:
         with loading():
+            from unwalk.methods import named
             from unwalk.runs.compare import compare as compare_config
 
-        main, *others = [name.strip() for name in methods.split(",") if name.strip()] or [""]
+        main, *others = named(methods)
         changes = changes_of(
-            set_, task=task, preset=preset, seed=seed, device=device, model=model, engine=engine
+            set_,
+            task=task,
+            preset=preset,
+            seed=seed,
+            peers=peers,
+            device=device,
+            model=model,
+            features=features,
+            engine=engine,
         )
         config = config_of(file, {**changes, "method": main, "compare": others})
         by_engine = config.performance.engine == "ray"
@@ -196,3 +213,62 @@ def compare(
         print(json.dumps(result, allow_nan=False))
         return
     _show_end(result, out)
+
+
+def sweep(
+    file: File = None,
+    set_: Set = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,...", help="The values of a setting; as often as needed."),
+    ] = None,
+    methods: MethodsOption = "rrdu,finetune,retrain",
+    seeds: SeedsOption = 5,
+    task: TaskOption = None,
+    preset: PresetOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    model: ModelOption = None,
+    jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Compare at every point of a grid of settings; what points share is carried out once.
+
+    A point or a method that fails is a row with its reason.
+    """
+    with progress(out) as bars:
+        with loading():
+            from unwalk.methods import named
+            from unwalk.reports.sweep_page import failed_lines, sweep_table
+            from unwalk.runs.grid import points_of, sweep_grid
+
+        main, *others = named(methods)
+        changes = changes_of(set_, task=task, preset=preset, seed=seed, device=device, model=model)
+        base = {**changes, "method": main, "compare": others}
+        axes = {key: values.split(",") for key, values in changes_of(grid).items()}
+        result = sweep_grid(
+            points_of(axes),
+            lambda point: config_of(file, {**base, **point}),
+            seeds,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            command=command_line(),
+            jobs=jobs,
+            cluster=ray_address,
+            tell=bars.tell,
+            count=bars.count,
+            say=bars.say,
+        )
+    if json_:
+        print(json.dumps(result, allow_nan=False))
+        return
+    print_whole(sweep_table(result))
+    for line in failed_lines(result):
+        show(line)
+    kept = "add --out DIR to keep the table as JSON, CSV and a page"
+    show(kept if out is None else f"page: {out / 'sweep.html'}", soft_wrap=True)

@@ -43,10 +43,19 @@ MethodOption = Annotated[
     str | None,
     typer.Option(help="The method; unwalk methods lists them; or package.module:method."),
 ]
+MethodsOption = Annotated[
+    str, typer.Option(help="Comma-separated, the first is the main one; or all.")
+]
+SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 PresetOption = Annotated[
     str | None, typer.Option(help="practical, paper-matched, paper or certified.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
+FeaturesOption = Annotated[
+    str | None,
+    typer.Option(help="Fixed features: gabor, patches, plain, or package.module:extractor."),
+]
+PeersOption = Annotated[int | None, typer.Option(help="Number of peers.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]
 EngineOption = Annotated[
@@ -101,7 +110,11 @@ def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
     """Options that were given, then ``--set`` pairs, as flat settings."""
     from unwalk.settings.config import parse_set
 
-    keys = {"model": "model.name", "engine": "performance.engine"}
+    keys = {
+        "model": "model.name",
+        "engine": "performance.engine",
+        "features": "data.extractor",
+    }
     given = {keys.get(k, k): v for k, v in options.items() if v is not None}
     return {**given, **parse_set(pairs or [])}
 

@@ -88,6 +88,19 @@ def within(x: torch.Tensor, norm: float) -> torch.Tensor:
     return torch.where(long.unsqueeze(1), shorter, flat).reshape(x.shape)
 
 
+SHORTER = 1.0 - 1e-6
+"""Inputs are shortened to this part of a norm, so that rounding to 32 bits stays below it."""
+
+
+def shortened(x: torch.Tensor, norm: float) -> torch.Tensor:
+    """Inputs of length at most ``norm``, each shortened by itself; they keep their type.
+
+    >>> [round(v, 4) for v in shortened(torch.tensor([[3.0, 4.0]]), 1.0)[0].tolist()]
+    [0.6, 0.8]
+    """
+    return within(x.to(torch.float64), norm * SHORTER).to(x.dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class Held:
     """A labelled set used only for measurements: test, triggered, forgotten, retained."""

@@ -210,6 +210,12 @@ REFUSALS: dict[str, Refusal] = {
         "scale inputs with published constants, or with statistics without the records: data.scale "
         "for the columns of a file; for arrays of your own declare it with data.normalisation",
     ),
+    "features": Refusal(
+        "inputs are features that a network of the user's own makes, and nothing says that it was "
+        "not trained on the records to be forgotten",
+        "say what it was trained on: data.trained=apart, or data.trained=published; or take "
+        "features that need no training: --features gabor, patches or plain",
+    ),
     "labels": Refusal(
         "the list of classes was read from the data, including the records to be forgotten",
         "name the classes: data.labels for a file, classes= for arrays",
@@ -292,8 +298,8 @@ REFUSALS: dict[str, Refusal] = {
     "inputs": Refusal(
         "nothing bounds the length of the inputs, so that nothing bounds what a single record can "
         "do",
-        "choose a task with inputs of length 1 at most (digits-flat, heart, a9a, mnist-gabor; "
-        "data.norm for peers with records of their own), or run --method restart",
+        "choose a task with inputs of length 1 at most (digits-flat, heart, a9a, mnist-gabor), set "
+        "data.norm for records of your own, or take --features, or run --method restart",
     ),
     "relays": Refusal(
         "relays saw the model as well, besides the peers that were visited",

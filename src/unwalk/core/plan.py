@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from unwalk.core.program import Drawing, Program, Records, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
@@ -58,6 +61,19 @@ class Drawn(Protocol):
         It must not depend on the hop, nor on anything of earlier visits but whether this is the
         peer's first of the phase.
         """
+
+
+def says_for_many(given: object, one: str, many: str) -> bool:
+    """Whether the class that says what one walk does also says it for many."""
+    owner = next(kind for kind in type(given).__mro__ if one in vars(kind))
+    return many in vars(owner)
+
+
+def drawing_of(method: Method, visit: Visit) -> Drawing | None:
+    """What a method tells of a visit before anything is drawn for it; None: ask ``visit``."""
+    if not isinstance(method, Drawn) or not says_for_many(method, "visit", "drawing"):
+        return None
+    return method.drawing(visit)
 
 
 class Task(Protocol):
@@ -257,6 +273,31 @@ class Sink(Protocol):
 
         ``look()`` returns a workspace that shows the token, for running the model.
         """
+
+
+@runtime_checkable
+class Onlooker(Protocol):
+    """A sink that looks at messages on their way, and at many of them at once.
+
+    Engines whose walks advance together tell it of many hops with :meth:`sent`, and then not with
+    :meth:`Sink.after`.  Of a hop that comes after one of those it is told with :meth:`before` too.
+    """
+
+    def sent(
+        self,
+        numbers: npt.NDArray[np.int64],
+        hops: npt.NDArray[np.int64],
+        senders: npt.NDArray[np.int64],
+        receivers: npt.NDArray[np.int64],
+        token: Callable[[int], Token],
+    ) -> None:
+        """The tokens of these plans go from senders to receivers, or stay; no visit was made yet.
+
+        None of the hops is a phase's first.  ``token`` shows that of a plan, borrowed.
+        """
+
+    def before(self, index: int, progress: Progress) -> None:
+        """A hop of plan ``index`` begins, of which :meth:`Sink.after` will tell."""
 
 
 Resume = Mapping[int, Progress]

@@ -121,15 +121,22 @@ class Steps:
 class Drawing:
     """A visit whose batches are still to be drawn, so that an engine can draw many at once.
 
-    ``steps`` is the visit, with batches of the right shape.  Their entries in order are the first
-    ``used`` of each of ``passes`` permutations of ``rows``, one draw each; or, without passes, rows
-    drawn one by one with replacement, in one draw.
+    ``steps`` have batches of the right shape; None: the visit takes none.  Their entries in order
+    are the first ``used`` of each of ``passes`` permutations of ``rows``, one draw each; or,
+    without passes, rows drawn one by one with replacement, in one draw.  Noise on the parameters
+    and projections may follow them: ``after``.
     """
 
-    steps: Steps
+    steps: Steps | None
     rows: Rows
     passes: int
     used: int
+    after: Program = ()
+
+    @property
+    def program(self) -> Program:
+        """The visit, before anything is drawn for it."""
+        return self.after if self.steps is None else (self.steps, *self.after)
 
 
 @dataclass(frozen=True)
@@ -186,12 +193,13 @@ class ReplaceSums:
     and the parameters by the ridge solution (a linear head, no bias).
 
     Sums travel in fixed point with ``bits`` binary places, so that adding and taking away is exact
-    in any order.  ``strength`` is the ridge parameter.
+    in any order.  Each entry has ``width`` bits in all.  ``strength`` is the ridge parameter.
     """
 
     data: str
     strength: float
     bits: int = 40
+    width: int = 62
 
     @property
     def touched(self) -> bool:
@@ -245,6 +253,11 @@ class Distil(Edit):
     def __post_init__(self) -> None:
         check_choice("target", self.target, ("teacher", "others"))
         assert self.steps.weights is None, "soft targets take plain minibatches"
+
+    @property
+    def key(self) -> tuple[str, float, float]:
+        """What the targets depend on, besides model and labels."""
+        return self.target, self.pull, self.labels
 
     @property
     def gradients(self) -> int:

@@ -144,14 +144,16 @@ def grid_for(std: float, dtype: torch.dtype) -> float:
 
 
 def _length(x: torch.Tensor) -> torch.Tensor:
-    """The Euclidean norm, scaled so that no square overflows or vanishes."""
-    scale = x.abs().amax() if x.numel() else x.new_zeros(())
-    scaled = torch.where(scale > 0.0, (x / scale).norm() * scale, scale)
+    """Each row's Euclidean norm, scaled so that no square overflows or vanishes."""
+    shape = (*x.shape[:-1], 1)
+    scale = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(shape)
+    scaled = torch.where(scale > 0.0, (x / scale).norm(dim=-1, keepdim=True) * scale, scale)
     return torch.where(scale.isfinite(), scaled, scale)
 
 
 def onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -> torch.Tensor:
-    r"""The projection of ``theta`` on a ball; what is not finite becomes the centre.
+    r"""The projection of ``theta``, or of each of its rows, on a ball around ``centre`` or around
+    its own row of that; what is not finite becomes the centre.
 
     Lengths are computed in 64 bits, with a relative error of at most :math:`(d + 8) 2^{-53}`.  The
     radius aimed at is smaller by that, and by what storing the result can add, so that the result
@@ -162,9 +164,9 @@ def onto_ball(theta: torch.Tensor, centre: torch.Tensor | None, radius: float) -
     middle = torch.zeros_like(wide) if centre is None else centre.to(wide)
     out = wide - middle
     length = _length(out)
-    slack = (theta.numel() + 8) * 2.0**-53
+    slack = (theta.shape[-1] + 8) * 2.0**-53
     stored = 2.0 ** (2 - BITS[theta.dtype])
-    vanishing = math.sqrt(theta.numel()) * torch.finfo(theta.dtype).smallest_normal * stored
+    vanishing = math.sqrt(theta.shape[-1]) * torch.finfo(theta.dtype).smallest_normal * stored
     inside = radius * (1.0 - slack) - stored * (_length(middle) * (1.0 + slack) + radius)
     inside = (inside - vanishing).clamp(0.0)
     # In two steps: the quotient of two lengths may be too small a number to keep its digits.

@@ -24,7 +24,10 @@ NOTHING = Reported()
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of a table or one line of a figure, for one seed."""
+    """One row of a table or one line of a figure, for one seed.
+
+    ``curve`` says that all measurements of its walk are shown, not the last alone.
+    """
 
     experiment: str
     row: str
@@ -32,6 +35,7 @@ class Cell:
     seed: int
     settings: Mapping[str, Value] = field(default_factory=dict)
     reported: Reported = NOTHING
+    curve: bool = False
 
     @property
     def name(self) -> str:
@@ -47,6 +51,11 @@ def over_seeds(
     seeds: int,
     settings: Mapping[str, Value] | None = None,
     reported: Reported = NOTHING,
+    *,
+    curve: bool = False,
 ) -> list[Cell]:
     """The same cell for seeds 0, 1, ..., ``seeds`` - 1."""
-    return [Cell(experiment, row, method, s, settings or {}, reported) for s in range(seeds)]
+    return [
+        Cell(experiment, row, method, seed, settings or {}, reported, curve)
+        for seed in range(seeds)
+    ]

@@ -124,7 +124,13 @@ def figure_cells(task: str, seeds: int = FIGURE_SEEDS) -> list[Cell]:
         cell
         for method, pairs in FIGURE.items()
         for cell in over_seeds(
-            "figure1", method, method, seeds, model(task, method), _reported(task, pairs)
+            "figure1",
+            method,
+            method,
+            seeds,
+            model(task, method),
+            _reported(task, pairs),
+            curve=True,
         )
     ]
 

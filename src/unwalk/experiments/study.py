@@ -34,8 +34,8 @@ from unwalk.settings.config import UNSAID, Config, Value, flatten, run_id
 from unwalk.tasks import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
-COSTS = {"dpsgd": 3, "retrain": 2}
-"""The cost of a cell in walks of 100 hops, where it is not 1."""
+COSTS = {"dpsgd": 2, "retrain": 2}
+"""The cost of a cell in walks of 100 hops, where it is not 1; without the training before it."""
 FLEET = 64
 """How many cells' walks are carried out together, where a fleet carries them out."""
 UNSEEN = Failed(
@@ -72,6 +72,14 @@ class Study:
             "compare": [],
         }
         return resolve({**base, **self.settings, **cell.settings}, where=cell.name)
+
+    @cached_property
+    def _curves(self) -> set[str]:
+        return {run_id(self.config(cell)) for cell in self.cells if cell.curve}
+
+    def shows(self, cell: Cell) -> bool:
+        """Whether a cell with this one's configuration shows all measurements of their run."""
+        return run_id(self.config(cell)) in self._curves
 
     def path(self, cell: Cell, parts: Path) -> Path:
         """Where a cell leaves its part."""
@@ -149,7 +157,8 @@ def _todo(study: Study, parts: Path) -> Work:
         path, run = study.path(cell, parts), run_id(study.config(cell))
         if path.exists():
             part = json.loads(path.read_text(encoding="utf-8"))
-            done |= {run: part} if part.get("run") == run else {}
+            serves = part.get("run") == run and (part.get("curve", True) or not study.shows(cell))
+            done |= {run: part} if serves else {}
         else:
             missing.setdefault(run, []).append(cell)
     for run in missing.keys() & done.keys():
@@ -213,13 +222,30 @@ class _Clock:
 
 
 def deal(todo: Work, jobs: int) -> list[Work]:
-    """Divide cells among processes; neighbours share data and training, so they stay together."""
-    costs = [COSTS.get(cell.method, 1) for cell, _ in todo]
-    shares: list[Work] = [[] for _ in range(jobs)]
-    done = 0
-    for pair, cost in zip(todo, costs, strict=True):
-        shares[min(jobs - 1, (2 * done + cost) * jobs // (2 * sum(costs)))].append(pair)
-        done += cost
+    """Divide cells among processes so that the longest share is as short as it can be.
+
+    Neighbours stay together, since those of one seed share a training in each share.
+    """
+    most = 1
+    while len(shares := _filled(todo, most)) > jobs:
+        most += 1
+    return shares
+
+
+def _filled(todo: Work, most: int) -> list[Work]:
+    """Shares one after the other, each as full as a cost of ``most`` lets it be."""
+    shares: list[Work] = []
+    cost, trained = most, None
+    for cell, path in todo:
+        key = (cell.method == "dpsgd", cell.seed)
+        own = COSTS.get(cell.method, 1)
+        training = int(cell.method != "retrain" and key != trained)
+        if not shares or cost + own + training > most:
+            shares.append([])
+            cost, trained, training = 0, None, int(cell.method != "retrain")
+        shares[-1].append((cell, path))
+        cost += own + training
+        trained = key if cell.method != "retrain" else trained
     return shares
 
 
@@ -300,6 +326,8 @@ def _parts(study: Study, cells: list[Cell], memory: _Memory, tell: Tell) -> list
         config = study.config(cell)
         task = memory.task(config) or tasks.get(_key(config, DATA))
         runners.append(Runner(assemble(config, task), tell=_named(tell, cell, len(cells))))
+        # Documents show test and backdoor accuracy alone.
+        runners[-1].meter.forgotten = runners[-1].meter.retained = None
         tasks[_key(config, DATA)] = runners[-1].assembled.task
     memory.tasks = tasks
     plans = [r.assembled.unlearning(c.method) for r, c in zip(runners, cells, strict=True)]
@@ -310,18 +338,16 @@ def _parts(study: Study, cells: list[Cell], memory: _Memory, tell: Tell) -> list
     }
     missing = {key: runner for key, runner in wanted.items() if key not in memory.trained}
     if missing:
-        begun = [r.begin("train", r.assembled.training(), None) for r in missing.values()]
+        training = [r.begin("train", r.assembled.training(), None) for r in missing.values()]
         kept = {key: walked for key, walked in memory.trained.items() if key in wanted}
-        memory.trained = kept | dict(zip(missing, carry(begun, engine), strict=True))
-    ended = carry(
-        [
-            runner.begin(cell.method, plan, memory.trained.get(_key(runner.config, TRAINING)))
-            if len(plan.phases) > 1
-            else runner.begin(cell.method, plan, None)
-            for runner, cell, plan in zip(runners, cells, plans, strict=True)
-        ],
-        engine,
-    )
+        memory.trained = kept | dict(zip(missing, carry(training, engine), strict=True))
+    begun = []
+    for runner, cell, plan in zip(runners, cells, plans, strict=True):
+        key = _key(runner.config, TRAINING)
+        trained = memory.trained.get(key) if len(plan.phases) > 1 else None
+        every = None if study.shows(cell) else plan.hops
+        begun.append(runner.begin(cell.method, plan, trained, every))
+    ended = carry(begun, engine)
     return [_part(study, *given) for given in zip(cells, runners, ended, strict=True)]
 
 
@@ -350,6 +376,7 @@ def _part(study: Study, cell: Cell, runner: Runner, walked: Walked) -> dict[str,
         "preset": study.preset,
         "run": run_id(study.config(cell)),
         "run_as": cell.name,
+        "curve": study.shows(cell),
         "configuration": changed(study.config(cell)),
         "series": [asdict(r) for r in walked.readings],
         "final": walked.readings[-1].values(),

@@ -77,6 +77,16 @@ METHODS: dict[str, MethodRecord] = {
 }
 
 
+def named(text: str) -> list[str]:
+    """Methods as users name several: separated by commas, or ``all`` for every one listed.
+
+    >>> named("rrdu, retrain"), named("all") == list(METHODS)
+    (['rrdu', 'retrain'], True)
+    """
+    names = [name.strip() for name in text.split(",")]
+    return list(METHODS) if names == ["all"] else [name for name in names if name] or [""]
+
+
 def defaults() -> Config:
     """The default of every setting, those of the methods included."""
     sections = [r.settings for r in METHODS.values() if r.settings is not None]

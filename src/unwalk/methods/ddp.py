@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import AddNoise, Ball, Program, Project, Records, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Drawing, Program, Project, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods import private
 from unwalk.methods.network_sgd import Descending, each_step
@@ -117,6 +117,12 @@ class DDP(Descending):
         if visit.phase_hop == 1 and ball is not None:
             return (Project((ball,)), *program)
         return program
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        found = self.descent.drawing(visit, self.data)
+        if self.noise_on == "weights" or found is None or found.steps is None:
+            return None
+        return found if found.steps.batches.shape[0] == 1 else None
 
     def _noisy_visit(self, visit: Visit) -> Program:
         """Steps without noise, then noise on the weights and the projection, once."""

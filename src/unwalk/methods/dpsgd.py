@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.errors import InvalidInput
-from unwalk.core.program import Program, Records, Steps, Visit
+from unwalk.core.program import Drawing, Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods import private
 from unwalk.methods.network_sgd import Descending, LocalWork
@@ -67,6 +67,12 @@ class DPSGD(Descending):
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, self.data)
         return tuple(self._noised(op) if isinstance(op, Steps) else op for op in program)
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        found = self.descent.drawing(visit, self.data)
+        if found is None or found.steps is None:
+            return None
+        return replace(found, steps=self._noised(found.steps))
 
     def _noised(self, op: Steps) -> Steps:
         """The noise on the sum, divided by what the sum is divided by: the records of a step, or B.

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Program, Steps, Visit
+from unwalk.core.program import Drawing, Program, Steps, Visit
 from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import Descending, in_minibatches, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
@@ -50,6 +50,11 @@ class NegGrad(Descending):
         if not visit.at_unlearner or forgotten.size == 0:
             return program
         return tuple(self._against(op, visit) if isinstance(op, Steps) else op for op in program)
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        if visit.at_unlearner and visit.records.forgotten.size:
+            return None
+        return self.descent.drawing(visit, "retained")
 
     def _against(self, op: Steps, visit: Visit) -> Steps:
         share = (1.0 - self.alpha) / self.alpha

@@ -297,18 +297,17 @@ class Descent:
         return self.steps(visit, data, *self.work.batches(rows, visit.rng))
 
     def drawing(self, visit: Visit, data: str) -> Drawing | None:
-        """:meth:`program` before anything is drawn, where it is steps alone, alike at all hops."""
+        """:meth:`program` before anything is drawn, where it is alike at all hops."""
         rows = visit.records.rows(data)
-        alike = self.schedule.kind == "constant" and self.slices == 1 and self.feasible is None
-        if rows.size == 0 or not alike or self.noise:
+        if self.schedule.kind != "constant" or self.slices > 1:
             return None
-        found = self.work.drawing(rows)
+        found = self.work.drawing(rows) if rows.size else None
         if found is None:
             return None
         batches, passes, used = found
-        (steps,) = self.steps(visit, data, batches, None)
+        steps, *after = self.steps(visit, data, batches, None)
         assert isinstance(steps, Steps)
-        return Drawing(steps, rows, passes, used)
+        return Drawing(steps, rows, passes, used, tuple(after))
 
     def taking_part(self, rows: Rows, hop: int) -> Rows:
         """Those of ``rows`` whose slice is open at a hop of the phase."""

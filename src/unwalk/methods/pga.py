@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Ball, Program, Project, Visit
+from unwalk.core.program import Ball, Drawing, Program, Project, Visit
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import (
     Descending,
@@ -66,6 +66,9 @@ class PGA(Descending):
             if steps is not None:
                 program += each_step(replace(steps, scale=1.0), Project((self.ball,)))
         return program
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

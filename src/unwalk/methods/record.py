@@ -70,7 +70,8 @@ class Request:
 
     ``header`` holds the public facts of the run, ``buffers`` the names of the model's buffers,
     ``trained`` what training recorded: None before training; then only what can already be refused
-    is decided.
+    is decided.  ``most_records`` is how many records all peers hold at most, by what is published
+    or declared; None where nothing is.
     """
 
     config: Config
@@ -78,6 +79,7 @@ class Request:
     header: Mapping[str, Any]
     buffers: tuple[str, ...]
     trained: Transcript | None = None
+    most_records: int | None = None
 
     @property
     def records(self) -> Records:
@@ -95,6 +97,7 @@ class Decided:
     ``reach`` is the radius of a public ball around the origin for the model with its noise.  The
     walk continues from the arrival at ``start_hop`` for ``hops`` hops; ``coins`` are training's.
     ``start_hop`` counts from the beginning of a walk that had ``earlier`` hops of others before it.
+    Sums have ``bits`` binary places and ``width`` bits in all.
     """
 
     p: float = 0.0
@@ -108,6 +111,8 @@ class Decided:
     earlier: int = 0
     hops: int = 0
     coins: Coins | None = field(default=None, repr=False)
+    bits: int = 40
+    width: int = 62
 
 
 def nothing_to_decide(request: Request) -> Decided:
@@ -159,7 +164,8 @@ class MethodRecord:
     before it; the others continue from the model of the common training walk, or, where
     ``training`` gives phases, from what these train.  ``settings`` is its own section.
     ``decide`` gives what it settles when a request arrives.  ``per_example`` says that it clips
-    each record's gradient, which not every model allows.
+    each record's gradient, which not every model allows; ``head`` that the model has to be one
+    linear layer without a bias.
 
     **Going back.**  ``way_back`` names the arrival that it goes back to, ``first-contact`` or
     ``first-use``.  ``shard`` is the number of the model that it replaces, where several answer
@@ -182,6 +188,7 @@ class MethodRecord:
     settings: type[MethodSettings] | None = None
     decide: Callable[[Request], Decided] = nothing_to_decide
     per_example: bool = False
+    head: bool = False
     way_back: Callable[[Config], str] | None = None
     shard: Callable[[Config], int | None] | None = None
     guarantee: Guarantee = UNPROVED

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Log, Program, Subtract, Visit
+from unwalk.core.program import AddNoise, Drawing, Log, Program, Subtract, Visit
 from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import (
     Descending,
@@ -68,6 +68,9 @@ class Residual(Descending):
             return program
         noise: Program = (AddNoise(self.std),) if self.std else ()
         return (Subtract(records.forgotten.size / records.all.size), *noise, *program)
+
+    def drawing(self, visit: Visit) -> Drawing | None:
+        return self.descent.drawing(visit, "retained")
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

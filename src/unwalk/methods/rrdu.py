@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from unwalk import walks
 from unwalk.core.plan import Phase
@@ -33,6 +34,7 @@ from unwalk.core.program import (
     Program,
     Project,
     Records,
+    Rows,
     StepRule,
     Steps,
     Visit,
@@ -82,29 +84,56 @@ class Correction:
 
     def steps(self, visit: Visit, step_size: float) -> Steps | None:
         """The corrective steps, or None when u has no rows to take them on."""
-        forgotten, everything = visit.records.forgotten, visit.records.all
-        share = forgotten.size / max(everything.size, 1)
-        noise = self.sigma if self.noise_on == "gradient" else 0.0
-        data = {"retain": "retained", "forget": "forgotten", "corrected": "mixed"}[self.direction]
-        rows = everything if data == "mixed" else visit.records.rows(data)
+        records = visit.records
+        rows = self._rows(records)
         if rows.size == 0:
             return None
         batches, weights = self.work.batches(rows, visit.rng)
-        if data == "mixed" and self.work.kind == "full":
+        forgotten = records.forgotten
+        if self.data == "mixed" and self.work.kind == "full":
             weights = np.where(np.isin(batches, forgotten), 0.0, (batches >= 0) / rows.size)
-        elif data == "mixed" and forgotten.size:
-            batches, weights = paired(batches, forgotten, share, visit.rng)
+        elif self.data == "mixed" and forgotten.size:
+            batches, weights = paired(batches, forgotten, _share(records), visit.rng)
+        return self._on(records, step_size, batches, weights)
+
+    def drawing(self, visit: Visit, step_size: float) -> Drawing | None:
+        """:meth:`steps` before anything is drawn, where all batches are drawn alike."""
+        rows = self._rows(visit.records)
+        if rows.size == 0:
+            return Drawing(None, rows, 0, 0)
+        found = None if self.data == "mixed" else self.work.drawing(rows)
+        if found is None:
+            return None
+        batches, passes, used = found
+        return Drawing(self._on(visit.records, step_size, batches, None), rows, passes, used)
+
+    @property
+    def data(self) -> str:
+        """The records of the steps, as events call them."""
+        return {"retain": "retained", "forget": "forgotten", "corrected": "mixed"}[self.direction]
+
+    def _rows(self, records: Records) -> Rows:
+        return records.all if self.data == "mixed" else records.rows(self.data)
+
+    def _on(
+        self,
+        records: Records,
+        step_size: float,
+        batches: Rows,
+        weights: npt.NDArray[np.float64] | None,
+    ) -> Steps:
+        """The steps on these batches."""
         return Steps(
             batches=batches,
             weights=weights,
-            data=data,
+            data=self.data,
             rule=self.rule,
             step_size=step_size,
             direction=1 if self.direction == "forget" else -1,
-            scale=share if self.direction == "forget" else 1.0,
+            scale=_share(records) if self.direction == "forget" else 1.0,
             clip=self.clip,
-            noise=noise,
-            batching="other" if data == "mixed" else self.work.kind,
+            noise=self.sigma if self.noise_on == "gradient" else 0.0,
+            batching="other" if self.data == "mixed" else self.work.kind,
         )
 
     def sensitivity(self, steps: Steps | None) -> float | None:
@@ -122,6 +151,11 @@ class Correction:
         count: int = steps.batches.shape[0]
         worlds = 2 if steps.data == "mixed" else 1
         return worlds * steps.step_size * steps.clip * count
+
+
+def _share(records: Records) -> float:
+    """The forgotten records' share of all."""
+    return records.forgotten.size / max(records.all.size, 1)
 
 
 def paired(
@@ -162,19 +196,31 @@ class RRDU:
     def visit(self, visit: Visit) -> Program:
         if not visit.at_unlearner:
             return self.descent.program(visit, "all")
-        rule = self.correction.rule
-        step_size = self.descent.schedule.at(visit.phase_hop, rule.learning_rate)
+        step_size = self._step_size(visit)
         steps = self.correction.steps(visit, step_size)
-        program: Program = () if steps is None else (steps,)
-        if self.correction.sigma and self.correction.noise_on == "weights":
-            sensitivity = self.correction.sensitivity(steps)
-            program += (AddNoise(step_size * self.correction.sigma, sensitivity, rounded=False),)
-        if self.correction.trust:
-            program += (Project(self.correction.trust),)
-        return program
+        after = self._after(steps, step_size)
+        return after if steps is None else (steps, *after)
 
     def drawing(self, visit: Visit) -> Drawing | None:
-        return None if visit.at_unlearner else self.descent.drawing(visit, "all")
+        if not visit.at_unlearner:
+            return self.descent.drawing(visit, "all")
+        step_size = self._step_size(visit)
+        found = self.correction.drawing(visit, step_size)
+        if found is None or self.descent.schedule.kind != "constant":
+            return None
+        return replace(found, after=self._after(found.steps, step_size))
+
+    def _step_size(self, visit: Visit) -> float:
+        return self.descent.schedule.at(visit.phase_hop, self.correction.rule.learning_rate)
+
+    def _after(self, steps: Steps | None, step_size: float) -> Program:
+        """What follows the steps at u."""
+        correction = self.correction
+        after: Program = ()
+        if correction.sigma and correction.noise_on == "weights":
+            std, sensitivity = step_size * correction.sigma, correction.sensitivity(steps)
+            after = (AddNoise(std, sensitivity, rounded=False),)
+        return (*after, Project(correction.trust)) if correction.trust else after
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

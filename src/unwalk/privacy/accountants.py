@@ -675,10 +675,10 @@ def training_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Cla
     views of training are covered.  Refused if anything was walked after the request: this reads
     training alone.
     """
-    if hops or not transcript.hops:
+    if hops or len({hop.phase for hop in transcript.hops}) != 1:
         raise Refused(
             f"{len(hops)} hops were walked after the request, and {len(transcript.hops)} in all; "
-            "this proof is for training alone.",
+            "this proof is for training alone, in one phase.",
             "not-announced",
         )
     claim = sealed_claim(transcript, transcript.hops[0].phase, delta)

@@ -192,10 +192,18 @@ class Assembled:
         )
 
     def _noise_for(self, method: str) -> NoiseSource:
-        """The noise of one method; no two methods share noise."""
-        if isinstance(self.noise, SecretNoise):
-            return replace(self.noise, run=f"{self.noise.run}/{method}")
-        return self.noise
+        """The noise of one method; no two methods share noise.
+
+        Where training itself is noisy, the register has all records of the visited peer: another
+        training that is asked to forget others of them would draw for the same ones again.
+        """
+        if not isinstance(self.noise, SecretNoise):
+            return self.noise
+        register, record = self.noise.register, METHODS.get(method)
+        if record is not None and record.guarantee.threat.training_time_view:
+            assert isinstance(register, RunRegister)
+            register = replace(register, trained=self.task)
+        return replace(self.noise, run=f"{self.noise.run}/{method}", register=register)
 
     def _keeps(self) -> str:
         """Which arrivals the forgetting peer has to keep for the methods of this run."""
@@ -224,8 +232,11 @@ class Assembled:
         record = METHODS[method]
         if record.per_example:
             check_per_example(build_model(self.task.model, 0))
+        if record.head:
+            check_head(self.model, method)
         header = {"unlearner": self.config.forget.peer, **self.public(method)}
-        request = Request(self.config, self.task, header, self.model.buffers, trained)
+        most = most_records(self.config, self.task)
+        request = Request(self.config, self.task, header, self.model.buffers, trained, most)
         decided = self._known(method, record.decide(request))
         phase = record.phase(self.config, decided)
         if record.from_scratch:
@@ -358,7 +369,8 @@ class ModelFacts:
     """The public facts of the initial model, which is built once for them.
 
     ``head`` is its linear layer, or in words what the model is instead; ``initial_norm`` the length
-    of that layer's parameters.
+    of that layer's parameters.  Parameters and buffers have ``nbytes`` bytes, one vector of
+    parameters ``vector_bytes``.
     """
 
     parameters: int
@@ -366,12 +378,15 @@ class ModelFacts:
     buffers: tuple[str, ...]
     head: BareLinear | str
     initial_norm: float
+    nbytes: int
+    vector_bytes: int
 
     @staticmethod
     def of(task: Task, seed: int) -> ModelFacts:
         """The facts of the model that a run with this seed begins with."""
         model = build_model(task.model, PublicSeeds(seed).integer("model"))
         parameters, head, norm = list(model.parameters()), bare_linear(model), 0.0
+        trained = sum(p.nbytes for p in parameters if p.requires_grad)
         if not isinstance(head, str):
             start = [p.detach().to(torch.float64).reshape(-1) for p in parameters]
             norm = length(torch.cat(start).tolist())
@@ -381,6 +396,18 @@ class ModelFacts:
             buffers=tuple(sorted(dict(model.named_buffers()))),
             head=head,
             initial_norm=norm,
+            nbytes=trained + sum(b.nbytes for b in model.buffers()),
+            vector_bytes=trained,
+        )
+
+
+def check_head(model: ModelFacts, method: str) -> None:
+    """Refuse a model that is not one linear layer without a bias."""
+    if isinstance(model.head, str) or model.head.bias:
+        why = model.head if isinstance(model.head, str) else "a bias"
+        raise InvalidInput(
+            f"{method} needs a model that is one linear layer without a bias, and this one has "
+            f"{why}: set model.name=linear, or take --features, of which one is a constant."
         )
 
 
@@ -437,9 +464,22 @@ def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
         "dealing": task.holdings.dealing,
         "holdout": source.holdout,
         "code": "own" if task.own_code else "built-in",
+        **_features(task),
     }
     outside_state = task.outside_state
     return facts if outside_state is None else {**facts, "outside_state": outside_state}
+
+
+def _features(task: ShardedTask) -> dict[str, Any]:
+    """The fixed features that models see, by name and digest, and what these were made from."""
+    if task.features is None:
+        return {}
+    extractor = task.features.extractor
+    return {
+        "features": extractor.name,
+        "features_digest": extractor.digest,
+        "features_from": extractor.origin,
+    }
 
 
 def _precision(config: Config, model: ModelFacts) -> str:
@@ -508,6 +548,18 @@ def nominal_facts(
         "reason": nominal.reason(calibrated, origin),
     }
     return [entry]
+
+
+def most_records(config: Config, task: ShardedTask) -> int | None:
+    """How many records all peers hold at most, from what is published or declared.
+
+    Never a count of the records at hand; None where nothing is published or declared.
+    """
+    added = task.deletion.size or 0 if task.forget_kind == "backdoor" else 0  # m is public
+    if config.train.capacity is not None:
+        return config.train.capacity * task.peers
+    published = task.source.published
+    return None if published is None else sum(published) + added
 
 
 def capacity(task: ShardedTask) -> int:

@@ -20,7 +20,7 @@ from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
-from unwalk.reports import render
+from unwalk.reports import render, trade_picture
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import distances
 from unwalk.runs.run import (
@@ -34,6 +34,7 @@ from unwalk.runs.run import (
     silent,
     train,
 )
+from unwalk.runs.sharing import Memory, walk_name
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
 from unwalk.settings.config import Config
@@ -118,12 +119,14 @@ def compare(
             write_file(folder.partial / "result.json", _json(summary, indent=1))
             write_file(folder.partial / "runs.json", _json(results))
             write_file(folder.partial / "report.html", render(summary))
+            if picture := trade_picture(summary):
+                write_file(folder.partial / "pareto.svg", picture)
     return Comparison(summary, results)
 
 
 def _seed(config: Config, task: ShardedTask | None, command: str, tell: Tell) -> dict[str, Any]:
     """The result of one seed."""
-    (result,) = _results([(config, task, command, tell)])
+    (result,) = results_of([(config, task, command, tell)], Memory())
     return result
 
 
@@ -133,7 +136,7 @@ def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> 
     if len(cells) < 2 or not goes_together([assembled.training()] * 2, engine):
         return {}
     try:
-        results = _results([cell.arguments for cell in cells])
+        results = results_of([cell.arguments for cell in cells], Memory())
     except UnwalkError:  # one seed's, perhaps: each tells its own
         return {}
     found = {cell.name: result for cell, result in zip(cells, results, strict=True)}
@@ -142,24 +145,28 @@ def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> 
     return found
 
 
-def _results(seeds: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """The results of seeds whose walks are carried out together, and the methods that failed."""
-    runners = [Runner(assemble(config, task), tell=tell) for config, task, _, tell in seeds]
-    config: Config = seeds[0][0]
+def results_of(runs: Sequence[tuple[Any, ...]], memory: Memory) -> list[dict[str, Any]]:
+    """The results of runs whose walks are carried out together, and the methods that failed.
+
+    Each run is a configuration, its task, the command and who is told; their methods are the same.
+    """
+    runners = [Runner(memory.assemble(config, task), tell=tell) for config, task, _, tell in runs]
+    config: Config = runs[0][0]
     engine, names = config.performance.engine, methods_of(config)
     unfit = {name: failed for name in names if (failed := _unfit(runners[0], name))}
     if len(unfit) == len(names):
         raise unfit[names[0]].raised()
-    trained = train(runners, engine)
+    trained = train(runners, engine, memory.carry)
     before = [runner.answers(walk) for runner, walk in zip(runners, trained, strict=True)]
     ends: list[dict[str, Walked | Failed]] = [dict(unfit) for _ in runners]
     for name in names:
         if name not in unfit:
-            for own, end in zip(ends, _forgotten(runners, trained, name, engine), strict=True):
+            found = _forgotten(runners, trained, name, engine, memory)
+            for own, end in zip(ends, found, strict=True):
                 own[name] = end
     return [
         _found(runner, answers, {name: own[name] for name in names}, given[2])
-        for runner, answers, own, given in zip(runners, before, ends, seeds, strict=True)
+        for runner, answers, own, given in zip(runners, before, ends, runs, strict=True)
     ]
 
 
@@ -173,16 +180,16 @@ def _unfit(runner: Runner, name: str) -> Failed | None:
 
 
 def _forgotten(
-    runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: str
+    runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: str, memory: Memory
 ) -> list[Walked | Failed]:
     """The walks of a method, carried out together, or one by one where that is not possible."""
     try:
-        return list(forget(runners, trained, name, engine))
+        return list(forget(runners, trained, name, engine, memory.carry))
     except Exception as error:
         if len(runners) == 1:
             return [Failed.by(error)]
     pairs = zip(runners, trained, strict=True)
-    return [end for one, walk in pairs for end in _forgotten([one], [walk], name, engine)]
+    return [end for one, walk in pairs for end in _forgotten([one], [walk], name, engine, memory)]
 
 
 def _found(
@@ -204,11 +211,13 @@ def _found(
         walk = walks[one["name"]]
         document = certificate_of(walk.outcome.transcript, model_of(walk.saved()))
         one |= {"grade": badge_of(document), "measures": apart.get(one["name"])}
+        one["walk"] = walk_name(runner.config, walk.outcome.plan)
     reasons = [
         {"name": name, "label": METHODS[name].title, "reason": why.reason}
         for name, why in failed.items()
     ]
-    return {**result, "failed": reasons}
+    trained = walk_name(runner.config, runner.assembled.training())
+    return {**result, "failed": reasons, "trained": trained}
 
 
 def _numbered(tell: Tell, number: int, seeds: int) -> Tell:
@@ -231,10 +240,10 @@ def _summary(found: dict[int, Any]) -> tuple[dict[str, Any], list[dict[str, Any]
     if not results:
         raise next(iter(lost.values())).raised()
     shown = max(results, key=lambda one: len(one["methods"]))
-    return {**shown, "failed": _failures(found), "seeds": summarise(results)}, results
+    return {**shown, "failed": failures(found), "seeds": summarise(results)}, results
 
 
-def _failures(found: dict[int, Any]) -> list[dict[str, Any]]:
+def failures(found: dict[int, Any]) -> list[dict[str, Any]]:
     """Methods that failed, with reason and seeds; a failed seed is an entry without a method."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for seed, result in found.items():

@@ -194,7 +194,7 @@ def _make(
     """Make parts of some members and write them; part, method and reason of what failed."""
     base = assemble(config, own)
     task = base.task
-    assembled = [_member(base, seed) for seed in seeds]
+    assembled = [member(base, seed) for seed in seeds]
     noised: list[Noised] = []
     if "poison" in parts:
         noised = [_poisoned(task, seed) for seed in seeds]
@@ -224,7 +224,7 @@ def _make(
     return failed
 
 
-def _member(base: Assembled, seed: int) -> Assembled:
+def member(base: Assembled, seed: int) -> Assembled:
     """The same records and graph, walked with another seed and simulated noise."""
     noise = replace(base.config.noise, source="simulated", secret_file="", attempt=1)
     config = replace(base.config, seed=seed, noise=noise)

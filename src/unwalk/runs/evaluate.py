@@ -26,8 +26,8 @@ from unwalk.measures.attacks import auc, true_positives_at
 from unwalk.measures.divergence import kl_to_retraining, klom_percentile
 from unwalk.measures.forgetting_quality import (
     challenge_score,
+    forgetting_quality,
     record_epsilons,
-    record_scores,
 )
 from unwalk.measures.gaussian_poison import RATE
 from unwalk.measures.gaussian_poison import caught as caught_by_noise
@@ -46,11 +46,13 @@ from unwalk.runs.run import methods_of
 from unwalk.runs.store import CONFIG, write_file
 from unwalk.runs.sweep import Count, Say, uncounted, unsaid
 from unwalk.settings.config import read_toml
-from unwalk.tasks import TASKS, ShardedTask
+from unwalk.tasks import ShardedTask, can_be_named
 
 ORACLE = "retrain"
 MEMBERS = 16
 FARTHER = 2
+TELLING = 16
+"""Models a side from which on KLOM tells margins that lie three standard deviations apart."""
 FORMAT = 1
 
 
@@ -167,6 +169,13 @@ class Table:
                 side="" if own or leans == NO_SIDE else side_of(gap, leans),
             )
         )
+
+    def not_level_with(self, side: int) -> None:
+        """With few models a side a measure saturates: then the last row does not say level."""
+        last = self.rows[-1]
+        if side < TELLING and last.side == "level":
+            note = f"{last.note}, too few to be level: it saturates"
+            self.rows[-1] = replace(last, side="", note=note)
 
     def blank(self, family: str, measure: str, name: str, unit: str = "", note: str = "") -> Row:
         """A row without numbers."""
@@ -342,6 +351,7 @@ def _klom(table: Table) -> None:
             note = f"{side} models a side"
             found = Interval(klom_percentile(ours, other))
             table.add("klom", title, name, found, floor, gap, FARTHER, "nats", note)
+            table.not_level_with(side)
 
 
 def _klom_gap(ours: Matrix, same: Matrix, other: Matrix) -> float:
@@ -358,19 +368,28 @@ def _quality(table: Table) -> None:
 
     for name in table.names():
         ours, same, other = _halves(table, name, "forget")
-        scores, floors = (record_scores(record_epsilons(a, other)) for a in (ours, same))
-        found, floor = mean_interval(scores), float(floors.mean())
-        note = f"{side} models a side; intervals over records"
-        title = "forgetting quality"
-        table.add("quality", title, name, found, floor, paired(scores, floors), -FARTHER, note=note)
+        found, floor = (Interval(_mean_score(a, other)) for a in (ours, same))
+        gap = resampled(_quality_gap, [ours, same, other])
+        note, title = f"{side} models a side", "forgetting quality"
+        table.add("quality", title, name, found, floor.value, gap, -FARTHER, note=note)
+        table.not_level_with(side)
         facts = table.ensemble.facts("outputs", name)
         ratios = [
             tuple(float(np.mean([one["final"][key] for one in group])) for group in (facts, oracle))
             for key in ("retain", "clean")
         ]
         score = challenge_score(found.value, ratios[0], ratios[1])  # type: ignore[arg-type]
-        gap = Interval(score - floor)
-        table.add("quality", "challenge score", name, Interval(score), floor, gap, -FARTHER)
+        gap = Interval(score - floor.value)
+        table.add("quality", "challenge score", name, Interval(score), floor.value, gap, -FARTHER)
+
+
+def _mean_score(ours: Matrix, other: Matrix) -> float:
+    return forgetting_quality(record_epsilons(ours, other))
+
+
+def _quality_gap(ours: Matrix, same: Matrix, other: Matrix) -> float:
+    """Models are resampled, not records: those of one model vary together."""
+    return _mean_score(ours, other) - _mean_score(same, other)
 
 
 def _poison(table: Table) -> None:
@@ -505,7 +524,7 @@ def evaluate(
     if not path.is_file():
         raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
     config = resolve({}, read_toml(path), file_name=str(path))
-    if task is None and config.task not in TASKS:
+    if task is None and not can_be_named(config.task):
         raise InvalidInput(
             f"the run was made with the task {config.task!r}, which was brought along; call "
             "unwalk.evaluate(RUN_DIR, task=...) with the same task."

@@ -3,7 +3,8 @@
 Whoever draws noise again until the result is convenient has not added the noise that was accounted
 for.  So each secret has a register in its folder.  After training and before each draw an entry is
 written there: the run, the peer, the hop and the draw's number within its visit; marks of the
-records that are hidden (see :func:`marks_of`); and ``inputs``, an HMAC of the noise's std and grid
+records that are hidden (see :func:`marks_of`): those to be forgotten, or, for noise of training
+itself, all of the visited peer; and ``inputs``, an HMAC of the noise's std and grid
 and of the exact bytes that it is added to.  Entries are chained by HMACs under the secret, and the
 noise is keyed by the chain value: other bytes, made by other settings or by another processor, are
 another entry with other noise.
@@ -27,7 +28,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ import torch
 from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.events import Draw
+from unwalk.core.program import Rows
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_private_file
 from unwalk.tasks import ShardedTask
@@ -158,24 +160,32 @@ class Draws:
 
 @dataclass(frozen=True, eq=False)
 class RunRegister:
-    """The register as a run on one machine writes it: every noise hides the same records."""
+    """The register as a run on one machine writes it.
+
+    Every noise hides the records to be forgotten, which have ``marks``.  With ``trained``, the
+    noise is that of training itself, and hides all records of the peer that is visited.
+    """
 
     draws: Draws
     marks: frozenset[str]
+    trained: ShardedTask | None = None
 
     def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
-        return self.draws.enter(Place(run, peer, hop, step, self.marks, inputs))
+        return self.draws.enter(Place(run, peer, hop, step, self._hidden(peer), inputs))
+
+    def _hidden(self, peer: int) -> frozenset[str]:
+        if self.trained is None:
+            return self.marks
+        rows = self.trained.records(peer).rows("all")
+        return marks_of(self.trained, self.draws.secret, peer, rows)
 
 
 @dataclass(frozen=True, eq=False)
-class ReplayRegister:
+class ReplayRegister(RunRegister):
     """The register as a replay reads it: a draw without an entry gets no noise."""
 
-    draws: Draws
-    marks: frozenset[str]
-
     def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
-        draw = self.draws.find(Place(run, peer, hop, step, self.marks, inputs))
+        draw = self.draws.find(Place(run, peer, hop, step, self._hidden(peer), inputs))
         if draw is None:
             raise NotEntered(
                 f"hop {hop} at peer {peer}: the register of draws has no entry for what would get "
@@ -189,30 +199,40 @@ class NotEntered(Exception):
     """A replay asked for a draw that never took place."""
 
 
-def marks_of(task: ShardedTask, secret: bytes) -> frozenset[str]:
-    """Marks of the records that have to be forgotten, several per record; one match is enough.
+def marks_of(
+    task: ShardedTask, secret: bytes, peer: int | None = None, rows: Rows | None = None
+) -> frozenset[str]:
+    """Marks of some records of a peer, several per record; one match is enough.  Without a peer,
+    of those that have to be forgotten.
 
-    One is of the id.  One is of the inputs as the model sees them, with the label.  Where a file
+    One is of the id.  One is of the inputs as the model sees them, with the label, and where these
+    are features another one of what they were made from.  Where a file
     names its columns, one is of all that it says of the record, and one of the same without id and
     group; neither depends on the file's name, on the order of columns or rows, on which of them
     are features, or on how they are scaled.  One more, of id and task's name, finds what was
     entered when there was no other mark of an id.
     """
-    peer = task.unlearner
+    peer = task.unlearner if peer is None else peer
+    rows = task.records(peer).forgotten if rows is None else rows
     ids, cells = task.ids(peer), task.cells(peer)
     messages = []
-    for row in task.records(peer).forgotten.tolist():
+    for row in rows.tolist():
         messages += [f"unwalk/record-name/{ids[row]}", f"unwalk/record-id/{task.name}/{ids[row]}"]
         if cells is not None:
             messages += [f"unwalk/record-cells/{text}" for text in cells.contents(row)]
     id_marks = {_mark(secret, message.encode()) for message in messages}
-    return content_marks(task.shard(peer), secret) | id_marks
+    seen = content_marks(task.shard(peer), secret, rows)
+    if task.features is not None:  # the same record under other features is the same
+        shard = replace(task.shard(peer), x=task.before_features(peer))
+        seen |= content_marks(shard, secret, rows)
+    return seen | id_marks
 
 
-def content_marks(shard: Shard, secret: bytes) -> frozenset[str]:
-    """A mark of the inputs and label of each forgotten record; equal ones have equal marks."""
+def content_marks(shard: Shard, secret: bytes, rows: Rows | None = None) -> frozenset[str]:
+    """A mark of the inputs and label of each of these rows, or of each forgotten record; equal
+    ones have equal marks."""
     marks = set()
-    for row in shard.records.forgotten.tolist():
+    for row in (shard.records.forgotten if rows is None else rows).tolist():
         x = shard.x[row].detach().to("cpu", torch.float64).contiguous()
         message = b"unwalk/record/" + x.numpy().tobytes() + str(int(shard.y[row])).encode()
         marks.add(_mark(secret, message))

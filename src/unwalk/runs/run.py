@@ -30,6 +30,7 @@ from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
+from unwalk.core.validation import check_choice
 from unwalk.engines.choose import carriers
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods import METHODS
@@ -39,7 +40,7 @@ from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import Meter, Reading, worth
 from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
 from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask
+from unwalk.tasks import ShardedTask, can_be_named
 
 
 @final
@@ -266,7 +267,9 @@ class RunResult:
 
     def final(self, method: str | None = None) -> dict[str, float | None]:
         """Final measures of a method (the main one by default)."""
-        return self.walks[method or self.config.method].readings[-1].values()
+        name = method or self.config.method
+        check_choice("method", name, self.walks)
+        return self.walks[name].readings[-1].values()
 
     def html(self) -> str:
         """The report as one self-contained page."""
@@ -378,8 +381,10 @@ class Runner:
         (walked,) = carry([self.begin(name, plan, trained)], self.engine)
         return walked
 
-    def begin(self, name: str, plan: Plan, trained: Walked | None) -> Begun:
-        """Prepare what :meth:`walk` carries out."""
+    def begin(
+        self, name: str, plan: Plan, trained: Walked | None, every: int | None = None
+    ) -> Begun:
+        """Prepare what :meth:`walk` carries out, measured every so many hops (as set)."""
         file = None if self.folder is None else WalkFile(self.folder, name)
         kept = file.load() if file is not None else None
         train = self.config.train.hops
@@ -401,7 +406,7 @@ class Runner:
             name=name,
             plan=plan,
             meter=self.meter,
-            every=config.evaluate.every,
+            every=every or config.evaluate.every,
             marks=frozenset({train, plan.hops}),
             earlier=earlier,
             pause=config.performance.checkpoint,
@@ -423,16 +428,24 @@ class Runner:
         return [] if samples is None else metrics.confidences(walk.model, samples.x.to(device))
 
 
-def train(runners: Sequence[Runner], engine: Engine | str) -> list[Walked]:
+Carry = Callable[[Sequence[Begun], Engine | str], list[Walked]]
+"""What carries walks out: :func:`carry`, or a memory of those that were."""
+
+
+def train(runners: Sequence[Runner], engine: Engine | str, by: Carry = carry) -> list[Walked]:
     """The walks that learn, of runs that differ in seeds or settings but not in methods."""
-    return carry([r.begin("train", r.assembled.training(), None) for r in runners], engine)
+    return by([r.begin("train", r.assembled.training(), None) for r in runners], engine)
 
 
 def forget(
-    runners: Sequence[Runner], trained: Sequence[Walked], name: str, engine: Engine | str
+    runners: Sequence[Runner],
+    trained: Sequence[Walked],
+    name: str,
+    engine: Engine | str,
+    by: Carry = carry,
 ) -> list[Walked]:
     """The walks of one method, each from its own trained model."""
-    return carry([r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)], engine)
+    return by([r.forget(name, walk) for r, walk in zip(runners, trained, strict=True)], engine)
 
 
 def finish(
@@ -470,6 +483,7 @@ def _result(
         "config": flatten(config),
         "task": {
             "name": task.name,
+            "brought": not can_be_named(config.task),
             "classes": task.classes,
             "model": task.model_name,
             "parameters": assembled.model.parameters,

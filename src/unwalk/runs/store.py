@@ -50,7 +50,7 @@ SEEDS = "seeds.json"
 LOCK = "lock"
 SCRATCH = ("walks", "seeds")
 """Folders that a partial folder holds only so that it can be resumed."""
-RESULTS = ("result.json", "audit.json")
+RESULTS = ("result.json", "audit.json", "sweep.json")
 """Files of which a complete folder holds one."""
 NAMED = 3
 """How many differences a message names."""
@@ -287,6 +287,8 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
             table = task.holdings.table(peer)
             x, y, ids = table.x, table.y, table.ids
         parts[f"the records of peer {peer}"] = _digest(_ids(ids), x, y)
+    if task.features is not None:
+        parts["the map to features"] = task.features.extractor.digest
     parts["the choice of forgotten records"] = _digest(
         json.dumps(task.records(u).forgotten.tolist())
     )

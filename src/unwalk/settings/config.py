@@ -225,8 +225,23 @@ class DataSettings:
     features: int | None = setting(None, "blobs: number of features", low=1)
     classes: int | None = setting(None, "blobs: number of classes", low=2)
     spread: float | None = setting(None, "blobs: standard deviation within a class", low=0.0)
+    extractor: str | None = setting(
+        None, "fixed features: gabor, patches, plain, or your own package.module:extractor"
+    )
     cosines: int | None = setting(
-        None, "mnist-gabor: random waves; 0: Gabor features themselves", low=0
+        None, "features gabor: random waves; 0: Gabor features themselves", low=0
+    )
+    filters: int | None = setting(
+        None, "features patches: size of the bank; each is worth eight features", low=1
+    )
+    trained: str | None = setting(
+        None,
+        "own features: published, or trained apart from all records here",
+        choices=("published", "apart"),
+    )
+    extractor_digest: str | None = setting(None, "digest that the features must have; empty: any")
+    forget_set: int | None = setting(
+        None, "cifar10-klom: number of the set to be forgotten; empty: 2", low=1
     )
     holdout: float | None = setting(
         None, "heart, file: share of records that is the test set", above=0.0, below=1.0
@@ -239,7 +254,7 @@ class DataSettings:
     columns: str | None = setting(None, "file, records: features, as in age|sex; empty: the others")
     shape: str | None = setting(None, "records: shape of an input, as in 1x28x28")
     norm: float | None = setting(
-        None, "records: longer inputs are shortened to this length", above=0.0
+        None, "file, records, own: longer inputs or features are shortened to this", above=0.0
     )
     labels: str | None = setting(None, "file: the classes, as in low|high; empty: as they occur")
     categories: str | None = setting(None, "file: values of text columns, as in sex=f|m; ward=a|b")
@@ -345,7 +360,7 @@ class UnlearnSettings:
 class ForgetSettings:
     """What has to be forgotten.  Empty values are the task's own."""
 
-    kind: str | None = setting(None, "backdoor, records, class, peer or nothing")
+    kind: str | None = setting(None, "backdoor, records, class, peer, listed or nothing")
     size: int | None = setting(None, "number of records (backdoor, records)")
     label: int | None = setting(None, "which class (kind = class)")
     peer: int = setting(0, "the peer that has to forget", low=0)
@@ -569,6 +584,17 @@ FIRST = frozenset({"ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_s
 """Sections of methods that the name of every run counts; others count where they were changed."""
 
 
+LATER: Mapping[str, Value] = {
+    "data.extractor": None,
+    "data.filters": None,
+    "data.trained": None,
+    "data.extractor_digest": None,
+    "data.forget_set": None,
+    "sums.bits": None,
+}
+"""Settings that came after runs were named, with what they were before: these do not count."""
+
+
 def read_written(path: Path) -> dict[str, Value]:
     """The flat settings of a file that :func:`to_toml` wrote, now or in an earlier version."""
     return {**UNSAID, **read_toml(path)}
@@ -592,12 +618,13 @@ def parse_set(assignments: list[str]) -> dict[str, Value]:
 def to_toml(config: Config, leave_out: Collection[str] = ()) -> str:
     """TOML that :func:`read_written` reads back to the same settings; empty is written ``none``.
 
-    Sections to ``leave_out`` are not written, nor is what a file of version 1 did not name.
+    Sections and settings to ``leave_out`` are not written, nor is what a file of version 1 did not
+    name.
     """
     lines: list[str] = []
     section = ""
     for key, value in flatten(config).items():
-        if (key, value) in UNSAID.items() or key.partition(".")[0] in leave_out:
+        if (key, value) in UNSAID.items() or {key, key.partition(".")[0]} & {*leave_out}:
             continue
         name, _, inner = key.rpartition(".")
         if name != section:
@@ -627,8 +654,8 @@ def settings_digest(config: Config) -> str:
 
     Which engine carries the walks, with how many hosts, and how often it is saved are not among
     them since version 2 of streams: the same draw of noise on another engine is the same run's.
-    Nor are sections of methods that came later, as long as nobody changed them: a run keeps its
-    name when a method is added.
+    Nor are sections of methods and settings that came later, as long as nobody changed them: a run
+    keeps its name when a method or a setting is added.
     """
     if config.streams > 1:
         usual = PerformanceSettings()
@@ -637,6 +664,7 @@ def settings_digest(config: Config) -> str:
         )
         config = replace(config, performance=neutral)
     later = {own.key for own in config.own if own.key not in FIRST and own == type(own)()}
+    later |= {key for key, row in table(config).items() if (key, row.value) in LATER.items()}
     return hashlib.sha256(to_toml(config, later).encode()).hexdigest()
 
 

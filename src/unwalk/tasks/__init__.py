@@ -11,7 +11,8 @@ declared                     the records of real peers, which agree on a format 
 sources, official            records, and how they are dealt to peers; published data sets
 checks                       what is wrong with arrays that a user brings
 forgetting                   triggers, and which records have to be forgotten
-models, resnet, gabor        models, and fixed features for a linear head
+models, resnet               models
+features, gabor, patches     fixed features, which any task can have, for a linear head
 ============================ =============================================================
 
 Start reading at ``task.ShardedTask``, then ``digits.py``, the shortest named task.  To add a task,
@@ -20,7 +21,7 @@ write one file with a ``load`` and its recipe in ``catalogue``.
 
 from __future__ import annotations
 
-from unwalk.tasks.catalogue import TASKS, build_task
+from unwalk.tasks.catalogue import TASKS, build_task, can_be_named
 from unwalk.tasks.files import from_file
 from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
 from unwalk.tasks.models import MODELS, check_model, load_factory
@@ -45,6 +46,7 @@ __all__ = [
     "Table",
     "Trigger",
     "build_task",
+    "can_be_named",
     "check_model",
     "from_arrays",
     "from_dataset",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -10,7 +12,8 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_choice, check_count
-from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, gabor, heart, mnist
+from unwalk.tasks import a9a, blobs, cifar10, declared, digits, files, heart, klom, mnist
+from unwalk.tasks.features import COSINES, KEYS, Extraction, extraction_among, featured
 from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, call_named, is_name, load_named, resolve_model
 from unwalk.tasks.own import own_data, own_task
@@ -53,10 +56,10 @@ TASKS: Mapping[str, Recipe] = {
         Recipe(
             name="mnist-gabor",
             about="mnist as fixed Gabor features of length 1 at most, for a linear head",
-            load=gabor.load,
+            load=mnist.load,
             model="linear",
             forget=Deletion("records", size=100),
-            options={"cosines": 1000},
+            features=Extraction("gabor", cosines=COSINES),
         ),
         Recipe(
             name="cifar10",
@@ -65,6 +68,15 @@ TASKS: Mapping[str, Recipe] = {
             model="resnet18",
             forget=Deletion("backdoor", size=1000),
             trigger=Trigger(size=4),
+        ),
+        Recipe(
+            name="cifar10-klom",
+            about="cifar10 and the forget sets of data-unlearning-bench, at peer 0; see docs/tasks",
+            load=klom.load,
+            model="resnet9",
+            forget=Deletion("listed"),
+            peers=20,
+            options={"forget_set": 2},
         ),
         Recipe(
             name="heart",
@@ -102,11 +114,21 @@ TASKS: Mapping[str, Recipe] = {
                 "labels": None,
                 "categories": None,
                 "scale": None,
+                "norm": None,
             },
         ),
         declared.RECIPE,
     )
 }
+
+
+def can_be_named(name: str) -> bool:
+    """Whether :func:`build_task` can build the task; a task that was brought along has to be again.
+
+    >>> can_be_named("digits"), can_be_named("my_data:load"), can_be_named("own")
+    (True, True, False)
+    """
+    return name in TASKS or is_name(name)
 
 
 def build_task(
@@ -127,20 +149,24 @@ def build_task(
 
     ``name`` is one of :data:`TASKS` or ``package.module:function``, a function that returns the
     user's own data: see :func:`unwalk.tasks.own.own_data`.  The trigger counts only when
-    ``forget`` is a backdoor.  ``options`` holds the task's own settings and those of the
-    partition (:data:`unwalk.tasks.sources.SETTINGS`).
+    ``forget`` is a backdoor.  ``options`` holds the task's own settings, those of the partition
+    (:data:`unwalk.tasks.sources.SETTINGS`) and those of fixed features
+    (:class:`unwalk.tasks.features.Extraction`).
 
     >>> task = build_task("blobs", peers=100_000, unlearner=7)
     >>> task.peers, task.classes, task.records(7).forgotten.size
     (100000, 4, 20)
     """
-    deals = {k: v for k, v in (options or {}).items() if k in SETTINGS}
-    options = {k: v for k, v in (options or {}).items() if k not in SETTINGS}
-    own = None
+    given = dict(options or {})
+    deals = {k: given.pop(k) for k in SETTINGS if k in given}
+    asked = _features(name, given)
+    options, own = given, None
     if is_name(name):
+        norm = options.pop("norm", None)
         if options:
             raise InvalidInput(f"task {name!r} has no option {next(iter(options))!r}; it has none.")
         own = own_data(call_named(load_named(name, "task"), name, "task"), name)
+        own = own if norm is None else replace(own, norm=norm)
     elif name == files.NAME:
         own = files.from_options(TASKS[name].complete(options))
     if own is not None:
@@ -156,6 +182,7 @@ def build_task(
             trigger=trigger,
             loss=loss,
             dtype=dtype,
+            features=asked,
         )
     recipe = TASKS[check_choice("task", name, TASKS)]
     seeds = PublicSeeds(check_count("seed", seed))
@@ -166,14 +193,31 @@ def build_task(
         options=recipe.complete(options),
     )
     source, holdings = recipe.load(request)
+    features, usual = None, recipe.model
+    if asked is not None:
+        source, features = featured(asked, replace(source, name=name), holdings)
+        usual = "linear"
     return ShardedTask(
         source=source,
         holdings=holdings,
-        factory=resolve_model(model or recipe.model, source.shape, source.classes),
+        factory=resolve_model(model or usual, source.shape, source.classes),
         seeds=seeds,
         unlearner=unlearner,
         deletion=forget or recipe.forget,
         trigger=trigger or recipe.trigger,
         loss=loss,
         dtype=dtype,
+        features=features,
     )
+
+
+def _features(name: str, options: dict[str, Any]) -> Extraction | None:
+    """The fixed features that a task is to have, taken out of ``options``."""
+    recipe = TASKS.get(name)
+    usual = None if recipe is None else recipe.features
+    named = "extractor" in options or usual is not None
+    keys = [k for k in KEYS if k in options and (named or k != "norm")]
+    given = {k: options.pop(k) for k in keys}
+    if usual is not None and "extractor" not in given:
+        return replace(usual, **given)
+    return extraction_among(given) if given else None

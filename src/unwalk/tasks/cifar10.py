@@ -37,6 +37,7 @@ SIDE = 32
 RECORD = 1 + 3 * SIDE * SIDE
 BATCH_RECORDS = 10_000
 TRAINING = tuple(f"data_batch_{part}.bin" for part in range(1, 6))
+RECORDS = BATCH_RECORDS * len(TRAINING)
 
 # Mean and standard deviation of each channel over the official training pictures, to the four
 # digits with which the field has published them for years.  No run computes them, so no record
@@ -101,7 +102,8 @@ def parse_batch(data: bytes, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @lru_cache(maxsize=1)
-def _read(root: Path) -> tuple[Source, Table]:
+def read(root: Path) -> tuple[Source, Table]:
+    """What the pictures look like, and all training pictures as bytes, in the official order."""
     files = official.read("cifar10", root)
     test_x, test_y = parse_batch(files.pop("test_batch.bin"), "test_batch.bin")
     batches = [parse_batch(files.pop(name), name) for name in TRAINING]
@@ -114,7 +116,8 @@ def _read(root: Path) -> tuple[Source, Table]:
         LABELS,
         SCALE,
         FlipAndShift(SCALE),
-        published=(BATCH_RECORDS * len(TRAINING),),
+        published=(RECORDS,),
+        archive="cifar10",
     )
     return source, Table(x, y, np.arange(len(y)))
 
@@ -124,6 +127,6 @@ def load(request: Request) -> tuple[Source, Holdings]:
 
     A record's id is its place in the five training batches, counted on from one to the next.
     """
-    source, pool = _read(official.data_root())
+    source, pool = read(official.data_root())
     rng = request.seeds.numpy("task", "partition")
     return source, PixelSplit.of(split(pool, request.partition, request.peers, rng), SCALE)

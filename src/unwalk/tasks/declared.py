@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unwalk.core.data import Held
+from unwalk.core.data import SHORTER, Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
+from unwalk.tasks.features import KEYS, Extraction, Features, extraction_among, extractor_for
 from unwalk.tasks.files import columns_of
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model, usual_model
@@ -31,8 +32,6 @@ from unwalk.tasks.task import Options, Recipe, Request, ShardedTask
 
 NAME = "records"
 SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")
-SHORTER = 1.0 - 1e-6
-"""Inputs are shortened to this part of the norm, so that rounding to 32 bits stays below it."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,14 @@ class Declared:
 
     ``columns`` says what a table's columns mean, with the classes in ``columns.labels``.  With
     ``norm``, inputs longer than that are shortened to it, each by itself: a bound that holds for
-    every record there could be.
+    every record there could be.  With an ``extraction`` models see features of the inputs, and a
+    peer keeps these in the place of the inputs: they are computed once, and erased with the record.
     """
 
     shape: tuple[int, ...]
     columns: Columns
     norm: float | None = None
+    extraction: Extraction | None = None
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -67,6 +68,18 @@ class Declared:
             labels_from="declared",
         )
 
+    @cached_property
+    def features(self) -> Features | None:
+        """The map from inputs to what models see, where there is one."""
+        if self.extraction is None:
+            return None
+        return Features(extractor_for(self.extraction, self.source), self.source, NOBODY)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of what a peer keeps of a record, and models see."""
+        return self.shape if self.features is None else self.features.source.shape
+
     def at_peer(self, id_column: str | None, label_column: str | None) -> Columns:
         """The columns of a peer whose table has names of its own for id and label."""
         return replace(
@@ -76,7 +89,7 @@ class Declared:
         )
 
     def inputs(self, x: npt.NDArray[Any], where: Path) -> npt.NDArray[np.float32]:
-        """Inputs in their declared shape; refused where they have another.
+        """What models see of inputs in their declared shape; refused where they have another.
 
         A number too large for 32 bits becomes infinity.
         """
@@ -95,7 +108,10 @@ class Declared:
                 length = np.sqrt([[np.add.reduce(row * row)] for row in wide])
                 wide *= np.minimum(1.0, self.norm * SHORTER / np.maximum(length, 1e-300))
                 narrow = wide.astype(np.float32)
-        return narrow.reshape(len(x), *self.shape)
+        narrow = narrow.reshape(len(x), *self.shape)
+        if self.features is None or not np.isfinite(narrow).all():
+            return narrow
+        return self.features.of(torch.from_numpy(narrow)).numpy()
 
     def to_json(self) -> dict[str, Any]:
         """For comparison with what was declared before."""
@@ -103,6 +119,7 @@ class Declared:
         return {
             "shape": list(self.shape),
             "norm": self.norm,
+            **({} if self.features is None else {"extractor": self.features.extractor.digest}),
             "labels": list(self.labels),
             "label": columns.label,
             "id": columns.id,
@@ -133,7 +150,9 @@ def declare(options: Options) -> Declared:
         raise InvalidInput(f"data.classes is {classes}; data.labels names {len(columns.labels)}.")
     if options["norm"] is not None:
         check_number("data.norm", options["norm"], above=0.0, below=math.inf)
-    return Declared(_shape(options, columns), columns, options["norm"])
+    extraction = extraction_among(options)
+    norm = options["norm"] if extraction is None else None
+    return Declared(_shape(options, columns), columns, norm, extraction)
 
 
 def _shape(options: Options, columns: Columns) -> tuple[int, ...]:
@@ -186,16 +205,29 @@ def declared_task(
     model: Model | None = None,
 ) -> ShardedTask:
     """The task as everybody knows it: a model for inputs of this shape, and no records."""
-    source = declared.source
-    table = Table(source.test.x, source.test.y, np.empty(0, dtype=np.str_))
+    features = declared.features
+    source = declared.source if features is None else features.source
+    seen = declared.source.test
+    table = Table(seen.x, seen.y, np.empty(0, dtype=np.str_))
     return ShardedTask(
         source=source,
         holdings=Elsewhere(check_count("peers", peers, low=1), table),
-        factory=resolve_model(model or usual_model(source.shape), source.shape, source.classes),
+        factory=resolve_model(
+            model or ("linear" if features else usual_model(source.shape)),
+            source.shape,
+            source.classes,
+        ),
+        features=features,
         seeds=PublicSeeds(check_count("seed", seed)),
         unlearner=unlearner,
         deletion=Deletion("nothing"),
     )
+
+
+NOBODY = Elsewhere(
+    0, Table(torch.empty(0, 1), torch.empty(0, dtype=torch.int64), np.empty(0, dtype=np.str_))
+)
+"""Holdings for a map that is not asked for anybody's records."""
 
 
 def load(request: Request) -> tuple[Source, Holdings]:
@@ -214,7 +246,7 @@ OPTIONS: Mapping[str, Any] = {
     "labels": None,
     "categories": None,
     "scale": None,
-    "norm": None,
+    **dict.fromkeys(KEYS),
     "label_column": None,
     "id_column": None,
 }

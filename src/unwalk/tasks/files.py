@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
-from unwalk.tasks.own import OwnData, load_own, own_task
+from unwalk.tasks.own import OwnData, extraction, load_own, own_task
 from unwalk.tasks.pictures import read_folder
 from unwalk.tasks.sources import Holdings, Source
 from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
@@ -18,6 +18,8 @@ from unwalk.tasks.task import Options, Request, ShardedTask
 
 NAME = "file"
 HOLDOUT = 0.2
+FEW = 20
+"""Classes that a column may always have; more of them need twice as many records."""
 READERS = {".csv": read_csv, ".tsv": read_csv, ".parquet": read_parquet, ".npz": read_npz}
 
 
@@ -32,18 +34,24 @@ def from_file(
     scale: Mapping[str, tuple[float, float]] | None = None,
     features: Sequence[str] | None = None,
     test: str | Path | float = HOLDOUT,
+    norm: float | None = None,
     **settings: Any,
 ) -> ShardedTask:
     """A task from a file or a folder of pictures; see :class:`Columns` for what is declared.
 
     ``test`` is a file like the first one, or the share of every peer's records that is held out.
-    ``settings`` are those of :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget,
-    trigger, loss, seed, unlearner, dtype).
+    ``features`` names the columns that are inputs.  ``norm`` and ``settings`` are those of
+    :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget, trigger, loss, seed,
+    unlearner, dtype, extractor).
     """
     columns = Columns(
         label, id, group, labels, categories or {}, scale or {}, features=features or None
     )
-    return own_task(read_file(Path(path), columns, test), **settings)
+    extractor = extraction(settings.pop("extractor", None), norm)
+    data = read_file(Path(path), columns, test)
+    if extractor is None:
+        data = replace(data, norm=norm)
+    return own_task(data, **settings, features=extractor)
 
 
 def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) -> OwnData:
@@ -57,7 +65,9 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
                 f"{test} has the features {', '.join(sets[1][1].features)}; {path} has "
                 f"{', '.join(records.features)}, and both need the same in the same order."
             )
-    names = columns.labels or _classes([label for _, table in sets for label in table.y])
+    names = columns.labels or _classes(
+        f"column {columns.label!r} of {path}", [label for _, table in sets for label in table.y]
+    )
     (_, y), *tested = [(table.x, table.numbered(names, place)) for place, table in sets]
     return OwnData(
         records.x,
@@ -91,13 +101,22 @@ def _read(path: Path, columns: Columns) -> Records:
         raise InvalidInput(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _classes(labels: Sequence[Any]) -> list[str]:
+def _classes(what: str, labels: Sequence[Any]) -> list[str]:
     """The labels that occur: whole numbers by size, texts by the alphabet.
 
-    >>> _classes(["10", "9", "9"]), _classes(["b", "10", "a"])
+    A quantity is no class: fractions, or other values in nearly every record, are refused.
+
+    >>> _classes("y", ["10", "9", "9"]), _classes("y", ["b", "10", "a"])
     (['9', '10'], ['10', 'a', 'b'])
     """
     names = {str(label) for label in labels}
+    fractions = sorted(name for name in names if number_or_nan(name) % 1 > 0)
+    if fractions or len(names) > max(FEW, len(labels) / 2):
+        raise InvalidInput(
+            f"{what} has {len(names)} values in {len(labels)} records, such as "
+            f"{(fractions or sorted(names))[0]}: it looks like a quantity, and each value would be "
+            "a class. Name another column with data.label_column, or the classes with data.labels."
+        )
     whole = all(re.fullmatch("-?[0-9]+", name) for name in names)
     return sorted(names, key=lambda name: (int(name) if whole else 0, name))
 
@@ -108,7 +127,8 @@ def from_options(options: Options) -> OwnData:
     if not path:
         raise InvalidInput("task 'file' needs a path: set data.path.")
     columns = columns_of(options)
-    return read_file(Path(path), columns, options["test_path"] or options["holdout"])
+    data = read_file(Path(path), columns, options["test_path"] or options["holdout"])
+    return replace(data, norm=options.get("norm"))
 
 
 def columns_of(options: Options) -> Columns:

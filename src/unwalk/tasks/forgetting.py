@@ -160,6 +160,7 @@ KINDS: Mapping[str, str] = {
     "records": "records of the peer, drawn at random",
     "class": "all the peer's records of one class",
     "peer": "all records of the peer, which withdraws",
+    "listed": "the records that the task itself lists",
     "nothing": "no record: a run that only learns",
 }
 
@@ -227,6 +228,8 @@ def mark(
             rows = _of_class(table, label, source.classes, peer)
         case "peer":
             rows = np.arange(len(table), dtype=np.int64)
+        case "listed":
+            rows = _listed(table, source, peer)
         case _:
             rows = np.empty(0, np.int64)
     return Marked(table, rows, poisoned=False)
@@ -240,5 +243,20 @@ def _of_class(table: Table, label: int, classes: int, peer: int) -> Rows:
         raise InvalidInput(
             f"forget.label is {label}; peer {peer} has no record of that class, but of "
             f"{', '.join(map(str, np.unique(table.y.numpy())))}."
+        )
+    return rows
+
+
+def _listed(table: Table, source: Source, peer: int) -> Rows:
+    if source.listed is None:
+        raise InvalidInput(
+            f"forget.kind is 'listed', but task {source.name!r} lists no records; allowed: "
+            f"{', '.join(kind for kind in KINDS if kind != 'listed')}."
+        )
+    rows = np.flatnonzero(np.isin(table.ids, source.listed))
+    if rows.size != len(source.listed):
+        raise InvalidInput(
+            f"forget.peer is {peer}, which holds {rows.size} of the {len(source.listed)} records "
+            f"that task {source.name!r} lists; allowed: the peer that holds all of them."
         )
     return rows

@@ -21,25 +21,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import cache
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch.nn import functional
 
-from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
-from unwalk.tasks import mnist, official
-from unwalk.tasks.sources import Dealing, Holdings, Scale, Source, Table, split
-from unwalk.tasks.task import Request
 
 
 @dataclass(frozen=True)
@@ -201,63 +191,3 @@ def ridge_solution(
         square.addmm_(rows.T, rows)
         product.addmm_(rows.T, functional.one_hot(y, classes).to(torch.float64))
     return torch.cholesky_solve(product, torch.linalg.cholesky(square))
-
-
-def cached(name: str, wanted: dict[str, tuple[int, int]], make: Make) -> dict[str, torch.Tensor]:
-    """Tensors of these shapes from the file ``name`` in the data folder, or made and stored there.
-
-    A file that cannot be read or does not fit is made again; where the folder cannot be written,
-    tensors are made every time.
-    """
-    place = official.data_root() / "features" / f"{name}.safetensors"
-    with suppress(OSError, SafetensorError), safe_open(place, framework="pt") as stored:
-        tensors = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
-        if {key: tuple(tensor.shape) for key, tensor in tensors.items()} == wanted:
-            return tensors
-    made = make()
-    passing = place.with_name(f".{place.name}.{os.getpid()}.part")
-    with suppress(OSError, SafetensorError):
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            save_file(made, passing)
-            passing.replace(place)
-        finally:
-            passing.unlink(missing_ok=True)
-    return made
-
-
-Make = Callable[[], dict[str, torch.Tensor]]
-
-
-@lru_cache(maxsize=1)
-def _read(root: Path, cosines: int) -> tuple[Source, Table]:
-    everything = Request(1, Dealing("iid"), PublicSeeds(0), {})
-    pictures, holdings = mnist.load(everything)
-    table = holdings.table(0)
-    gabor, shape = GaborMap(cosines), pictures.shape
-    sums = "".join(file.checksum for file in official.DATASETS["mnist"].files)
-    digest = hashlib.sha256((gabor.digest(shape) + sums).encode()).hexdigest()
-    width, scale = gabor.features(shape), pictures.scale or Scale()
-    inputs = {"train": table.x, "test": pictures.test.x}
-    features = cached(
-        f"mnist-gabor-{digest[:16]}",
-        {key: (len(x), width) for key, x in inputs.items()},
-        lambda: {key: gabor(scale.pixels(x)) for key, x in inputs.items()},
-    )
-    test = Held(features["test"], pictures.test.y)
-    source = Source(
-        "mnist-gabor",
-        pictures.classes,
-        test,
-        pictures.labels,
-        feature_norm=1.0,
-        published=pictures.published,
-    )
-    return source, Table(features["train"], table.y, table.ids)
-
-
-def load(request: Request) -> tuple[Source, Holdings]:
-    """The features of MNIST's training pictures, dealt to peers."""
-    source, pool = _read(official.data_root(), GaborMap(request.options["cosines"]).cosines)
-    rng = request.seeds.numpy("task", "partition")
-    return source, split(pool, request.partition, request.peers, rng)

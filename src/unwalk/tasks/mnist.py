@@ -22,6 +22,7 @@ import torch
 
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
+from unwalk.core.program import Rows
 from unwalk.tasks import official
 from unwalk.tasks.sources import Holdings, Scale, Source, Split, Table, split
 from unwalk.tasks.task import Request
@@ -46,9 +47,9 @@ class PixelSplit(Split):
         """The same pool and parts, with pixels to be scaled."""
         return PixelSplit(dealt.pool, dealt.parts, dealt.dealing, scale=scale)
 
-    def table(self, peer: int) -> Table:
-        """The records of one peer, with pixels as the model's inputs."""
-        table = super().table(peer)
+    def taken(self, rows: Rows) -> Table:
+        """A copy of some rows of the pool, with pixels as the model's inputs."""
+        table = super().taken(rows)
         return replace(table, x=inputs(table.x, self.scale))
 
 
@@ -114,7 +115,9 @@ def _read(root: Path) -> tuple[Source, Table]:
     x, y = _part(files, "train", TRAINING_RECORDS)
     names = tuple(str(digit) for digit in range(CLASSES))
     test = Held(inputs(test_x, Scale()), test_y)
-    source = Source("mnist", CLASSES, test, names, Scale(), published=(TRAINING_RECORDS,))
+    source = Source(
+        "mnist", CLASSES, test, names, Scale(), published=(TRAINING_RECORDS,), archive="mnist"
+    )
     return source, Table(x, y, np.arange(len(y)))
 
 

@@ -32,6 +32,7 @@ from unwalk.core.plan import Loss
 from unwalk.core.token import build_model
 from unwalk.core.validation import check_choice, near
 from unwalk.tasks.resnet import Norm
+from unwalk.tasks.resnet import resnet9 as _resnet9
 from unwalk.tasks.resnet import resnet18 as _resnet18
 
 Architecture = Callable[[tuple[int, ...], int], nn.Module]
@@ -41,6 +42,7 @@ Model = str | nn.Module | Callable[[], nn.Module]
 GROUPS = 16
 """Groups of channels of every GroupNorm here: 2 channels per group or more."""
 FLNET_LEAST = 16
+RESNET9_LEAST = 3
 """The side in pixels of the smallest picture that FLNet's two convolutions can take."""
 
 
@@ -154,6 +156,17 @@ def resnet18(
     return _resnet18(channels, classes, norm, he=he)
 
 
+def resnet9(shape: tuple[int, ...], classes: int, norm: Norm = nn.BatchNorm2d) -> nn.Module:
+    """A small residual network: see :mod:`unwalk.tasks.resnet`."""
+    channels, height, width = _picture("resnet9", shape)
+    if min(height, width) < RESNET9_LEAST:
+        raise InvalidInput(
+            f"model 'resnet9' takes pictures of {RESNET9_LEAST} x {RESNET9_LEAST} pixels or more; "
+            f"the inputs have {height} x {width}."
+        )
+    return _resnet9(channels, classes, norm)
+
+
 def _picture(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """The shape of a picture; anything else is refused."""
     if len(shape) != 3:
@@ -181,6 +194,7 @@ MODELS: Mapping[str, Entry] = {
     "flnet-gn": Entry(
         partial(flnet, norm=group_norm), f"flnet with GroupNorm of {GROUPS} groups: no buffers"
     ),
+    "resnet9": Entry(resnet9, "a small residual network, with BatchNorm; pictures"),
     "resnet18": Entry(resnet18, "the paper's for CIFAR-10, with BatchNorm; pictures"),
     "resnet18-plain": Entry(
         partial(resnet18, he=False), "resnet18 that starts with PyTorch's own, smaller values"
@@ -276,16 +290,16 @@ def usual_model(shape: tuple[int, ...]) -> str:
     return "small-cnn" if len(shape) == 3 else "mlp"
 
 
-def load_factory(text: str) -> Factory:
+def load_factory(text: str, key: str = "model") -> Factory:
     """The user's factory called ``package.module:factory``: a function that returns a model."""
-    return Factory(text, partial(_from_named, load_named(text, "model"), text), own=True)
+    return Factory(text, partial(_from_named, load_named(text, key), text, key), own=True)
 
 
-def _from_named(function: Callable[..., object], text: str) -> nn.Module:
-    model = call_named(function, text, "model")
+def _from_named(function: Callable[..., object], text: str, key: str = "model") -> nn.Module:
+    model = call_named(function, text, key)
     if not isinstance(model, nn.Module):
         raise InvalidInput(
-            f"model {text!r} returned a {type(model).__name__}; allowed: a torch.nn.Module."
+            f"{key} {text!r} returned a {type(model).__name__}; allowed: a torch.nn.Module."
         )
     return model
 

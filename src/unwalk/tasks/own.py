@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from unwalk.core.data import Augment, Held
+from unwalk.core.data import Augment, Held, shortened
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Loss
 from unwalk.core.program import Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
 from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
+from unwalk.tasks.features import Extraction, featured
 from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model, usual_model
 from unwalk.tasks.sources import (
@@ -49,7 +51,8 @@ class OwnData:
     ``classes`` is their number, or ``labels`` names them; without both they are read from the data,
     and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
     come from (see :class:`Source`), and ``cells`` what the records' values were by the names of
-    columns, for readers of files who know it.
+    columns, for readers of files who know it.  With ``norm``, longer inputs are shortened to that
+    length, each by itself: a bound for every input there could be.
     """
 
     x: Any
@@ -66,6 +69,7 @@ class OwnData:
     normalisation: str = "unknown"
     labels_from: str | None = None
     cells: Cells | None = None
+    norm: float | None = None
 
 
 def from_arrays(
@@ -90,18 +94,25 @@ def from_arrays(
     seed: int = 0,
     unlearner: int = 0,
     dtype: torch.dtype | None = torch.float32,
+    norm: float | None = None,
+    extractor: Extraction | Model | None = None,
 ) -> ShardedTask:
     """A task from arrays; see :class:`OwnData` for the data and ``build_task`` for the rest.
 
     ``dtype`` is what inputs and parameters are turned into; None leaves both as they come.
-    Without ``forget`` nothing has to be forgotten.
+    Without ``forget`` nothing has to be forgotten.  ``extractor`` names fixed features that the
+    model sees instead of ``x`` (see :mod:`unwalk.tasks.features`); ``norm`` is their length then.
 
     >>> x, y = np.eye(20), np.arange(20) % 2
     >>> task = from_arrays(x, y, peers=4, model="logistic", forget=Deletion("records", size=2))
     >>> task.peers, task.classes, task.records(0).retained.size, len(task.test.y)
     (4, 2, 2, 4)
     """
-    data = OwnData(x, y, test, groups, parts, classes, ids, labels, scale, augment, name)
+    features = extraction(extractor, norm)
+    shorter = norm if features is None else None
+    data = OwnData(
+        x, y, test, groups, parts, classes, ids, labels, scale, augment, name, norm=shorter
+    )
     return own_task(
         data,
         peers=peers,
@@ -113,7 +124,16 @@ def from_arrays(
         trigger=trigger,
         loss=loss,
         dtype=dtype,
+        features=features,
     )
+
+
+def extraction(extractor: Extraction | Model | None, norm: float | None) -> Extraction | None:
+    """The fixed features that a call asks for, with ``norm`` as their length."""
+    if extractor is None:
+        return None
+    asked = extractor if isinstance(extractor, Extraction) else Extraction(extractor)
+    return asked if norm is None else replace(asked, norm=norm)
 
 
 def from_dataset(
@@ -132,7 +152,8 @@ def from_dataset(
 def own_data(brought: object, name: str) -> OwnData:
     """What a user's function may return, as :class:`OwnData`.
 
-    That is OwnData itself, a pair (x, y), a ``Dataset``, or a pair of them (training, test).
+    That is OwnData itself, a pair (x, y), a ``Dataset``, or a tuple (training, test) of two
+    datasets or of two such pairs, each a tuple.
     """
     match brought:
         case OwnData():
@@ -143,11 +164,13 @@ def own_data(brought: object, name: str) -> OwnData:
         case (Dataset() as train, Dataset() as test):
             x, y = arrays_of(train)
             return OwnData(x, y, test=arrays_of(test), name=name)
+        case ((x, y), (test_x, test_y)) if all(isinstance(part, tuple) for part in brought):
+            return OwnData(x, y, test=(test_x, test_y), name=name)
         case (x, y):
             return OwnData(x, y, name=name)
     raise InvalidInput(
         f"task {name!r} returned a {type(brought).__name__}; allowed: unwalk.tasks.OwnData, "
-        "a pair (x, y), a Dataset or a pair of Datasets (training, test)."
+        "a pair (x, y), a Dataset, or (training, test) of two pairs or two Datasets."
     )
 
 
@@ -164,21 +187,27 @@ def own_task(
     trigger: Trigger | None = None,
     loss: Loss | None = None,
     dtype: torch.dtype | None = torch.float32,
+    features: Extraction | None = None,
 ) -> ShardedTask:
     """The data dealt to peers, with a model; ``deals`` are settings of the partition."""
     seeds = PublicSeeds(check_count("seed", seed))
     how = _dealing(data, partition, deals or {})
     source, holdings = load_own(data, peers, how, seeds, dtype)
+    made, usual = None, usual_model(source.shape)
+    if features is not None:
+        source, made = featured(features, source, holdings)
+        usual = "linear"
     return ShardedTask(
         source=source,
         holdings=holdings,
-        factory=resolve_model(model or usual_model(source.shape), source.shape, source.classes),
+        factory=resolve_model(model or usual, source.shape, source.classes),
         seeds=seeds,
         unlearner=unlearner,
         deletion=forget or Deletion("nothing"),
         trigger=trigger or Trigger(),
         loss=loss,
         dtype=dtype,
+        features=made,
     )
 
 
@@ -190,13 +219,13 @@ def load_own(
     dtype: torch.dtype | None = torch.float32,
 ) -> tuple[Source, Holdings]:
     """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
-    x = checked_inputs(data.x, "x", dtype)
+    x = _inputs(data, data.x, "x", dtype)
     y = checked_labels(data.y, "y", len(x), data.classes)
     pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)), data.cells)
     parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
     owners = _owners(pool, parts)
     if isinstance(data.test, tuple):
-        test_x = checked_inputs(data.test[0], "the test x", dtype)
+        test_x = _inputs(data, data.test[0], "the test x", dtype)
         test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), data.classes))
         if test_x.shape[1:] != x.shape[1:]:
             raise InvalidInput(
@@ -223,8 +252,20 @@ def load_own(
         labels_from=data.labels_from or labels_from,
         holdout="apart" if isinstance(data.test, tuple) else "share",
         own_code=data.augment is not None,
+        feature_norm=data.norm,
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
+
+
+def _inputs(data: OwnData, x: Any, where: str, dtype: torch.dtype | None) -> torch.Tensor:
+    """Inputs, checked, and shortened where they may have a length only."""
+    inputs = checked_inputs(x, where, dtype)
+    if data.norm is None:
+        return inputs
+    norm = check_number("data.norm", data.norm, above=0.0, below=math.inf)
+    if not inputs.is_floating_point():
+        raise InvalidInput(f"data.norm is {norm:g}, but {where} holds whole numbers.")
+    return shortened(inputs, norm)
 
 
 def _groups(data: OwnData, records: int) -> Rows | None:

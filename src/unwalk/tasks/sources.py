@@ -155,7 +155,11 @@ class Source:
 
     ``published`` is how many records there are to train on, in all or for each natural peer, by
     what is documented about the task: constants and settings, never a count of the records at hand.
-    None where nothing is.
+    None where nothing is.  ``listed`` are the ids of the records that the task itself names to be
+    forgotten.
+
+    ``archive`` names the official data set that pool and test set are, whole and in order: then
+    what is computed from them may be kept on disk.  Empty for all other records.
     """
 
     name: str
@@ -170,6 +174,8 @@ class Source:
     holdout: str = "apart"
     own_code: bool = False
     published: tuple[int, ...] | None = None
+    listed: Ids | None = None
+    archive: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -215,7 +221,11 @@ class Split:
 
     def table(self, peer: int) -> Table:
         """The rows of one peer, copied out of the pool."""
-        return self.pool.take(self.parts[peer])
+        return self.taken(self.parts[peer])
+
+    def taken(self, rows: Rows) -> Table:
+        """A copy of some rows of the pool."""
+        return self.pool.take(rows)
 
 
 DRAWS = 20

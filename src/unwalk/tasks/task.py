@@ -22,6 +22,7 @@ from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.token import build_model
 from unwalk.core.validation import check_count, near
+from unwalk.tasks.features import Extraction, Features
 from unwalk.tasks.forgetting import Deletion, Marked, Stamper, Trigger, mark
 from unwalk.tasks.models import Factory, check_model
 from unwalk.tasks.sources import Cells, Dealing, Holdings, Ids, Source
@@ -44,7 +45,8 @@ class Recipe:
     """A named task.
 
     ``about`` is its one line in ``unwalk tasks``.  ``options`` holds the task's own settings with
-    their defaults; the rest are defaults.
+    their defaults; the rest are defaults.  ``features`` are those that it has where none are asked
+    for.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Recipe:
     partition: str = "iid"
     trigger: Trigger = field(default_factory=Trigger)
     options: Options = field(default_factory=dict)
+    features: Extraction | None = None
 
     def complete(self, options: Options) -> Options:
         """The task's options with ``options`` put in; unknown ones are refused."""
@@ -78,12 +81,14 @@ SAMPLES = 8
 class Samples:
     """A few test pictures with the trigger on them, for people to look at.
 
-    ``x`` is what the model sees, ``clean`` the same without the trigger, ``y`` the true labels.
+    ``x`` is what the model sees, ``clean`` the same without the trigger, ``y`` the true labels, and
+    ``shown`` the inputs with the trigger that features, where there are any, are made from.
     """
 
     x: torch.Tensor
     y: torch.Tensor
     clean: torch.Tensor
+    shown: torch.Tensor
 
 
 @final
@@ -94,6 +99,9 @@ class ShardedTask:
     A shard is built when first needed, and kept; the unlearner's is built at once, so that an
     impossible request is refused before anything runs.  The trigger counts only when the deletion
     is a backdoor.  ``dtype`` is the type of inputs and parameters; None leaves both as they come.
+
+    With ``features`` the inputs are features (``source`` says what they look like) of what is held,
+    trigger included.
     """
 
     source: Source
@@ -105,6 +113,7 @@ class ShardedTask:
     trigger: Trigger | None = None
     loss: Loss | None = None
     dtype: torch.dtype | None = torch.float32
+    features: Features | None = None
     _shards: dict[int, Shard] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -211,10 +220,14 @@ class ShardedTask:
         return self._marked(peer).table.cells
 
     def pictures(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs as pictures of (height, width) or (height, width, 3) values from 0 to 1."""
-        if self.source.scale is None:
+        """Inputs as pictures of (height, width) or (height, width, 3) values from 0 to 1.
+
+        Where models see features, they are what these are made from.
+        """
+        scale = self._seen.scale
+        if scale is None:
             raise InvalidInput(f"the inputs of {self.name!r} are not pictures.")
-        pixels = self.source.scale.pixels(inputs).clamp(0.0, 1.0)
+        pixels = scale.pixels(inputs).clamp(0.0, 1.0)
         if pixels.dim() == 3:
             return pixels
         return pixels.permute(0, 2, 3, 1) if pixels.shape[1] == 3 else pixels.mean(1)
@@ -229,7 +242,8 @@ class ShardedTask:
         """All test pictures with the trigger on them, under their true labels."""
         if self._stamper is None:
             return None
-        return Held(self._stamper(self.test.x), self.test.y)
+        x = self._stamper(self._seen.test.x)
+        return Held(self._typed(x if self.features is None else self.features.of(x)), self.test.y)
 
     @cached_property
     def forgotten(self) -> Held:
@@ -253,26 +267,47 @@ class ShardedTask:
         earlier = [int((y[order[:i]] == y[row]).sum()) for i, row in enumerate(order)]
         chosen = order[np.lexsort((y[order], earlier))][:SAMPLES]
         rows = torch.from_numpy(np.ascontiguousarray(chosen))
-        return Samples(self.triggered.x[rows], self.test.y[rows], self.test.x[rows])
+        shown = self.triggered.x[rows]
+        if self.features is not None and self._stamper is not None:
+            shown = self._stamper(self._seen.test.x[rows])
+        return Samples(self.triggered.x[rows], self.test.y[rows], self.test.x[rows], shown)
 
     @property
     def sample_images(self) -> torch.Tensor:
         """The samples as pictures; none without a backdoor."""
-        return torch.empty(0) if self.samples is None else self.pictures(self.samples.x)
+        return torch.empty(0) if self.samples is None else self.pictures(self.samples.shown)
 
     @cached_property
     def _stamper(self) -> Stamper | None:
         if self.deletion.kind != "backdoor" or self.trigger is None:
             return None
-        return self.trigger.stamper(self.source)
+        return self.trigger.stamper(self._seen)
+
+    @property
+    def _seen(self) -> Source:
+        """The source of the inputs before features were made of them."""
+        return self.source if self.features is None else self.features.seen
+
+    def before_features(self, peer: int) -> torch.Tensor:
+        """The inputs of a peer before features were made of them, poisoned ones stamped."""
+        marked = self._marked(peer)
+        x, stamp = marked.table.x, self._stamper
+        if stamp is not None and marked.poisoned:
+            x = x.clone()
+            x[torch.from_numpy(marked.forgotten)] = stamp(x[torch.from_numpy(marked.forgotten)])
+        return x
 
     def _build(self, peer: int) -> Shard:
         """With augmentation the trigger is stamped on every batch, otherwise once, here."""
         check_count("peer", peer, high=self.peers - 1)
         stamp = self._stamper
         marked = self._marked(peer)
+        records = Records(len(marked.table.y), marked.forgotten)
+        if self.features is not None:
+            changed = marked.forgotten if marked.poisoned else marked.forgotten[:0]
+            made = self.features.of_peer(peer, self.before_features(peer), changed)
+            return Shard(self._typed(made), marked.table.y, records)
         x, y = self._typed(marked.table.x), marked.table.y
-        records = Records(len(y), marked.forgotten)
         if stamp is None or not marked.poisoned:
             return Shard(x, y, records, self.source.augment)
         poisoned = torch.zeros(len(y), dtype=torch.bool)
@@ -291,7 +326,10 @@ class ShardedTask:
         return mark(self.deletion, self.trigger, self.source, peer, table, rng)
 
     def _others(self) -> list[Held]:
-        """A bounded sample of the records of other peers, drawn without keeping their shards."""
+        """A bounded sample of the records of other peers, drawn without keeping their shards.
+
+        Where inputs are features the shards are kept, so that these are computed once.
+        """
         rng = self.seeds.numpy("task", "retained")
         count = min(self.peers - 1, RETAINED_PEERS)
         drawn = rng.choice(self.peers - 1, size=count, replace=False)
@@ -300,8 +338,12 @@ class ShardedTask:
         for done, peer in enumerate(peers):
             table = self.holdings.table(peer)
             quota = -(-left // (count - done))
-            part = table.take(np.sort(rng.permutation(len(table))[:quota]))
-            left -= len(part)
+            rows = np.sort(rng.permutation(len(table))[:quota])
+            left -= len(rows)
+            if self.features is not None:  # computed once: the shard has them
+                sample.append(self._held(self.shard(peer), rows))
+                continue
+            part = table.take(rows)
             sample.append(Held(self._typed(part.x), part.y))
         return sample
 
