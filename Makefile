@@ -2,6 +2,9 @@
 # make demo        installs, runs the demonstration, prints where its report is
 # make peers-demo  five real peers: one forgets five records, two are killed and return, one lies
 # make test        installs, runs every check
+# make check       its quick half: format, lint, types, import direction, documentation
+# make suite       its long half: tests, doctests, snippets
+# make docs        installs, makes the documentation site in build/docs
 #
 # Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
 # index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).
@@ -14,11 +17,16 @@ TORCH_INDEX =
 VENV = .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-CODE = src tests $(wildcard benchmarks experiments)
+CODE = src tests docs/conf.py $(wildcard benchmarks experiments)
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL = $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a process: the test processes share the cores, and results are pinned to one thread.
-PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+# Tests wait half of their time, so there are more processes than cores.  Compiled code is kept, also
+# where the environment says otherwise: tests start a hundred processes that would compile it again.
+PYTEST = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+SITE = $(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 
 NEXT = echo 'the command is $(BIN)/unwalk; to type only unwalk here: . $(BIN)/activate'
 
@@ -30,7 +38,7 @@ STAGE = @stage() { \
 	else printf -- '-- %s: FAILED, %s s\n' "$$name" $$took; fi; \
 	return $$code; }; stage
 
-.PHONY: help install demo peers-demo test soak bench clean
+.PHONY: help install demo peers-demo docs test check suite soak bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,13 +70,24 @@ demo: $(STAMP)
 peers-demo: $(STAMP)
 	$(BIN)/python -m unwalk.peers.demo
 
+docs: $(STAMP)
+	$(STAGE) 'documentation' $(SITE)
+	@echo 'read it: build/docs/index.html'
+
 test: $(STAMP)
+	@$(MAKE) --no-print-directory -j 2 check suite
+
+check: $(STAMP)
 	$(STAGE) 'format' $(BIN)/ruff format --check $(CODE)
 	$(STAGE) 'lint' $(BIN)/ruff check $(CODE)
 	$(STAGE) 'types' $(BIN)/mypy $(CODE)
 	$(STAGE) 'import direction' $(BIN)/lint-imports --no-logo
+	$(STAGE) 'documentation' $(SITE)
+
+suite: $(STAMP)
 	$(STAGE) 'tests, doctests, snippets' $(PYTEST)
 
+soak: WORKERS = 2 # they compute more than they wait, and some measure time
 soak: $(STAMP)
 	$(STAGE) 'soak' $(PYTEST) -m soak --timeout 3600
 
