@@ -29,6 +29,7 @@ from unwalk.cli import (
     calibrate,
     certificates,
     data,
+    doctor,
     evaluating,
     forgetting,
     listing,
@@ -61,6 +62,7 @@ app.command()(calibrate.calibrate)
 app.command()(certificates.verify)
 app.command()(certificates.sign)
 app.command()(forgetting.forget)
+app.command()(doctor.doctor)
 app.command()(listing.methods)
 app.command()(listing.tasks)
 app.command()(listing.settings)

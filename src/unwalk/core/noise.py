@@ -35,6 +35,7 @@ import torch
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import Draw
 from unwalk.core.rounding import add_rounded
+from unwalk.core.validation import SECRET_BYTES
 
 
 class NoiseSource(Protocol):
@@ -164,9 +165,10 @@ class SecretNoise:
     needs_digest: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        if len(self.secret) < 32:
+        if len(self.secret) < SECRET_BYTES:
             raise InvalidInput(
-                f"the noise secret has {len(self.secret)} bytes; allowed: 32 bytes or more."
+                f"the noise secret has {len(self.secret)} bytes; allowed: {SECRET_BYTES} bytes or "
+                "more."
             )
 
     def draw(self, like: torch.Tensor, *, hop: int, step: int, digest: str | None) -> torch.Tensor:

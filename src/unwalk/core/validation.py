@@ -92,6 +92,10 @@ def check_count(name: str, value: int, *, low: int = 0, high: int | None = None)
     return value
 
 
+SECRET_BYTES = 32
+"""A secret that noise is drawn from has as many bytes at least."""
+
+
 def check_private_file(path: Path) -> None:
     """Refuse a secret that others than its owner may read."""
     try:

@@ -17,18 +17,48 @@ features, gabor, patches     fixed features, which any task can have, for a line
 
 Start reading at ``task.ShardedTask``, then ``digits.py``, the shortest named task.  To add a task,
 write one file with a ``load`` and its recipe in ``catalogue``.
+
+Names are loaded when first used, so that ``unwalk.tasks.official`` needs no torch.
 """
 
 from __future__ import annotations
 
-from unwalk.tasks.catalogue import TASKS, build_task, can_be_named
-from unwalk.tasks.files import from_file
-from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
-from unwalk.tasks.models import MODELS, check_model, load_factory
-from unwalk.tasks.own import OwnData, from_arrays, from_dataset
-from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
-from unwalk.tasks.task import Recipe, Samples, ShardedTask
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from unwalk.tasks.catalogue import TASKS, build_task, can_be_named
+    from unwalk.tasks.files import from_file
+    from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
+    from unwalk.tasks.models import MODELS, check_model, load_factory
+    from unwalk.tasks.own import OwnData, from_arrays, from_dataset
+    from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
+    from unwalk.tasks.task import Recipe, Samples, ShardedTask
+
+_HOME = {
+    "Dealing": "sources",
+    "Deletion": "forgetting",
+    "Holdings": "sources",
+    "KINDS": "forgetting",
+    "MODELS": "models",
+    "OwnData": "own",
+    "PARTITIONS": "sources",
+    "Recipe": "task",
+    "Samples": "task",
+    "Scale": "sources",
+    "ShardedTask": "task",
+    "Source": "sources",
+    "TASKS": "catalogue",
+    "Table": "sources",
+    "Trigger": "forgetting",
+    "build_task": "catalogue",
+    "can_be_named": "catalogue",
+    "check_model": "models",
+    "from_arrays": "own",
+    "from_dataset": "own",
+    "from_file": "files",
+    "load_factory": "models",
+}
 __all__ = [
     "KINDS",
     "MODELS",
@@ -53,3 +83,9 @@ __all__ = [
     "from_file",
     "load_factory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"unwalk.tasks.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'unwalk.tasks' has no attribute {name!r}")
