@@ -4,8 +4,8 @@ The model is a token that walks from peer to peer.  A task, a method and setting
 :class:`RunResult` leaves, with the model, the transcript of every hop, and the claims that can be
 made about what was forgotten.
 
-:func:`run`, :func:`compare`, :func:`sweep` and :func:`evaluate` are the calls for most users;
-:func:`from_arrays` and :func:`from_dataset` bring your own data.  Start reading at
+:func:`run`, :func:`plan`, :func:`compare`, :func:`sweep` and :func:`evaluate` are the calls for
+most users; :func:`from_arrays` and :func:`from_dataset` bring your own data.  Start reading at
 ``unwalk/api.py``, then ``unwalk/runs/run.py``; ``docs/architecture.md`` shows how the packages fit
 together.
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from unwalk.core import __version__ as __version__
 
 if TYPE_CHECKING:
-    from unwalk.api import compare, evaluate, run, sweep
+    from unwalk.api import compare, evaluate, plan, run, sweep
     from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused, UnwalkError
     from unwalk.core.transcript import Transcript
     from unwalk.runs.run import RunResult
@@ -40,6 +40,7 @@ _HOME = {
     "evaluate": "unwalk.api",
     "from_arrays": "unwalk.tasks",
     "from_dataset": "unwalk.tasks",
+    "plan": "unwalk.api",
     "run": "unwalk.api",
     "sweep": "unwalk.api",
 }
@@ -58,6 +59,7 @@ __all__ = [
     "evaluate",
     "from_arrays",
     "from_dataset",
+    "plan",
     "run",
     "sweep",
 ]

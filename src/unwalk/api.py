@@ -4,15 +4,19 @@ and :func:`evaluate`."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
+from unwalk.core.validation import check_choice
 from unwalk.methods import named
 from unwalk.runs import compare as comparing
 from unwalk.runs import evaluate as evaluating
 from unwalk.runs import grid as gridding
-from unwalk.runs.assemble import resolve
+from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.finished import FinishedRun
+from unwalk.runs.planner import Budget, Planned, Planner, Rates
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
 from unwalk.settings.config import Config, Value
@@ -39,6 +43,11 @@ def _configure(
     return resolve({**own, **changes}, where=where), task
 
 
+def _check_names(what: str, given: Mapping[str, Any] | None, kind: type[Budget | Rates]) -> None:
+    for name in given or {}:
+        check_choice(what, name, [one.name for one in fields(kind)])
+
+
 def _named(methods: str | Sequence[str]) -> Sequence[str]:
     return named(methods) if isinstance(methods, str) else methods or [""]
 
@@ -53,17 +62,50 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    grade: str | None = None,
 ) -> RunResult:
     """Train by token walk, forget, and measure.
 
     ``task`` is a name or a task of your own (:func:`unwalk.from_arrays`); ``settings`` holds any
     key that ``unwalk settings`` lists, such as ``{"train.hops": 50, "unlearn.p": 0.2}``.  With
-    ``out``, results are written to that folder; ``resume`` continues a run that was stopped.
+    ``out``, results are written to that folder; ``resume`` continues a run that was stopped.  With
+    a ``grade`` (``exact``, ``certified`` or ``nominal``) the method is the cheapest that reaches
+    it, as :func:`plan` says, and ``method`` counts only if it trains in a way of its own.
     """
     given: dict[str, Value] = {"method": method, "preset": preset, "seed": seed}
     config, own = _configure(task, given, settings)
     place = None if out is None else Path(out)
-    return run_config(config, task=own, out=place, resume=resume, overwrite=overwrite)
+    return run_config(config, task=own, out=place, resume=resume, overwrite=overwrite, grade=grade)
+
+
+def plan(
+    task: str | ShardedTask = "digits",
+    *,
+    run_dir: str | Path | None = None,
+    grade: str = "exact",
+    preset: str = "practical",
+    seed: int = 0,
+    settings: Mapping[str, Value] | None = None,
+    budget: Mapping[str, Any] | None = None,
+    rates: Mapping[str, float] | None = None,
+) -> Planned:
+    """Every way to meet a deletion request, with what it costs and proves, and the cheapest.
+
+    With ``run_dir``, the request is about that finished run, whose log says how long hops take;
+    ``settings`` then say what is to be forgotten and how (``forget.``, ``unlearn.``), and a task
+    that was brought along is brought again.  ``budget`` may bound ``hops``, ``bytes`` and
+    ``seconds``; ``rates`` are seconds per ``message``, ``byte`` and ``gradient``, at which costs
+    are compared.
+    """
+    _check_names("budget", budget, Budget)
+    _check_names("rates", rates, Rates)
+    limits, prices = Budget(**(budget or {})), Rates(**(rates or {}))
+    if run_dir is None:
+        config, own = _configure(task, {"preset": preset, "seed": seed}, settings)
+        return Planner(assemble(config, own)).plan(grade, prices, limits)
+    own = None if isinstance(task, str) else task
+    found = FinishedRun.read(Path(run_dir), settings or {}, own)
+    return found.plan(grade, prices, limits)
 
 
 def compare(

@@ -6,6 +6,7 @@ JSON with ``--json``.
 
 ========================= =================================================================
 running, reproduce        ``run``, ``compare``, ``sweep``, ``reproduce``
+planning, doctor          ``plan``, ``doctor``
 evaluating                ``evaluate``
 auditing                  ``audit``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
@@ -34,6 +35,7 @@ from unwalk.cli import (
     forgetting,
     listing,
     peers,
+    planning,
     reproduce,
     running,
 )
@@ -53,6 +55,7 @@ app = App(
     epilog=FIRST_STEPS,
 )
 app.command()(running.run)
+app.command()(planning.plan)
 app.command()(running.compare)
 app.command()(running.sweep)
 app.command()(evaluating.evaluate)

@@ -61,8 +61,8 @@ def doctor(
     }
     if json_:
         keys = ("what", "found", "means")
-        rows = {k: [dict(zip(keys, row, strict=True)) for row in v] for k, v in found.items()}
-        print(json.dumps(rows))
+        named = {k: [dict(zip(keys, row, strict=True)) for row in v] for k, v in found.items()}
+        print(json.dumps(named))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -118,8 +118,10 @@ def _data() -> Iterator[Row]:
         whole = all(_size(root / one.name) == one.size for one in dataset.files)
         archive = dataset.archive
         whole = whole or (archive is not None and _size(root / archive.name) == archive.size)
-        yield name, "here" if whole else "missing", (
-            str(place) if whole else f"get it with: unwalk data fetch {name}"
+        yield (
+            name,
+            "here" if whole else "missing",
+            (str(place) if whole else f"get it with: unwalk data fetch {name}"),
         )
 
 

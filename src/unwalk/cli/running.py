@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unwalk.cli.planning import show_plan
 from unwalk.cli.terminal import (
     DeviceOption,
     EngineOption,
     FeaturesOption,
     File,
+    GradeOption,
     JobsOption,
     JsonOption,
     MethodOption,
@@ -39,6 +41,10 @@ from unwalk.cli.terminal import (
     show,
     use_cluster,
 )
+from unwalk.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from unwalk.settings.config import Config
 
 MEANINGS = {
     "clean": "clean: accuracy on the test set",
@@ -60,12 +66,17 @@ def run(
     features: FeaturesOption = None,
     engine: EngineOption = None,
     ray_address: RayAddressOption = None,
+    grade: GradeOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Train by token walk, forget, and measure; with --out, leave a report behind."""
+    """Train by token walk, forget, and measure; with --out, leave a report behind.
+
+    With --grade the method is the cheapest that reaches it (unwalk plan shows all); --method then
+    says how to train, where a method trains in its own way.
+    """
     with progress(out) as bars:
         with loading():
             from unwalk.runs.run import run as run_config
@@ -83,6 +94,8 @@ def run(
             engine=engine,
         )
         config = config_of(file, changes)
+        if grade is not None and method is not None:
+            _check_trains(config)
         use_cluster(ray_address, config)
         result = run_config(
             config,
@@ -91,12 +104,30 @@ def run(
             overwrite=overwrite,
             command=command_line(),
             tell=bars.tell,
+            grade=grade,
         ).result
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
+    if "plan" in result:
+        show_plan(result["plan"])
+        show()
     _show_start(result)
     _show_end(result, out)
+
+
+def _check_trains(config: Config) -> None:
+    """With a grade, a method has to say how to train: the one that forgets is chosen."""
+    from unwalk.methods import METHODS
+    from unwalk.methods.record import Decided
+
+    record = METHODS[config.method]
+    if record.training is None or not record.training(config, Decided(peers=config.peers or 2)):
+        raise InvalidInput(
+            f"--grade chooses the method that forgets, and --method is {config.method!r}, which "
+            "trains like most; leave out --method, or have it run beside: --set "
+            f"compare={config.method}."
+        )
 
 
 def _show_start(result: dict[str, Any]) -> None:

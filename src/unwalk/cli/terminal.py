@@ -51,6 +51,10 @@ PresetOption = Annotated[
     str | None, typer.Option(help="practical, paper-matched, paper or certified.")
 ]
 SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
+GradeOption = Annotated[
+    str | None,
+    typer.Option(help="exact, certified or nominal: take the cheapest method that reaches it."),
+]
 FeaturesOption = Annotated[
     str | None,
     typer.Option(help="Fixed features: gabor, patches, plain, or package.module:extractor."),

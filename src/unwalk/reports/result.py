@@ -179,6 +179,7 @@ class Result:
     runs: int
     spreads: tuple[Spread, ...]
     spread_before: Spread | None = None
+    plan: Mapping[str, Any] | None = None
 
     @property
     def origin(self) -> str | None:
@@ -282,6 +283,7 @@ def read(result: Mapping[str, Any]) -> Result:
         runs=_whole(seeds.get("runs")) or 0,
         spreads=tuple(_spread(s) for s in _items("seeds.methods", seeds.get("methods"))),
         spread_before=None if seeds.get("before") is None else _spread(seeds["before"]),
+        plan=_mapping("plan", source.get("plan")) or None,
     )
 
 

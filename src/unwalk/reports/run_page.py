@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from unwalk.core.grades import PROVED, SHOWN, Shown, plain_reason, shown_grade
-from unwalk.reports import charts, numbers, pareto, tables
+from unwalk.reports import charts, numbers, pareto, plans, tables
 from unwalk.reports.page import render_page
 from unwalk.reports.result import Answer, Certificate, Claim, Forget, Method, Result, read
 from unwalk.reports.tables import Cell, Row, Table
@@ -96,6 +96,9 @@ def render(result: Mapping[str, Any]) -> str:
             for heading, texts in certificate(view.certificate)
         ],
         facts=facts(view),
+        ways=None if view.plan is None else plans.ways_table(view.plan),
+        ways_note=None if view.plan is None else plans.page_note(view.plan),
+        beside=None if view.plan is None else plans.beside_table(view.plan),
     )
 
 

@@ -5,6 +5,8 @@ This is the one place where tasks, walks, methods, privacy and engines meet.
 =================== =========================================================================
 assemble            resolves settings; makes task, graph, noise and plans; facts of the header
 run, compare        one run, watched and measured, or one run per seed, and their results
+planner, dry_run    every way to forget, what it costs and proves, and the cheapest
+finished            a finished run as the planner reads it
 evaluate, ensemble  measures of a finished run, and the models that they need
 sweep               many cells at once, over processes or machines; failed and killed ones
 metrics             what is measured; whether a method with noise beat a restart

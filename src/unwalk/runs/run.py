@@ -27,6 +27,7 @@ from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import in_words
 from unwalk.core import __version__
 from unwalk.core.errors import Diverged, InvalidInput, Refused, told
+from unwalk.core.grades import badge_of
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
@@ -38,6 +39,7 @@ from unwalk.reports import render
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import Meter, Reading, worth
+from unwalk.runs.planner import Log, Planned, Planner, free_readings
 from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
 from unwalk.settings.config import Config, flatten
 from unwalk.tasks import ShardedTask, can_be_named
@@ -292,15 +294,26 @@ def run(
     command: str = "",
     tell: Tell = silent,
     engine: Engine | None = None,
+    grade: str | None = None,
 ) -> RunResult:
-    """Carry out a whole run; with ``out``, leave its folder behind."""
-    assembled = assemble(config, task)
+    """Carry out a whole run; with ``out``, leave its folder behind.
+
+    With a ``grade``, the method is the cheapest that reaches it, by :mod:`unwalk.runs.planner`.
+    """
+    assembled, planned = assemble(config, task), None
+    if grade is not None:
+        planned = Planner(assembled).plan(grade)
+        planned.chosen()
+        assert planned.config is not None
+        config = planned.config
+        assembled = assemble(config, assembled.task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
     for name in methods_of(config):
         assembled.unlearning(name)
     with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
         runner = Runner(assembled, folder, tell, engine or _engine(config))
+        runner.planned = planned
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
@@ -359,6 +372,7 @@ class Runner:
         self.folder = folder
         self.tell = tell
         self.engine = engine
+        self.planned: Planned | None = None
         device = torch.device(self.config.device)
         speed = self.config.performance
         self.meter = Meter(assembled.task, device, speed.precision, compiled=speed.compiled)
@@ -368,6 +382,8 @@ class Runner:
         names = methods_of(self.config)
         trained = train([self], self.engine)
         before = self.answers(trained[0])
+        if self.planned is not None:
+            self.planned = self.planned.informed(_log(trained[0], self.planned.first_contact))
         walks = {name: forget([self], trained, name, self.engine)[0] for name in names}
         return finish(self, before, walks, command)
 
@@ -454,7 +470,27 @@ def finish(
     """The result of a run; ``walks`` starts with the main one, ``before`` is before unlearning."""
     after = {name: runner.answers(walk) for name, walk in walks.items()}
     result = _result(runner.assembled, walks, before, after, command)
+    if runner.planned is not None:
+        for one in result["methods"]:
+            one["grade"] = badge_of(certificate_of(walks[one["name"]].outcome.transcript))
+        result["plan"] = _beside(runner.planned, result["methods"][0])
     return RunResult(runner.config, result, walks)
+
+
+def _log(trained: Walked, contact: int | None) -> Log:
+    """What training noted that does not depend on the records to be forgotten."""
+    return Log(
+        trained.seconds,
+        [hop.gradients for hop in trained.outcome.transcript.hops],
+        free_readings(((r.hop, r.phase, r.clean) for r in trained.readings), contact),
+    )
+
+
+def _beside(planned: Planned, main: dict[str, Any]) -> dict[str, Any]:
+    """What was predicted, and beside it what came."""
+    outcome = {key: main["cost"][key] for key in ("hops", "bytes", "gradients", "seconds")}
+    outcome |= {"accuracy": main["final"]["clean"], "grade": main["grade"]}
+    return {**planned.to_json(), "outcome": outcome}
 
 
 def _result(
