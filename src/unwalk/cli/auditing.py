@@ -12,24 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unwalk.cli.terminal import (
-    DeviceOption,
-    EngineOption,
-    FeaturesOption,
-    File,
+    FolderOptions,
     JobsOption,
     JsonOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-    PresetOption,
-    ResumeOption,
-    SeedOption,
-    Set,
-    TaskOption,
-    changes_of,
-    command_line,
-    config_of,
+    WalkOptions,
+    cell_options,
     loading,
+    main_and_others,
     print_whole,
     progress,
     show,
@@ -40,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    file: File = None,
-    set_: Set = None,
+    given: WalkOptions,
     methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "rrdu",
     pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
     observer: Annotated[
@@ -64,62 +52,32 @@ def audit(
     one_run: Annotated[
         bool, typer.Option(help="One run of each method, each forgotten record a canary.")
     ] = False,
-    task: TaskOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    model: ModelOption = None,
-    features: FeaturesOption = None,
     jobs: JobsOption = 1,
-    engine: EngineOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    *,
+    folder: FolderOptions,
     json_: JsonOption = False,
 ) -> None:
     """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
 
     Exit code 1: a claim that is proved was refuted.
     """
-    with progress(out) as bars:
+    with progress(folder.out) as bars:
         with loading():
             from unwalk.audits.audit import audit as audit_game
             from unwalk.audits.game import Game
-            from unwalk.methods import named
 
-        main, *others = named(methods)
-        changes = changes_of(
-            set_,
-            task=task,
-            preset=preset,
-            seed=seed,
-            device=device,
-            model=model,
-            features=features,
-            engine=engine,
-        )
-        config = config_of(file, {**changes, "method": main, "compare": others})
+        config = given.config(main_and_others(methods))
         if one_run:
-            _one_run(config, canary or "mislabelled", out, json_)
+            _one_run(config, canary or "mislabelled", folder.out, json_)
             return
         game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
-        document = audit_game(
-            game,
-            pairs,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            command=command_line(),
-            jobs=jobs,
-            tell=bars.tell,
-            count=bars.count,
-        )
+        document = audit_game(game, pairs, **cell_options(folder, jobs, bars))
     if json_:
         print(json.dumps(document, allow_nan=False))
     else:
         _show(document)
-        if out is not None:
-            show(f"report: {out / 'report.html'}", soft_wrap=True)
+        if folder.out is not None:
+            show(f"report: {folder.out / 'report.html'}", soft_wrap=True)
     if document["refuted"]:
         raise typer.Exit(1)
 
