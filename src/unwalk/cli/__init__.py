@@ -19,8 +19,6 @@ Start reading at ``main`` below, which turns every error into one sentence and e
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 import unwalk
@@ -80,9 +78,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Options before any command."""
 

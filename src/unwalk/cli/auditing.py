@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,28 +30,25 @@ if TYPE_CHECKING:
 
 def audit(
     given: WalkOptions,
-    methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "rrdu",
-    pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
-    observer: Annotated[
-        list[str] | None,
-        typer.Option(help="released, peer:K, coalition:K,L or coalition:others; may be repeated."),
-    ] = None,
-    coins: Annotated[
-        str, typer.Option(help="fresh per run, or fixed: the attacker knows all but the noise.")
-    ] = "fresh",
-    seeds: Annotated[
-        str, typer.Option(help="paired: runs of one number share a seed; or independent.")
-    ] = "paired",
-    canary: Annotated[
-        str | None,
-        typer.Option(
-            help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
-            "--one-run mislabelled."
-        ),
-    ] = None,
-    one_run: Annotated[
-        bool, typer.Option(help="One run of each method, each forgotten record a canary.")
-    ] = False,
+    methods: str = typer.Option("rrdu", help="Comma-separated, or all."),
+    pairs: int = typer.Option(100, help="Runs of each of the two worlds."),
+    observer: list[str] | None = typer.Option(
+        None, help="released, peer:K, coalition:K,L or coalition:others; may be repeated."
+    ),
+    coins: str = typer.Option(
+        "fresh", help="fresh per run, or fixed: the attacker knows all but the noise."
+    ),
+    seeds: str = typer.Option(
+        "paired", help="paired: runs of one number share a seed; or independent."
+    ),
+    canary: str | None = typer.Option(
+        None,
+        help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
+        "--one-run mislabelled.",
+    ),
+    one_run: bool = typer.Option(
+        False, help="One run of each method, each forgotten record a canary."
+    ),
     jobs: JobsOption = 1,
     *,
     folder: FolderOptions,

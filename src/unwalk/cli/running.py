@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -39,10 +39,9 @@ MEANINGS = {
 
 def run(
     given: WalkOptions,
-    method: Annotated[
-        str | None,
-        typer.Option(help="The method; unwalk methods lists them; or package.module:method."),
-    ] = None,
+    method: str | None = typer.Option(
+        None, help="The method; unwalk methods lists them; or package.module:method."
+    ),
     peers: PeersOption = None,
     ray_address: RayAddressOption = None,
     *,
@@ -151,10 +150,9 @@ def compare(
 def sweep(
     given: SettingOptions,
     comparison: MethodsOptions,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=A,B,...", help="The values of a setting; as often as needed."),
-    ] = None,
+    grid: list[str] | None = typer.Option(
+        None, metavar="KEY=A,B,...", help="The values of a setting; as often as needed."
+    ),
     jobs: JobsOption = 1,
     ray_address: RayAddressOption = None,
     *,
