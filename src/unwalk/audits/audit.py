@@ -27,7 +27,7 @@ from unwalk.runs.run import Tell, growing_folder, methods_of, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Failed, sweep
 from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""

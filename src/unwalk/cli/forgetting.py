@@ -199,7 +199,7 @@ def _until_done(bundle: Path, id: str) -> RequestView:
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.leaving import GONE
-    from unwalk.peers.storage.store import running
+    from unwalk.peers.status import running
 
     checked = Bundle.read(bundle)
     with _opened(checked) as (_, records):

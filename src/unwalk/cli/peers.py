@@ -283,8 +283,8 @@ def start(
     need_peers()
     from unwalk.peers.daemon import LOG, run_peer
     from unwalk.peers.identity.trust import Bundle as Checked
+    from unwalk.peers.status import running
     from unwalk.peers.storage.error_file import open_errors
-    from unwalk.peers.storage.store import running
 
     checked = Checked.read(bundle)
     if not detach:
@@ -317,8 +317,8 @@ def start(
 def stop(bundle: BundleArgument) -> None:
     """Ask a peer to hand the token over and end."""
     need_peers()
-    from unwalk.peers.daemon import status as status_of
     from unwalk.peers.daemon import stop_peer
+    from unwalk.peers.status import status as status_of
 
     if not stop_peer(bundle):
         show("it was not running")
@@ -334,7 +334,7 @@ def stop(bundle: BundleArgument) -> None:
 def status(bundle: BundleArgument, json_: JsonOption = False) -> None:
     """Say what a peer is doing, whether it runs or not."""
     need_peers()
-    from unwalk.peers.daemon import status as status_of
+    from unwalk.peers.status import status as status_of
 
     state = status_of(bundle)
     if json_:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -243,15 +244,11 @@ def use_cluster(address: str | None, config: Config) -> None:
 
 def need_peers() -> None:
     """Refuse a command of peers where the packages that they need are not installed."""
-    try:
-        import cryptography  # noqa: F401
-        import grpc  # noqa: F401
-        import h11  # noqa: F401
-        import starlette  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput(
-            f"peers need the package {error.name}; install unwalk with its extra 'peers'."
-        ) from error
+    for package in ("cryptography", "grpc", "h11", "starlette"):
+        if find_spec(package) is None:
+            raise InvalidInput(
+                f"peers need the package {package}; install unwalk with its extra 'peers'."
+            )
 
 
 class TimeLeft(TimeRemainingColumn):

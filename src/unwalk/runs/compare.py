@@ -38,7 +38,7 @@ from unwalk.runs.sharing import Memory, walk_name
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
 from unwalk.settings.config import Config
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 
 class CellOptions(TypedDict, total=False):

@@ -35,7 +35,7 @@ from unwalk.runs.sharing import Memory
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Failed, keep, kept
 from unwalk.settings.config import Config, Value, flatten, run_id
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 FORMAT = 1
 NOT_SWEPT = ("method", "compare", "seed")
