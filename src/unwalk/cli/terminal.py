@@ -128,6 +128,8 @@ def _spread(command: Callable[..., Any]) -> Callable[..., Any]:
         for name, parameter in signature.parameters.items()
         if inspect.isclass(parameter.annotation) and is_dataclass(parameter.annotation)
     }
+    if not groups:
+        return command
     members = {
         name: inspect.signature(group, eval_str=True).parameters.values()
         for name, group in groups.items()
