@@ -16,7 +16,7 @@ from unwalk.runs.assemble import resolve
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
 from unwalk.settings.config import Config, Value
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")
 """Settings that a task that is brought along has settled already."""
