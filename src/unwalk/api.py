@@ -20,7 +20,7 @@ from unwalk.runs.planner import Budget, Planned, Planner, Rates
 from unwalk.runs.run import RunResult
 from unwalk.runs.run import run as run_config
 from unwalk.settings.config import Config, Value
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")
 """Settings that a task that is brought along has settled already."""

@@ -6,9 +6,9 @@ JSON with ``--json``.
 
 ========================= =================================================================
 running, reproduce        ``run``, ``compare``, ``sweep``, ``reproduce``
-planning, doctor          ``plan``, ``doctor``
 evaluating                ``evaluate``
 auditing                  ``audit``
+planning, doctor          ``plan``, ``doctor``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
 data, listing             ``data``, ``methods``, ``tasks``, ``settings``
 peers, forgetting         ``peer``, ``net``, ``peer data``, ``forget``, ``peer leave``
@@ -19,8 +19,6 @@ Start reading at ``main`` below, which turns every error into one sentence and e
 """
 
 from __future__ import annotations
-
-from typing import Annotated
 
 import typer
 
@@ -54,21 +52,24 @@ app = App(
     help="Train one model by passing it from peer to peer, and make it forget again.",
     epilog=FIRST_STEPS,
 )
-app.command()(running.run)
-app.command()(planning.plan)
-app.command()(running.compare)
-app.command()(running.sweep)
-app.command()(evaluating.evaluate)
-app.command()(reproduce.reproduce)
-app.command()(auditing.audit)
-app.command()(calibrate.calibrate)
-app.command()(certificates.verify)
-app.command()(certificates.sign)
-app.command()(forgetting.forget)
-app.command()(doctor.doctor)
-app.command()(listing.methods)
-app.command()(listing.tasks)
-app.command()(listing.settings)
+for command in (
+    running.run,
+    planning.plan,
+    running.compare,
+    running.sweep,
+    evaluating.evaluate,
+    reproduce.reproduce,
+    auditing.audit,
+    calibrate.calibrate,
+    certificates.verify,
+    certificates.sign,
+    forgetting.forget,
+    doctor.doctor,
+    listing.methods,
+    listing.tasks,
+    listing.settings,
+):
+    app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(peers.peer, name="peer")
 app.add_typer(peers.net, name="net")
@@ -82,9 +83,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Options before any command."""
 

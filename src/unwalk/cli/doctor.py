@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -42,9 +41,9 @@ Row = tuple[str, str, str]
 def doctor(
     file: File = None,
     set_: Set = None,
-    torch_: Annotated[
-        bool, typer.Option("--torch", help="Load torch as well, and ask it for its devices.")
-    ] = False,
+    torch_: bool = typer.Option(
+        False, "--torch", help="Load torch as well, and ask it for its devices."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Show what is installed, which data are here, and what a certificate from here could claim.

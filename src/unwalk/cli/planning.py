@@ -5,31 +5,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unwalk.cli.terminal import (
-    FeaturesOption,
     JsonOption,
-    MethodOption,
-    ModelOption,
     PeersOption,
-    PresetOption,
-    SeedOption,
-    Set,
-    TaskOption,
-    changes_of,
-    config_of,
+    WalkOptions,
     loading,
     print_whole,
     show,
 )
+from unwalk.core.errors import InvalidInput
+from unwalk.core.validation import check_choice
 
 if TYPE_CHECKING:
-    from unwalk.runs.planner import Planned
+    from unwalk.runs.planner import Budget, Planned, Rates
 
+Count = Annotated[int | None, typer.Option(help="Budget: at most so many.")]
 MEANINGS = (
     "hops, moved, computing: of the walk that forgets alone; computing as the log's own times say",
     "noise : model: the length of the noise, and a bound on that of the model it is added to",
@@ -38,106 +33,115 @@ MEANINGS = (
 )
 
 
-def plan(
-    run: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a finished run, or settings as TOML.", metavar="RUN"),
-    ] = None,
-    set_: Set = None,
-    grade: Annotated[str, typer.Option(help="exact, certified or nominal.")] = "exact",
-    epsilon: Annotated[float | None, typer.Option(help="Epsilon of grade certified.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of grade certified.")] = None,
-    records: Annotated[
-        int | None, typer.Option(help="How many records are to be forgotten.")
-    ] = None,
-    at: Annotated[int | None, typer.Option(help="The peer that has to forget.")] = None,
-    most_hops: Annotated[int | None, typer.Option(help="Budget: hops.")] = None,
-    most_bytes: Annotated[int | None, typer.Option(help="Budget: bytes that are moved.")] = None,
-    most_seconds: Annotated[float | None, typer.Option(help="Budget: seconds of cost.")] = None,
+@dataclass(frozen=True)
+class RequestOptions:
+    """What is to be forgotten, with which guarantee."""
+
+    grade: Annotated[str, typer.Option(help="exact, certified or nominal.")] = "exact"
+    epsilon: Annotated[float | None, typer.Option(help="Epsilon of grade certified.")] = None
+    delta: Annotated[float | None, typer.Option(help="Delta of grade certified.")] = None
+    records: Annotated[int | None, typer.Option(help="How many records are to be forgotten.")] = (
+        None
+    )
+    at: Annotated[int | None, typer.Option(help="The peer that has to forget them.")] = None
+
+    def changes(self) -> dict[str, Any]:
+        """The same as settings."""
+        settings = {
+            "forget.size": self.records,
+            "forget.peer": self.at,
+            "unlearn.epsilon": self.epsilon,
+            "unlearn.delta": self.delta,
+        }
+        return {key: value for key, value in settings.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """What a way may take, and at which rates costs are compared."""
+
+    most_hops: Count = None
+    most_bytes: Count = None
+    most_seconds: Annotated[float | None, typer.Option(help="Budget: at most so many.")] = None
     rates: Annotated[
         str,
         typer.Option(
             metavar="NAME=SECONDS,...",
             help="Seconds per message, byte and gradient of a record, as in message=0.1.",
         ),
-    ] = "",
-    task: TaskOption = None,
-    method: MethodOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
+    ] = ""
+
+    def budget(self) -> Budget:
+        """The budget."""
+        from unwalk.runs.planner import Budget
+
+        return Budget(self.most_hops, self.most_bytes, self.most_seconds)
+
+    def prices(self) -> Rates:
+        """The rates."""
+        from unwalk.runs.planner import Rates
+
+        given = {}
+        for pair in self.rates.split(",") if self.rates else ():
+            name, _, number = pair.partition("=")
+            check_choice("--rates", name.strip(), vars(Rates()))
+            try:
+                given[name.strip()] = float(number)
+            except ValueError:
+                raise InvalidInput(f"--rates got {pair!r}; allowed: NAME=SECONDS.") from None
+        return Rates(**given)
+
+
+def plan(
+    given: WalkOptions,
+    method: str | None = typer.Option(None, help="How to train, where a method has its own way."),
     peers: PeersOption = None,
-    model: ModelOption = None,
-    features: FeaturesOption = None,
+    *,
+    request: RequestOptions,
+    costs: CostOptions,
     json_: JsonOption = False,
 ) -> None:
     """List every way to forget with what it costs and proves, and name the cheapest.
 
-    Nothing is trained, and nothing depends on what is in the records to be forgotten.
+    FILE.toml may be the folder of a finished run: then the request is about that run, and its log
+    says how long hops take.  Nothing is trained, and nothing depends on what is in the records.
     """
     with loading():
-        from unwalk.runs.planner import Budget
+        from unwalk.runs import finished, planner  # noqa: F401
 
-    asked = {
-        "forget.size": records,
-        "forget.peer": at,
-        "unlearn.epsilon": epsilon,
-        "unlearn.delta": delta,
-    }
-    settings = {"task": task, "method": method, "preset": preset, "seed": seed, "peers": peers}
-    options = changes_of(set_, **settings, model=model, features=features)
-    changes = {**{k: v for k, v in asked.items() if v is not None}, **options}
-    budget = Budget(most_hops, most_bytes, most_seconds)
-    found = _planned(run, changes, grade, rates, budget).to_json()
+    found = _planned(given, request, costs, {"method": method, "peers": peers}).to_json()
     if json_:
         print(json.dumps(found, allow_nan=False))
-        return
-    show_plan(found, meanings=True)
+    else:
+        show_plan(found, whole=True)
     if found["best"] is None:
         raise typer.Exit(3)
 
 
 def _planned(
-    run: Path | None, changes: dict[str, Any], grade: str, rates: str, budget: Any
+    given: WalkOptions, request: RequestOptions, costs: CostOptions, more: dict[str, Any]
 ) -> Planned:
     from unwalk.runs.assemble import assemble
     from unwalk.runs.finished import FinishedRun
     from unwalk.runs.planner import Planner
 
-    prices = _rates(rates)
-    if run is not None and run.is_dir():
-        return FinishedRun.read(run, changes).plan(grade, prices, budget)
-    return Planner(assemble(config_of(run, changes))).plan(grade, prices, budget)
+    asked = (request.grade, costs.prices(), costs.budget())
+    if given.file is not None and given.file.is_dir():
+        changes = {**request.changes(), **given.changes(**more)}
+        return FinishedRun.read(given.file, changes).plan(*asked)
+    return Planner(assemble(given.config(request.changes(), **more))).plan(*asked)
 
 
-def _rates(text: str) -> Any:
-    """Rates as they are typed."""
-    from dataclasses import fields
-
-    from unwalk.core.errors import InvalidInput
-    from unwalk.core.validation import check_choice
-    from unwalk.runs.planner import Rates
-
-    given = {}
-    for pair in text.split(",") if text else ():
-        name, _, number = pair.partition("=")
-        check_choice("--rates", name.strip(), [one.name for one in fields(Rates)])
-        try:
-            given[name.strip()] = float(number)
-        except ValueError:
-            raise InvalidInput(f"--rates got {pair!r}; allowed: NAME=SECONDS.") from None
-    return Rates(**given)
-
-
-def show_plan(found: dict[str, Any], *, meanings: bool = False) -> None:
-    """The ways, those that are not possible with their reasons, and which is taken."""
+def show_plan(found: dict[str, Any], *, whole: bool = False) -> None:
+    """The ways and which is taken; ``whole``: also why the others are not possible."""
     from unwalk.reports.plans import not_possible, pick_line, plan_table, rates_line
 
     print_whole(plan_table(found))
-    for way, reason in not_possible(found) if meanings else ():
-        show(f"not {way}: {reason}", soft_wrap=True)
-    if meanings:
+    if whole:
+        for way, reason in not_possible(found):
+            show(f"not {way}: {reason}", soft_wrap=True)
         show()
         for line in (*MEANINGS, rates_line(found["rates"])):
             show(line)
-        show()
+    show()
     show(pick_line(found))

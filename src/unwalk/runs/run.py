@@ -42,7 +42,8 @@ from unwalk.runs.metrics import Meter, Reading, worth
 from unwalk.runs.planner import Log, Planned, Planner, free_readings
 from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
 from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask, can_be_named
+from unwalk.tasks import can_be_named
+from unwalk.tasks.task import ShardedTask
 
 
 @final

@@ -18,7 +18,7 @@ features, gabor, patches     fixed features, which any task can have, for a line
 Start reading at ``task.ShardedTask``, then ``digits.py``, the shortest named task.  To add a task,
 write one file with a ``load`` and its recipe in ``catalogue``.
 
-Names are loaded when first used, so that ``unwalk.tasks.official`` needs no torch.
+What needs torch is loaded when it is first used, so that a listing of the tasks does not wait.
 """
 
 from __future__ import annotations
@@ -26,39 +26,34 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from unwalk.tasks.catalogue import TASKS, Recipe, build_task, can_be_named
+from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
+
 if TYPE_CHECKING:
-    from unwalk.tasks.catalogue import TASKS, build_task, can_be_named
     from unwalk.tasks.files import from_file
-    from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
     from unwalk.tasks.models import MODELS, check_model, load_factory
     from unwalk.tasks.own import OwnData, from_arrays, from_dataset
     from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
-    from unwalk.tasks.task import Recipe, Samples, ShardedTask
+    from unwalk.tasks.task import Samples, ShardedTask
 
 _HOME = {
     "Dealing": "sources",
-    "Deletion": "forgetting",
     "Holdings": "sources",
-    "KINDS": "forgetting",
     "MODELS": "models",
     "OwnData": "own",
     "PARTITIONS": "sources",
-    "Recipe": "task",
     "Samples": "task",
     "Scale": "sources",
     "ShardedTask": "task",
     "Source": "sources",
-    "TASKS": "catalogue",
     "Table": "sources",
-    "Trigger": "forgetting",
-    "build_task": "catalogue",
-    "can_be_named": "catalogue",
     "check_model": "models",
     "from_arrays": "own",
     "from_dataset": "own",
     "from_file": "files",
     "load_factory": "models",
 }
+
 __all__ = [
     "KINDS",
     "MODELS",
@@ -83,6 +78,10 @@ __all__ = [
     "from_file",
     "load_factory",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
