@@ -14,6 +14,7 @@ import typer
 from unwalk.cli.terminal import (
     DeviceOption,
     EngineOption,
+    ExportOption,
     FeaturesOption,
     File,
     JobsOption,
@@ -27,8 +28,10 @@ from unwalk.cli.terminal import (
     Set,
     TaskOption,
     changes_of,
+    check_export,
     command_line,
     config_of,
+    export_to,
     loading,
     print_whole,
     progress,
@@ -75,12 +78,14 @@ def audit(
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
 
     Exit code 1: a claim that is proved was refuted.
     """
+    check_export(export, out)
     with progress(out) as bars:
         with loading():
             from unwalk.audits.audit import audit as audit_game
@@ -114,6 +119,7 @@ def audit(
             tell=bars.tell,
             count=bars.count,
         )
+    export_to(out, export, document)
     if json_:
         print(json.dumps(document, allow_nan=False))
     else:

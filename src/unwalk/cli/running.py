@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unwalk.cli.terminal import (
     DeviceOption,
     EngineOption,
+    ExportOption,
     FeaturesOption,
     File,
     JobsOption,
@@ -31,14 +32,19 @@ from unwalk.cli.terminal import (
     Set,
     TaskOption,
     changes_of,
+    check_export,
     command_line,
     config_of,
+    export_to,
     loading,
     print_whole,
     progress,
     show,
     use_cluster,
 )
+
+if TYPE_CHECKING:
+    from unwalk.runs.run import Logger
 
 MEANINGS = {
     "clean": "clean: accuracy on the test set",
@@ -63,9 +69,15 @@ def run(
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
+    export: ExportOption = "",
+    log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND:WHERE", help="tensorboard:DIR, mlflow:URI or wandb:PROJECT."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Train by token walk, forget, and measure; with --out, leave a report behind."""
+    check_export(export, out)
     with progress(out) as bars:
         with loading():
             from unwalk.runs.run import run as run_config
@@ -91,12 +103,23 @@ def run(
             overwrite=overwrite,
             command=command_line(),
             tell=bars.tell,
+            callbacks=_loggers(log or []),
         ).result
+    export_to(out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
     _show_start(result)
     _show_end(result, out)
+
+
+def _loggers(texts: list[str]) -> list[Logger]:
+    """The trackers that ``--log`` names."""
+    if not texts:
+        return []
+    from unwalk.runs.loggers import logger_of
+
+    return [logger_of(text) for text in texts]
 
 
 def _show_start(result: dict[str, Any]) -> None:
@@ -169,12 +192,14 @@ def compare(
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Run several methods over several seeds and print means and deviations.
 
     A method that cannot be run is a row with its reason; the others go on.
     """
+    check_export(export, out)
     with progress(out) as bars:
         with loading():
             from unwalk.methods import named
@@ -209,6 +234,7 @@ def compare(
             count=bars.count,
             say=bars.say,
         ).result
+    export_to(out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
@@ -234,12 +260,14 @@ def sweep(
     out: OutOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Compare at every point of a grid of settings; what points share is carried out once.
 
     A point or a method that fails is a row with its reason.
     """
+    check_export(export, out)
     with progress(out) as bars:
         with loading():
             from unwalk.methods import named
@@ -264,6 +292,7 @@ def sweep(
             count=bars.count,
             say=bars.say,
         )
+    export_to(out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
