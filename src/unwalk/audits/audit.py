@@ -20,7 +20,7 @@ from unwalk.core import __version__
 from unwalk.core.errors import UnwalkError
 from unwalk.core.validation import check_count
 from unwalk.methods import METHODS
-from unwalk.reports.audit_page import chart, render_audit
+from unwalk.reports.audit_page import chart_file, render_audit
 from unwalk.runs.assemble import Assembled
 from unwalk.runs.compare import USUAL, CellOptions
 from unwalk.runs.run import Tell, growing_folder, methods_of, silent
@@ -119,7 +119,7 @@ def write_audit(place: Path, document: dict[str, Any]) -> None:
     """Write everything that is made from one document."""
     write_file(place / "audit.json", json.dumps(document, allow_nan=False) + "\n")
     write_file(place / "audit.csv", _csv(document))
-    write_file(place / "audit.svg", chart(document, standalone=True))
+    write_file(place / "audit.svg", chart_file(document))
     write_file(place / "report.html", render_audit(document))
 
 

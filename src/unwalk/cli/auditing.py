@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from unwalk.cli.terminal import (
+    ExportOption,
     FolderOptions,
     JobsOption,
     JsonOption,
     WalkOptions,
     cell_options,
+    check_export,
+    export_to,
     loading,
     main_and_others,
     print_whole,
@@ -52,12 +55,14 @@ def audit(
     jobs: JobsOption = 1,
     *,
     folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
 
     Exit code 1: a claim that is proved was refuted.
     """
+    check_export(export, folder.out)
     with progress(folder.out) as bars:
         with loading():
             from unwalk.audits.audit import audit as audit_game
@@ -69,6 +74,7 @@ def audit(
             return
         game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
         document = audit_game(game, pairs, **cell_options(folder, jobs, bars))
+    export_to(folder.out, export, document)
     if json_:
         print(json.dumps(document, allow_nan=False))
     else:

@@ -12,6 +12,7 @@ import typer
 
 from unwalk.cli.planning import show_plan
 from unwalk.cli.terminal import (
+    ExportOption,
     FolderOptions,
     JobsOption,
     JsonOption,
@@ -22,7 +23,9 @@ from unwalk.cli.terminal import (
     WalkOptions,
     cell_options,
     changes_of,
+    check_export,
     command_line,
+    export_to,
     loading,
     main_and_others,
     print_whole,
@@ -33,6 +36,7 @@ from unwalk.cli.terminal import (
 from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from unwalk.runs.run import Logger
     from unwalk.settings.config import Config
 
 MEANINGS = {
@@ -54,6 +58,10 @@ def run(
     ),
     *,
     folder: FolderOptions,
+    export: ExportOption = "",
+    log: list[str] | None = typer.Option(
+        None, metavar="KIND:WHERE", help="tensorboard:DIR, mlflow:URI or wandb:PROJECT."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Train by token walk, forget, and measure; with --out, leave a report behind.
@@ -61,6 +69,7 @@ def run(
     With --grade the method is the cheapest that reaches it (unwalk plan shows all); --method then
     says how to train, where a method has its own way.
     """
+    check_export(export, folder.out)
     with progress(folder.out) as bars:
         with loading():
             from unwalk.runs.run import run as run_config
@@ -70,8 +79,14 @@ def run(
             _check_trains(config)
         use_cluster(ray_address, config)
         result = run_config(
-            config, **vars(folder), command=command_line(), tell=bars.tell, grade=grade
+            config,
+            **vars(folder),
+            command=command_line(),
+            tell=bars.tell,
+            callbacks=_loggers(log or []),
+            grade=grade,
         ).result
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
@@ -94,6 +109,15 @@ def _check_trains(config: Config) -> None:
             "trains like most; leave out --method, or have it run beside: --set "
             f"compare={config.method}."
         )
+
+
+def _loggers(texts: list[str]) -> list[Logger]:
+    """The trackers that ``--log`` names."""
+    if not texts:
+        return []
+    from unwalk.runs.loggers import logger_of
+
+    return [logger_of(text) for text in texts]
 
 
 def _show_start(result: dict[str, Any]) -> None:
@@ -156,12 +180,14 @@ def compare(
     ray_address: RayAddressOption = None,
     *,
     folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Run several methods over several seeds and print means and deviations.
 
     A method that cannot be run is a row with its reason; the others go on.
     """
+    check_export(export, folder.out)
     with progress(folder.out) as bars:
         with loading():
             from unwalk.runs.compare import compare as compare_config
@@ -174,6 +200,7 @@ def compare(
         result = compare_config(
             config, comparison.seeds, **options, cluster=ray_address, say=bars.say
         ).result
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
@@ -190,12 +217,14 @@ def sweep(
     ray_address: RayAddressOption = None,
     *,
     folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Compare at every point of a grid of settings; what points share is carried out once.
 
     A point or a method that fails is a row with its reason.
     """
+    check_export(export, folder.out)
     with progress(folder.out) as bars:
         with loading():
             from unwalk.reports.sweep_page import failed_lines, sweep_table
@@ -211,6 +240,7 @@ def sweep(
             cluster=ray_address,
             say=bars.say,
         )
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return

@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
@@ -61,6 +61,13 @@ RayAddressOption = Annotated[
     typer.Option(help="The Ray cluster to join: auto or HOST:PORT; empty: only this machine."),
 ]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+ExportOption = Annotated[
+    str,
+    typer.Option(
+        metavar="csv,json,tex,svg,pdf,png",
+        help="Every table and picture in these formats, in the folder export of --out.",
+    ),
+]
 BundleArgument = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -228,6 +235,27 @@ def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
             "flag such as --resume takes no value."
         )
     return resolve(changes, read_toml(file), file_name=str(file))
+
+
+def check_export(formats: str, out: Path | None) -> None:
+    """Refuse formats that cannot be written, before anything is carried out."""
+    if not formats:
+        return
+    from unwalk.reports.exports import formats_of
+
+    if out is None:
+        raise InvalidInput("--export needs --out, the folder that the files are written to.")
+    formats_of(formats)
+
+
+def export_to(out: Path | None, formats: str, result: Mapping[str, Any]) -> None:
+    """Write the tables and pictures of a result beside it, and say where they are."""
+    if not formats or out is None:
+        return
+    from unwalk.reports.exports import export
+
+    files = export(result, out / "export", formats)
+    say(f"exported: {len(files)} files in {out / 'export'}")
 
 
 def use_cluster(address: str | None, config: Config) -> None:

@@ -21,6 +21,7 @@ from unwalk.engines.choose import goes_together
 from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
 from unwalk.reports import render, trade_picture
+from unwalk.reports.exports import Exported
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import distances
 from unwalk.runs.run import (
@@ -97,7 +98,7 @@ def teller(how: SweepOptions) -> Tell:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Exported):
     """One seed's result with a summary over all seeds under ``seeds``."""
 
     result: dict[str, Any]

@@ -6,8 +6,6 @@ once (:mod:`unwalk.runs.sharing`).  A point that fails is a row with its reason.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +17,7 @@ from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
+from unwalk.reports.exports import csv_text, sheets_of
 from unwalk.reports.sweep_page import render_sweep
 from unwalk.runs.assemble import assemble
 from unwalk.runs.compare import (
@@ -223,21 +222,7 @@ def _timeless(means: dict[str, float]) -> dict[str, float]:
 
 def table_of(result: Mapping[str, Any]) -> str:
     """The rows as CSV: one line for each method at each point."""
-    numbers = dict.fromkeys(key for row in result["rows"] for key in row["mean"])
-    lines = []
-    for row in (*result["rows"], *result["failed"]):
-        told = {key: row.get(key, "") for key in ("name", "runs", "grade", "reason")}
-        for key in numbers if "mean" in row else ():
-            low, high = row["interval"].get(key, ("", ""))
-            ends = {f"{key} mean": row["mean"].get(key), f"{key} std": row["std"].get(key)}
-            told |= {**ends, f"{key} low": low, f"{key} high": high} if low != "" else ends
-        lines += [{**point, **told} for point in row["settings"]]
-    text = io.StringIO()
-    heads = dict.fromkeys(key for line in lines for key in line)
-    writer = csv.DictWriter(text, list(heads), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text([line for sheet in sheets_of(result) for line in sheet.lines])
 
 
 def _json(value: Any) -> str:
