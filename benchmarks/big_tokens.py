@@ -35,9 +35,9 @@ from torch.nn.utils import skip_init
 from benchmarks.peers import at_the_end, events, memory, wide
 from unwalk.core.token import Token
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers.daemon import status
 from unwalk.peers.handover.visit import plan_of
 from unwalk.peers.identity.network_file import Network
+from unwalk.peers.status import status
 from unwalk.peers.storage.token_files import open_token
 
 WIDTHS = {"457KB": (332, 1), "20MB": (707, 10), "100MB": (1581, 10), "1GB": (5000, 10)}

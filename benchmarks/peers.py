@@ -44,10 +44,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from unwalk.peers.daemon import run_peer, status
+from unwalk.peers.daemon import run_peer
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.local_network import free_addresses
 from unwalk.peers.provision import make_network
+from unwalk.peers.status import status
 
 if TYPE_CHECKING:
     from benchmarks.rivals.environments import Measured

@@ -23,19 +23,25 @@ if TYPE_CHECKING:
     from unwalk.api import compare, evaluate, run, sweep
     from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused, UnwalkError
     from unwalk.core.transcript import Transcript
-    from unwalk.runs.run import RunResult
+    from unwalk.runs.loggers import MLflow, TensorBoard, WandB
+    from unwalk.runs.run import Hop, Logger, RunResult
     from unwalk.tasks import Deletion, Trigger, from_arrays, from_dataset
 
 _HOME = {
     "Corrupt": "unwalk.core.errors",
     "Deletion": "unwalk.tasks",
     "Diverged": "unwalk.core.errors",
+    "Hop": "unwalk.runs.run",
     "InvalidInput": "unwalk.core.errors",
+    "Logger": "unwalk.runs.run",
+    "MLflow": "unwalk.runs.loggers",
     "Refused": "unwalk.core.errors",
     "RunResult": "unwalk.runs.run",
+    "TensorBoard": "unwalk.runs.loggers",
     "Transcript": "unwalk.core.transcript",
     "Trigger": "unwalk.tasks",
     "UnwalkError": "unwalk.core.errors",
+    "WandB": "unwalk.runs.loggers",
     "compare": "unwalk.api",
     "evaluate": "unwalk.api",
     "from_arrays": "unwalk.tasks",
@@ -48,12 +54,17 @@ __all__ = [
     "Corrupt",
     "Deletion",
     "Diverged",
+    "Hop",
     "InvalidInput",
+    "Logger",
+    "MLflow",
     "Refused",
     "RunResult",
+    "TensorBoard",
     "Transcript",
     "Trigger",
     "UnwalkError",
+    "WandB",
     "compare",
     "evaluate",
     "from_arrays",

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from unwalk.core.errors import InvalidInput
 from unwalk.methods import named
+from unwalk.reports.exports import Report
 from unwalk.runs import compare as comparing
 from unwalk.runs import evaluate as evaluating
 from unwalk.runs import grid as gridding
 from unwalk.runs.assemble import resolve
-from unwalk.runs.run import RunResult
+from unwalk.runs.run import Callback, RunResult
 from unwalk.runs.run import run as run_config
 from unwalk.settings.config import Config, Value
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 SETTLED = ("task", "peers", "model.", "data.", "forget.", "trigger.")
 """Settings that a task that is brought along has settled already."""
@@ -53,17 +53,22 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train by token walk, forget, and measure.
 
     ``task`` is a name or a task of your own (:func:`unwalk.from_arrays`); ``settings`` holds any
     key that ``unwalk settings`` lists, such as ``{"train.hops": 50, "unlearn.p": 0.2}``.  With
     ``out``, results are written to that folder; ``resume`` continues a run that was stopped.
+    Each of ``callbacks`` is called after every hop with an :class:`unwalk.Hop`; those that are
+    an :class:`unwalk.Logger` are told of the settings and of the end as well.
     """
     given: dict[str, Value] = {"method": method, "preset": preset, "seed": seed}
     config, own = _configure(task, given, settings)
     place = None if out is None else Path(out)
-    return run_config(config, task=own, out=place, resume=resume, overwrite=overwrite)
+    return run_config(
+        config, task=own, out=place, resume=resume, overwrite=overwrite, callbacks=callbacks
+    )
 
 
 def compare(
@@ -107,7 +112,7 @@ def sweep(
     resume: bool = False,
     overwrite: bool = False,
     jobs: int = 1,
-) -> dict[str, Any]:
+) -> Report:
     """:func:`compare` at every point of ``grid``, which has the values of some settings.
 
     What points have in common, such as training, is carried out once.  The result is what
@@ -117,7 +122,7 @@ def sweep(
     main, *others = _named(methods)
     given: dict[str, Value] = {"method": main, "preset": preset, "seed": seed, "compare": others}
     place = None if out is None else Path(out)
-    return gridding.sweep_grid(
+    swept = gridding.sweep_grid(
         gridding.points_of(grid),
         lambda point: _configure(task, given, {**(settings or {}), **point})[0],
         seeds,
@@ -127,6 +132,7 @@ def sweep(
         overwrite=overwrite,
         jobs=jobs,
     )
+    return Report(swept)
 
 
 def evaluate(
@@ -137,13 +143,14 @@ def evaluate(
     members: int = evaluating.MEMBERS,
     out: str | Path | None = None,
     jobs: int = 1,
-) -> dict[str, Any]:
+) -> Report:
     """Measure what a finished run forgot, beside retraining, over ``members`` trainings.
 
     ``task`` is the run's own task, where that was brought along.  The result is what
     ``evaluate.json`` holds; ``docs/measures.md`` explains each measure.
     """
     place = None if out is None else Path(out)
-    return evaluating.evaluate(
+    measured = evaluating.evaluate(
         Path(run_dir), task=task, measures=measures, members=members, out=place, jobs=jobs
     )
+    return Report(measured)

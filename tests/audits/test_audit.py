@@ -22,7 +22,7 @@ from unwalk.audits.game import Game, play
 from unwalk.core.errors import InvalidInput
 from unwalk.methods import METHODS
 from unwalk.reports import audit_page
-from unwalk.reports.audit_page import chart, render_audit, verdict_lines
+from unwalk.reports.audit_page import chart_file, render_audit, verdict_lines
 from unwalk.runs.store import partial_of
 
 SMALL: dict[str, Any] = {
@@ -255,7 +255,7 @@ def test_jobs_change_nothing(monkeypatch):
 def test_the_page_escapes_what_it_is_given():
     document = audit(game(), 8)
     document["rows"][0]["label"] = "<b>&"
-    for text in (render_audit(document), chart(document, standalone=True)):
+    for text in (render_audit(document), chart_file(document)):
         assert "<b>&" not in text
         assert "&lt;b&gt;&amp;" in text
     assert verdict_lines(document)

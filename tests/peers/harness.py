@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.peers.scheduler import in_virtual_time
 from tests.processes import CONTEXT
-from unwalk.peers.daemon import HTTP, run_peer, status
+from unwalk.peers.daemon import HTTP, run_peer
 from unwalk.peers.demo import equal_bytes, same_walk
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import Work, plan_of
@@ -23,6 +23,7 @@ from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.local_network import free_addresses
 from unwalk.peers.protocol.hoplog import chain_start, check_chain
 from unwalk.peers.provision import make_network
+from unwalk.peers.status import status
 from unwalk.peers.storage.store import Store
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.telemetry import Journal

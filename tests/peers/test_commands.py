@@ -23,10 +23,11 @@ from tests.peers.harness import JOURNAL_TIMES, ROUTE, SETTINGS, check_end, check
 from tests.processes import nothing, start_unwalk
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import provision
-from unwalk.peers.daemon import committed_log, status
+from unwalk.peers.daemon import committed_log
 from unwalk.peers.lifecycle.leaving import GONE
 from unwalk.peers.local_network import free_addresses
-from unwalk.peers.records.record_store import DATABASE
+from unwalk.peers.status import status
+from unwalk.peers.storage.database import RECORDS_DATABASE
 from unwalk.peers.storage.error_file import LARGEST, LOOK, NAME
 from unwalk.peers.telemetry import HELP
 
@@ -316,7 +317,7 @@ def test_a_start_in_the_background_that_fails_says_its_own_reason(shell):
     errors = path / "store" / NAME
     errors.parent.mkdir(exist_ok=True)
     errors.write_text("an earlier reason\n")
-    with closing(sqlite3.connect(path / "store" / DATABASE)) as db, db:
+    with closing(sqlite3.connect(path / "store" / RECORDS_DATABASE)) as db, db:
         db.execute("CREATE TABLE facts (name TEXT, value TEXT)")
         db.execute("INSERT INTO facts VALUES (?, 'yes')", (GONE,))
     code, text = shell.run("peer", "start", path, "--detach", "--http=none")

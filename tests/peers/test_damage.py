@@ -15,11 +15,12 @@ from tests.peers.harness import Town, check_end, network, town
 from tests.peers.own_files import DECLARED, peer
 from tests.peers.trials import furthest
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.daemon import run_peer, status
+from unwalk.peers.daemon import run_peer
 from unwalk.peers.decisions.ballot import keep, stored
 from unwalk.peers.protocol.consensus import State
 from unwalk.peers.protocol.messages import PROTOCOL
 from unwalk.peers.records.record_store import Records
+from unwalk.peers.status import status
 from unwalk.peers.storage.integrity_mark import MarkFile, digest_of
 from unwalk.peers.storage.store import Store
 

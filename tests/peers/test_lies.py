@@ -18,7 +18,6 @@ from unwalk.certificates.document import body_of, read_certificate, text_of
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.transcript import Hop, Transcript
-from unwalk.peers.daemon import status
 from unwalk.peers.decisions.decided import kept_chapter
 from unwalk.peers.decisions.history import forget_logs
 from unwalk.peers.decisions.votes import decision_to, digest_of
@@ -37,6 +36,7 @@ from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol.hoplog import BARE, bare_text, recovery_body
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.provision import network_of, publish, revoke
+from unwalk.peers.status import status
 
 LIAR, VICTIM = 2, 1
 

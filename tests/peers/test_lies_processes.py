@@ -28,7 +28,6 @@ from tests.peers.trials import furthest
 from unwalk.certificates.document import FILE, read_certificate, text_of
 from unwalk.cli import app
 from unwalk.cli.forgetting import _hand_in
-from unwalk.peers.daemon import chapters_of
 from unwalk.peers.decisions.votes import decision_to, digest_of
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover import log_rules
@@ -42,6 +41,7 @@ from unwalk.peers.protocol.consensus import NEVER, PRECOMMIT, PREVOTE, Vote
 from unwalk.peers.protocol.handover import Parcel, Sighting
 from unwalk.peers.protocol.hoplog import recovery_body, sign_entry
 from unwalk.peers.provision import revoke
+from unwalk.peers.status import chapters_of
 from unwalk.peers.storage.token_files import open_token
 from unwalk.walks import NOBODY
 

@@ -24,10 +24,9 @@ from typer.testing import CliRunner
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
 from unwalk.peers import local_network
-from unwalk.peers.daemon import status
 from unwalk.peers.local_network import LocalNetwork, make_local
 from unwalk.peers.provision import make_network
-from unwalk.peers.storage.store import running
+from unwalk.peers.status import running, status
 from unwalk.peers.supervisor import Supervisor
 
 

@@ -17,13 +17,13 @@ import pytest
 
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.daemon import chapters_of, committed_log
+from unwalk.peers.daemon import committed_log
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import Conflict, RequestForm, UnknownRecords
 from unwalk.peers.local_network import LocalNetwork, make_local
-from unwalk.peers.records.record_store import DATABASE
 from unwalk.peers.records.trace_search import search, traces
-from unwalk.peers.storage.database import read_only
+from unwalk.peers.status import chapters_of
+from unwalk.peers.storage.database import RECORDS_DATABASE, read_only
 from unwalk.peers.supervisor import Supervisor
 from unwalk.peers.web.client import Asker
 
@@ -152,7 +152,7 @@ class Scene:
         """How many records all peers still have."""
         count = 0
         for bundle in self.local.bundles:
-            with closing(read_only(bundle.store / DATABASE)) as db, suppress(sqlite3.Error):
+            with closing(read_only(bundle.store / RECORDS_DATABASE)) as db, suppress(sqlite3.Error):
                 count += db.execute("SELECT COUNT(*) FROM records").fetchone()[0]
         return count
 

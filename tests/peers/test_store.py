@@ -14,8 +14,9 @@ import torch
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Local
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.status import running
 from unwalk.peers.storage.database import read_only
-from unwalk.peers.storage.store import LOCALS, SMALL, SPARES, Incoming, KeptLocal, Store, running
+from unwalk.peers.storage.store import LOCALS, SMALL, SPARES, Incoming, KeptLocal, Store
 from unwalk.peers.storage.token_files import pieces
 
 RUN = "r"

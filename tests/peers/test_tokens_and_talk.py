@@ -15,8 +15,9 @@ from tests.peers.harness import network
 from unwalk.cli import app
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.token import Token
-from unwalk.peers.daemon import status, stop_peer
+from unwalk.peers.daemon import stop_peer
 from unwalk.peers.protocol import codec
+from unwalk.peers.status import status
 from unwalk.peers.storage.token_files import (
     check_token,
     largest_in,

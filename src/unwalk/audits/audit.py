@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from unwalk.audits.attackers import parts
 from unwalk.audits.game import Game, Played, play
@@ -20,13 +20,14 @@ from unwalk.core import __version__
 from unwalk.core.errors import UnwalkError
 from unwalk.core.validation import check_count
 from unwalk.methods import METHODS
-from unwalk.reports.audit_page import chart, render_audit
+from unwalk.reports.audit_page import chart_file, render_audit
 from unwalk.runs.assemble import Assembled
+from unwalk.runs.compare import USUAL, CellOptions
 from unwalk.runs.run import Tell, growing_folder, methods_of, silent
 from unwalk.runs.store import write_file
-from unwalk.runs.sweep import Cell, Count, Failed, sweep, uncounted
+from unwalk.runs.sweep import Cell, Failed, sweep
 from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 FEWEST = 8
 """Pairs with which each of the three parts has two runs of each world."""
@@ -62,33 +63,27 @@ NOT_PLAYED = "not played"
 def audit(
     game: Game,
     pairs: int,
-    *,
-    task: ShardedTask | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: str = "",
-    jobs: int = 1,
-    tell: Tell = silent,
-    count: Count = uncounted,
+    **options: Unpack[CellOptions],
 ) -> dict[str, Any]:
     """Play ``pairs`` runs of each world with every method of the configuration, and judge.
 
-    ``jobs`` cells are played, and methods attacked, at once; with one job ``tell`` is told of their
-    walks.  With ``out`` every finished cell is kept, and ``resume`` goes on with the others.  A
-    method that cannot be played is left out, with its reason under ``failed``; if none can, the
-    first reason is raised.
+    ``jobs`` cells are played, and methods attacked, at once.  A method that cannot be played is
+    left out, with its reason under ``failed``; if none can, the first reason is raised.
     """
+    how = USUAL | options
+    task, jobs = how["task"], how["jobs"]
     check_count("pairs", pairs, low=FEWEST)
     check_count("jobs", jobs, low=1)
     base = game.assembled(task)
     Worlds.of(base, game.coins, game.seeds)
     game.watching(base)
-    with growing_folder(out, game.config, base, resume=resume, overwrite=overwrite) as folder:
+    with growing_folder(
+        how["out"], game.config, base, resume=how["resume"], overwrite=how["overwrite"]
+    ) as folder:
         with tempfile.TemporaryDirectory(prefix="unwalk-audit-") as spare:
             place = Path(spare) if folder is None else folder.partial / "seeds"
             place.mkdir(parents=True, exist_ok=True)
-            told = tell if jobs == 1 else silent
+            told = how["tell"] if jobs == 1 else silent
             size = cell_size(game, pairs, jobs)
             cells = [
                 Cell(
@@ -98,7 +93,7 @@ def audit(
                 if (some := min(size, pairs - first))
             ]
             kept = None if folder is None else place
-            found = dict(sweep(cells, folder=kept, jobs=jobs, count=count))
+            found = dict(sweep(cells, folder=kept, jobs=jobs, count=how["count"]))
             ended = [found[cell.name] for cell in cells]
             names, failed = _names(game, ended)
             watching = game.watching(base)
@@ -109,7 +104,7 @@ def audit(
             ]
             attacked = dict(sweep(attacks, folder=kept, jobs=jobs))
             rows = _rows([attacked[cell.name] for cell in attacks])
-            document = _document(game, base, pairs, rows, failed, command)
+            document = _document(game, base, pairs, rows, failed, how["command"])
         if folder is not None:
             write_audit(folder.partial, document)
     return document
@@ -124,7 +119,7 @@ def write_audit(place: Path, document: dict[str, Any]) -> None:
     """Write everything that is made from one document."""
     write_file(place / "audit.json", json.dumps(document, allow_nan=False) + "\n")
     write_file(place / "audit.csv", _csv(document))
-    write_file(place / "audit.svg", chart(document, standalone=True))
+    write_file(place / "audit.svg", chart_file(document))
     write_file(place / "report.html", render_audit(document))
 
 

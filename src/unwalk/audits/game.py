@@ -36,7 +36,7 @@ from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.run import Tell, methods_of, silent
 from unwalk.runs.sweep import Failed
 from unwalk.settings.config import Config
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from unwalk.core.token import Token, Workspace, build_model
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.run import Runner
 from unwalk.settings.config import Config
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Shares of the canaries about which guesses may be made."""

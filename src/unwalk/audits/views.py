@@ -32,7 +32,7 @@ from unwalk.core.plan import Phase, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Hop
 from unwalk.engines.fleet_gradients import PatchConv2d, plain_convolution
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int64]

@@ -27,7 +27,7 @@ from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.methods import METHODS
 from unwalk.runs.assemble import Assembled
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 WITH, WITHOUT = 1, 0
 COINS = ("fresh", "fixed")

@@ -19,8 +19,6 @@ Start reading at ``main`` below, which turns every error into one sentence and e
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 import unwalk
@@ -51,19 +49,22 @@ app = App(
     help="Train one model by passing it from peer to peer, and make it forget again.",
     epilog=FIRST_STEPS,
 )
-app.command()(running.run)
-app.command()(running.compare)
-app.command()(running.sweep)
-app.command()(evaluating.evaluate)
-app.command()(reproduce.reproduce)
-app.command()(auditing.audit)
-app.command()(calibrate.calibrate)
-app.command()(certificates.verify)
-app.command()(certificates.sign)
-app.command()(forgetting.forget)
-app.command()(listing.methods)
-app.command()(listing.tasks)
-app.command()(listing.settings)
+for command in (
+    running.run,
+    running.compare,
+    running.sweep,
+    evaluating.evaluate,
+    reproduce.reproduce,
+    auditing.audit,
+    calibrate.calibrate,
+    certificates.verify,
+    certificates.sign,
+    forgetting.forget,
+    listing.methods,
+    listing.tasks,
+    listing.settings,
+):
+    app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(peers.peer, name="peer")
 app.add_typer(peers.net, name="net")
@@ -77,9 +78,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     """Options before any command."""
 

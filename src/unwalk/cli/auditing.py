@@ -7,29 +7,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from unwalk.cli.terminal import (
-    DeviceOption,
-    EngineOption,
-    FeaturesOption,
-    File,
+    ExportOption,
+    FolderOptions,
     JobsOption,
     JsonOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
-    PresetOption,
-    ResumeOption,
-    SeedOption,
-    Set,
-    TaskOption,
-    changes_of,
-    command_line,
-    config_of,
+    WalkOptions,
+    cell_options,
+    check_export,
+    export_to,
     loading,
+    main_and_others,
     print_whole,
     progress,
     show,
@@ -40,86 +32,55 @@ if TYPE_CHECKING:
 
 
 def audit(
-    file: File = None,
-    set_: Set = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated, or all.")] = "rrdu",
-    pairs: Annotated[int, typer.Option(help="Runs of each of the two worlds.")] = 100,
-    observer: Annotated[
-        list[str] | None,
-        typer.Option(help="released, peer:K, coalition:K,L or coalition:others; may be repeated."),
-    ] = None,
-    coins: Annotated[
-        str, typer.Option(help="fresh per run, or fixed: the attacker knows all but the noise.")
-    ] = "fresh",
-    seeds: Annotated[
-        str, typer.Option(help="paired: runs of one number share a seed; or independent.")
-    ] = "paired",
-    canary: Annotated[
-        str | None,
-        typer.Option(
-            help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
-            "--one-run mislabelled."
-        ),
-    ] = None,
-    one_run: Annotated[
-        bool, typer.Option(help="One run of each method, each forgotten record a canary.")
-    ] = False,
-    task: TaskOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    model: ModelOption = None,
-    features: FeaturesOption = None,
+    given: WalkOptions,
+    methods: str = typer.Option("rrdu", help="Comma-separated, or all."),
+    pairs: int = typer.Option(100, help="Runs of each of the two worlds."),
+    observer: list[str] | None = typer.Option(
+        None, help="released, peer:K, coalition:K,L or coalition:others; may be repeated."
+    ),
+    coins: str = typer.Option(
+        "fresh", help="fresh per run, or fixed: the attacker knows all but the noise."
+    ),
+    seeds: str = typer.Option(
+        "paired", help="paired: runs of one number share a seed; or independent."
+    ),
+    canary: str | None = typer.Option(
+        None,
+        help="Records to plant: none, mislabelled, blank or gradient; left out: none, or with "
+        "--one-run mislabelled.",
+    ),
+    one_run: bool = typer.Option(
+        False, help="One run of each method, each forgotten record a canary."
+    ),
     jobs: JobsOption = 1,
-    engine: EngineOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    *,
+    folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Play the unlearning game many times: how much epsilon an attacker shows, beside the claims.
 
     Exit code 1: a claim that is proved was refuted.
     """
-    with progress(out) as bars:
+    check_export(export, folder.out)
+    with progress(folder.out) as bars:
         with loading():
             from unwalk.audits.audit import audit as audit_game
             from unwalk.audits.game import Game
-            from unwalk.methods import named
 
-        main, *others = named(methods)
-        changes = changes_of(
-            set_,
-            task=task,
-            preset=preset,
-            seed=seed,
-            device=device,
-            model=model,
-            features=features,
-            engine=engine,
-        )
-        config = config_of(file, {**changes, "method": main, "compare": others})
+        config = given.config(main_and_others(methods))
         if one_run:
-            _one_run(config, canary or "mislabelled", out, json_)
+            _one_run(config, canary or "mislabelled", folder.out, json_)
             return
         game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
-        document = audit_game(
-            game,
-            pairs,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            command=command_line(),
-            jobs=jobs,
-            tell=bars.tell,
-            count=bars.count,
-        )
+        document = audit_game(game, pairs, **cell_options(folder, jobs, bars))
+    export_to(folder.out, export, document)
     if json_:
         print(json.dumps(document, allow_nan=False))
     else:
         _show(document)
-        if out is not None:
-            show(f"report: {out / 'report.html'}", soft_wrap=True)
+        if folder.out is not None:
+            show(f"report: {folder.out / 'report.html'}", soft_wrap=True)
     if document["refuted"]:
         raise typer.Exit(1)
 

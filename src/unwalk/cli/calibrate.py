@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -27,29 +28,35 @@ USES = {
 """Which method takes the noise of accountants whose names begin so, and in which setting."""
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """What accountants take, an option each."""
+
+    epsilon: Number = None
+    delta: Number = None
+    sigma: Number = None
+    sensitivity: Number = None
+    hops: Number = None
+    p: Number = None
+    peers: Number = None
+    visits: Number = None
+    cap: Number = None
+    ratio: Number = None
+    radius: Number = None
+    steps: Number = None
+    distance: Number = None
+    mu: Number = None
+
+
 def calibrate(
-    accountant: Annotated[
-        str | None, typer.Option(help="Which bound; --list names them with what they take.")
-    ] = None,
-    epsilon: Number = None,
-    delta: Number = None,
-    sigma: Number = None,
-    sensitivity: Number = None,
-    hops: Number = None,
-    p: Number = None,
-    peers: Number = None,
-    visits: Number = None,
-    cap: Number = None,
-    ratio: Number = None,
-    radius: Number = None,
-    steps: Number = None,
-    distance: Number = None,
-    mu: Number = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Anything else the accountant takes."),
-    ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the accountants.")] = False,
+    numbers: Numbers,
+    accountant: str | None = typer.Option(
+        None, help="Which bound; --list names them with what they take."
+    ),
+    set_: list[str] | None = typer.Option(
+        None, "--set", metavar="NAME=VALUE", help="Anything else the accountant takes."
+    ),
+    list_: bool = typer.Option(False, "--list", help="List the accountants."),
     json_: JsonOption = False,
 ) -> None:
     """Solve an accountant for what was not given: noise, epsilon or steps."""
@@ -63,23 +70,7 @@ def calibrate(
         ]
         listing(rows, json_)
         return
-    given = {
-        "epsilon": epsilon,
-        "delta": delta,
-        "sigma": sigma,
-        "sensitivity": sensitivity,
-        "hops": hops,
-        "p": p,
-        "peers": peers,
-        "visits": visits,
-        "cap": cap,
-        "ratio": ratio,
-        "radius": radius,
-        "steps": steps,
-        "distance": distance,
-        "mu": mu,
-    }
-    named = {k: v for k, v in given.items() if v is not None} | _pairs(set_ or [])
+    named = {k: v for k, v in vars(numbers).items() if v is not None} | _pairs(set_ or [])
     answer = solve(accountant, **named)
     if json_:
         print(json.dumps(answer))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,35 +24,27 @@ KEY = Path("~/.config/unwalk/signing.pem")
 
 
 def verify(
-    certificate: Annotated[
-        Path | None,
-        typer.Argument(help="certificate.json, its folder, or the zip archive that a peer gives."),
-    ] = None,
-    transcript: Annotated[
-        Path | None, typer.Option(help="Its transcript; empty: transcript.jsonl beside it.")
-    ] = None,
-    trust: Annotated[
-        str | None,
-        typer.Option(help="Fingerprint of a signer, or the file of a CA's certificate (PEM)."),
-    ] = None,
-    network: Annotated[
-        Path | None,
-        typer.Option(help="The newest network.json of its network, to see what was revoked."),
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN_DIR", help="Repeat the run from its data and secrets, and compare."
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The released model; empty: the one beside it."),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.html", help="Also write the certificate as a page to print."),
-    ] = None,
+    certificate: Path | None = typer.Argument(
+        None, help="certificate.json, its folder, or the zip archive that a peer gives."
+    ),
+    transcript: Path | None = typer.Option(
+        None, help="Its transcript; empty: transcript.jsonl beside it."
+    ),
+    trust: str | None = typer.Option(
+        None, help="Fingerprint of a signer, or the file of a CA's certificate (PEM)."
+    ),
+    network: Path | None = typer.Option(
+        None, help="The newest network.json of its network, to see what was revoked."
+    ),
+    replay: Path | None = typer.Option(
+        None, metavar="RUN_DIR", help="Repeat the run from its data and secrets, and compare."
+    ),
+    model: Path | None = typer.Option(
+        None, metavar="FILE", help="The released model; empty: the one beside it."
+    ),
+    html: Path | None = typer.Option(
+        None, metavar="OUT.html", help="Also write the certificate as a page to print."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Check a certificate: signature, hash chain, every number recomputed from events, model.
@@ -239,13 +231,13 @@ def _tell(json_: bool, answer: dict[str, Any], lines: list[str]) -> None:
 
 
 def sign(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN_DIR")],
-    key: Annotated[
-        Path | None, typer.Option(help=f"Ed25519 key (PEM); without, {KEY}, made if missing.")
-    ] = None,
-    chain: Annotated[
-        Path | None, typer.Option(help="X.509 certificate (PEM) that a CA issued for the key.")
-    ] = None,
+    run_dir: Path = typer.Argument(help="The folder of a run.", metavar="RUN_DIR"),
+    key: Path | None = typer.Option(
+        None, help=f"Ed25519 key (PEM); without, {KEY}, made if missing."
+    ),
+    chain: Path | None = typer.Option(
+        None, help="X.509 certificate (PEM) that a CA issued for the key."
+    ),
 ) -> None:
     """Sign the certificate of a run, after checking it against its transcript."""
     from unwalk.certificates import read_certificate

@@ -59,12 +59,11 @@ def _plain(entry: Status) -> dict[str, Any]:
 
 @app.command()
 def fetch(
-    tasks: Annotated[list[str] | None, typer.Argument(help="mnist, cifar10, heart, a9a.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="The files of every task.")] = False,
-    mirror: Annotated[
-        str | None,
-        typer.Option(help="Download from this mirror of the data folder, not from the publishers."),
-    ] = None,
+    tasks: list[str] | None = typer.Argument(None, help="mnist, cifar10, heart, a9a."),
+    all_: bool = typer.Option(False, "--all", help="The files of every task."),
+    mirror: str | None = typer.Option(
+        None, help="Download from this mirror of the data folder, not from the publishers."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Download missing files, check them, and put them in the data folder."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -22,17 +21,14 @@ from unwalk.cli.terminal import (
 
 
 def evaluate(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run or comparison.")],
-    measures: Annotated[
-        str,
-        typer.Option(help="Comma-separated; all of them if left out. docs/measures.md has them."),
-    ] = "",
-    members: Annotated[
-        int, typer.Option(help="Trainings per method; U-LiRA wants 64 or more.")
-    ] = 16,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; RUN_DIR/evaluation if left out.")
-    ] = None,
+    run_dir: Path = typer.Argument(help="The folder of a finished run or comparison."),
+    measures: str = typer.Option(
+        "", help="Comma-separated; all of them if left out. docs/measures.md has them."
+    ),
+    members: int = typer.Option(16, help="Trainings per method; U-LiRA wants 64 or more."),
+    out: Path | None = typer.Option(
+        None, help="Folder for the results; RUN_DIR/evaluation if left out."
+    ),
     jobs: JobsOption = 1,
     json_: JsonOption = False,
 ) -> None:

@@ -27,47 +27,35 @@ if TYPE_CHECKING:
     from unwalk.peers.records.record_store import Records
     from unwalk.peers.web.client import Asker
 
-Grade = Annotated[
-    str | None,
-    typer.Option(help="exact or certified; empty: exact, or what --method or a budget is for."),
-]
-Epsilon = Annotated[float | None, typer.Option(help="Epsilon of a certified request; empty: 1.")]
-Delta = Annotated[float | None, typer.Option(help="Delta of a certified request; empty: 1e-5.")]
-Method = Annotated[str | None, typer.Option(help="rewind, restart or seal; empty: the best.")]
-RequestId = Annotated[
-    str | None,
-    typer.Option(help="Public id of the request; empty: a random one. Repeating one counts once."),
-]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done or refused.")]
 PAUSE = 0.2
 
 
 def forget(
-    peer: Annotated[
-        str, typer.Option(help="The peer's folder, or HOST:PORT or http(s)://... of its endpoint.")
-    ],
-    ids: Annotated[
-        Path | None, typer.Option(help="File with the record ids, one per line.")
-    ] = None,
-    vanished: Annotated[
-        str | None,
-        typer.Option(help="Instead of ids: a peer that is gone for good, with all its records."),
-    ] = None,
-    grade: Grade = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    method: Method = None,
-    request_id: RequestId = None,
-    token: Annotated[
-        Path | None, typer.Option(help="The peer's http.token, needed with an address.")
-    ] = None,
-    authority: Annotated[
-        Path | None, typer.Option(help="The network's ca.pem, needed with an https address.")
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="With https: the peer's name, PEER.NETWORK, as in peer-2.clinics."),
-    ] = None,
+    peer: str = typer.Option(
+        help="The peer's folder, or HOST:PORT or http(s)://... of its endpoint."
+    ),
+    ids: Path | None = typer.Option(None, help="File with the record ids, one per line."),
+    vanished: str | None = typer.Option(
+        None, help="Instead of ids: a peer that is gone for good, with all its records."
+    ),
+    grade: str | None = typer.Option(
+        None, help="exact or certified; empty: exact, or what --method or a budget is for."
+    ),
+    epsilon: float | None = typer.Option(None, help="Epsilon of a certified request; empty: 1."),
+    delta: float | None = typer.Option(None, help="Delta of a certified request; empty: 1e-5."),
+    method: str | None = typer.Option(None, help="rewind, restart or seal; empty: the best."),
+    request_id: str | None = typer.Option(
+        None,
+        help="Public id of the request; empty: a random one. Repeating one counts once.",
+    ),
+    token: Path | None = typer.Option(None, help="The peer's http.token, needed with an address."),
+    authority: Path | None = typer.Option(
+        None, help="The network's ca.pem, needed with an https address."
+    ),
+    name: str | None = typer.Option(
+        None, help="With https: the peer's name, PEER.NETWORK, as in peer-2.clinics."
+    ),
     wait: Wait = False,
     json_: JsonOption = False,
 ) -> None:
@@ -211,7 +199,7 @@ def _until_done(bundle: Path, id: str) -> RequestView:
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.lifecycle.leaving import GONE
-    from unwalk.peers.storage.store import running
+    from unwalk.peers.status import running
 
     checked = Bundle.read(bundle)
     with _opened(checked) as (_, records):
@@ -246,10 +234,10 @@ def _tell(request: RequestView, bundle: Path | None, json_: bool) -> None:
 
 def leave(
     bundle: BundleArgument,
-    forget_all: Annotated[
-        bool, typer.Option("--forget-all", help="Have all of the peer's records forgotten first.")
-    ] = False,
-    grade: Annotated[str, typer.Option(help="exact or certified.")] = "exact",
+    forget_all: bool = typer.Option(
+        False, "--forget-all", help="Have all of the peer's records forgotten first."
+    ),
+    grade: str = typer.Option("exact", help="exact or certified."),
     wait: Wait = False,
 ) -> None:
     """Leave the network: all records of the peer are forgotten, then it ends for good."""
@@ -281,24 +269,18 @@ def leave(
 
 def data(
     bundle: BundleArgument,
-    from_: Annotated[
-        Path | None, typer.Option("--from", help="File or folder of the records.", metavar="PATH")
-    ] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column of the record id.")] = None,
-    label_column: Annotated[str | None, typer.Option(help="Column of the label.")] = None,
-    hold_out: Annotated[
-        float | None, typer.Option(help="Share of records that is never trained on.")
-    ] = None,
-    erase_source: Annotated[
-        bool | None,
-        typer.Option(
-            "--erase-source/--keep-source", help="Erase forgotten records from PATH as well."
-        ),
-    ] = None,
-    allow_again: Annotated[
-        Path | None,
-        typer.Option(help="File of ids, one per line, that may come back after being forgotten."),
-    ] = None,
+    from_: Path | None = typer.Option(
+        None, "--from", help="File or folder of the records.", metavar="PATH"
+    ),
+    id_column: str | None = typer.Option(None, help="Column of the record id."),
+    label_column: str | None = typer.Option(None, help="Column of the label."),
+    hold_out: float | None = typer.Option(None, help="Share of records that is never trained on."),
+    erase_source: bool | None = typer.Option(
+        None, "--erase-source/--keep-source", help="Erase forgotten records from PATH as well."
+    ),
+    allow_again: Path | None = typer.Option(
+        None, help="File of ids, one per line, that may come back after being forgotten."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Set where a peer's records are and read them in; without options, read again and count."""

@@ -55,33 +55,26 @@ Days = Annotated[float, typer.Option(help="Days that a certificate is valid.")]
 @net.command()
 def init(
     folder: Folder,
-    address: Annotated[
-        list[str], typer.Option(help="HOST:PORT of one peer; once for every peer, in order.")
-    ],
-    name: Annotated[str, typer.Option(help="Name of the network.")] = "network",
-    lease: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds until a silent holder is given up; if not given 30, or as many as the "
-            "model's tokens need."
-        ),
-    ] = None,
-    limit: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Another limit, NAME=VALUE: messages, token_bytes, rate, connect, stop, visit, "
-            "weight."
-        ),
-    ] = None,
-    noise: Annotated[str, typer.Option(help="secret (each peer's own) or simulation.")] = "secret",
-    bundles: Annotated[
-        bool, typer.Option(help="Make every peer's keys here; without: each makes its own.")
-    ] = True,
+    address: list[str] = typer.Option(help="HOST:PORT of one peer; once for every peer, in order."),
+    name: str = typer.Option("network", help="Name of the network."),
+    lease: float | None = typer.Option(
+        None,
+        help="Seconds until a silent holder is given up; if not given 30, or as many as the "
+        "model's tokens need.",
+    ),
+    limit: list[str] | None = typer.Option(
+        None,
+        help="Another limit, NAME=VALUE: messages, token_bytes, rate, connect, stop, visit, "
+        "weight.",
+    ),
+    noise: str = typer.Option("secret", help="secret (each peer's own) or simulation."),
+    bundles: bool = typer.Option(
+        True, help="Make every peer's keys here; without: each makes its own."
+    ),
     days: Days = 365.0,
-    lies: Annotated[
-        int | None,
-        typer.Option(help="How many peers may lie without harm; fewer than a third if not given."),
-    ] = None,
+    lies: int | None = typer.Option(
+        None, help="How many peers may lie without harm; fewer than a third if not given."
+    ),
     set_: Set = None,
     features: FeaturesOption = None,
 ) -> None:
@@ -135,27 +128,22 @@ def _told(network: Network) -> None:
 
 @net.command()
 def up(
-    peers: Annotated[
-        int | None,
-        typer.Option(help="How many peers; 8 if not given, or those of the network in --folder."),
-    ] = None,
-    degree: Annotated[
-        int | None, typer.Option(help="Neighbours of each peer; 4, or all others, if not given.")
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            help="digits if not given, a table for each peer; or another of unwalk tasks, whose "
-            "records cannot be deleted here."
-        ),
-    ] = None,
-    hops: Annotated[
-        int | None, typer.Option(help="Hops of training; 10 for each peer if not given.")
-    ] = None,
-    folder: Annotated[
-        Path, typer.Option(help="The network's folder; made if it is not there.")
-    ] = Path("runs/network"),
-    port: Annotated[int, typer.Option(help="Port of the page; 0: a free one.")] = 0,
+    peers: int | None = typer.Option(
+        None, help="How many peers; 8 if not given, or those of the network in --folder."
+    ),
+    degree: int | None = typer.Option(
+        None, help="Neighbours of each peer; 4, or all others, if not given."
+    ),
+    task: str | None = typer.Option(
+        None,
+        help="digits if not given, a table for each peer; or another of unwalk tasks, whose "
+        "records cannot be deleted here.",
+    ),
+    hops: int | None = typer.Option(None, help="Hops of training; 10 for each peer if not given."),
+    folder: Path = typer.Option(
+        Path("runs/network"), help="The network's folder; made if it is not there."
+    ),
+    port: int = typer.Option(0, help="Port of the page; 0: a free one."),
     set_: Set = None,
 ) -> None:
     """Run a whole network on this machine, with a page that shows all peers.
@@ -205,16 +193,14 @@ def show_network(folder: Folder) -> None:
 @net.command()
 def sign(
     folder: Folder,
-    request: Annotated[Path, typer.Argument(help="The request.csr of a peer.")],
-    out: Annotated[Path, typer.Option(help="Folder for certificate, CA and network file.")],
+    request: Path = typer.Argument(help="The request.csr of a peer."),
+    out: Path = typer.Option(help="Folder for certificate, CA and network file."),
     days: Days = 365.0,
-    replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace",
-            help="Sign even if the peer has a certificate, because it rotates its keys.",
-        ),
-    ] = False,
+    replace: bool = typer.Option(
+        False,
+        "--replace",
+        help="Sign even if the peer has a certificate, because it rotates its keys.",
+    ),
 ) -> None:
     """Sign a peer's certificate request; everything in --out is public and goes to the peer.
 
@@ -253,12 +239,9 @@ def rotate(
 def revoke(
     folder: Folder,
     name: PeerName,
-    keep_latest: Annotated[
-        bool,
-        typer.Option(
-            "--keep-latest", help="Revoke all but the newest one, because its keys were rotated."
-        ),
-    ] = False,
+    keep_latest: bool = typer.Option(
+        False, "--keep-latest", help="Revoke all but the newest one, because its keys were rotated."
+    ),
     chapter: FirstChapter = None,
 ) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
@@ -272,8 +255,8 @@ def revoke(
 @peer.command()
 def csr(
     bundle: BundleArgument,
-    name: Annotated[str, typer.Option("--peer", help="The peer's name in the network.")],
-    network: Annotated[str, typer.Option(help="The network's name.")],
+    name: str = typer.Option(..., "--peer", help="The peer's name in the network."),
+    network: str = typer.Option(help="The network's name."),
 ) -> None:
     """Make private keys, which stay here, and a request for whoever runs the network."""
     need_peers()
@@ -287,23 +270,21 @@ def csr(
 @peer.command()
 def start(
     bundle: BundleArgument,
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT, if not the address in the network file.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option(help="127.0.0.1:PORT for Prometheus; empty: none.")
-    ] = None,
-    http: Annotated[
-        str, typer.Option(help="HOST:PORT of its HTTP interface and dashboard; none: without them.")
-    ] = "127.0.0.1:0",
-    detach: Annotated[bool, typer.Option("--detach", help="Go on in the background.")] = False,
+    listen: str | None = typer.Option(
+        None, help="HOST:PORT, if not the address in the network file."
+    ),
+    metrics: str | None = typer.Option(None, help="127.0.0.1:PORT for Prometheus; empty: none."),
+    http: str = typer.Option(
+        "127.0.0.1:0", help="HOST:PORT of its HTTP interface and dashboard; none: without them."
+    ),
+    detach: bool = typer.Option(False, "--detach", help="Go on in the background."),
 ) -> None:
     """Run a peer until it is stopped."""
     need_peers()
     from unwalk.peers.daemon import LOG, run_peer
     from unwalk.peers.identity.trust import Bundle as Checked
+    from unwalk.peers.status import running
     from unwalk.peers.storage.error_file import open_errors
-    from unwalk.peers.storage.store import running
 
     checked = Checked.read(bundle)
     if not detach:
@@ -336,8 +317,8 @@ def start(
 def stop(bundle: BundleArgument) -> None:
     """Ask a peer to hand the token over and end."""
     need_peers()
-    from unwalk.peers.daemon import status as status_of
     from unwalk.peers.daemon import stop_peer
+    from unwalk.peers.status import status as status_of
 
     if not stop_peer(bundle):
         show("it was not running")
@@ -353,7 +334,7 @@ def stop(bundle: BundleArgument) -> None:
 def status(bundle: BundleArgument, json_: JsonOption = False) -> None:
     """Say what a peer is doing, whether it runs or not."""
     need_peers()
-    from unwalk.peers.daemon import status as status_of
+    from unwalk.peers.status import status as status_of
 
     state = status_of(bundle)
     if json_:
@@ -382,10 +363,10 @@ def _in_words(value: object) -> str:
 @peer.command()
 def log(
     bundle: BundleArgument,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="The committed hop log, checked, one JSON line each.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on showing new lines.")] = False,
+    whole: bool = typer.Option(
+        False, "--whole", help="The committed hop log, checked, one JSON line each."
+    ),
+    follow: bool = typer.Option(False, "--follow", help="Go on showing new lines."),
 ) -> None:
     """Show a peer's log."""
     need_peers()

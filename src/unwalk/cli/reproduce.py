@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -26,29 +25,23 @@ from unwalk.cli.terminal import (
 
 
 def reproduce(
-    which: Annotated[
-        str,
-        typer.Argument(
-            help="figure1, table-p, table-rho, table-l, table-epsilon, table-delta or all of them; "
-            "by name only: tuning (settings that were tried), precision (bfloat16 beside float32)."
-        ),
-    ] = "all",
-    task: Annotated[str | None, typer.Option(help="mnist or cifar10; empty: both.")] = None,
-    preset: Annotated[str, typer.Option(help="The reading of the paper.")] = "paper-matched",
-    seeds: Annotated[
-        int | None, typer.Option(help="Seeds per cell; empty: as many as the paper has.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="digits, one seed, short walks: shows that it runs.")
-    ] = False,
+    which: str = typer.Argument(
+        "all",
+        help="figure1, table-p, table-rho, table-l, table-epsilon, table-delta or all of them; "
+        "by name only: tuning (settings that were tried), precision (bfloat16 beside float32).",
+    ),
+    task: str | None = typer.Option(None, help="mnist or cifar10; empty: both."),
+    preset: str = typer.Option("paper-matched", help="The reading of the paper."),
+    seeds: int | None = typer.Option(None, help="Seeds per cell; empty: as many as the paper has."),
+    quick: bool = typer.Option(
+        False, "--quick", help="digits, one seed, short walks: shows that it runs."
+    ),
     device: DeviceOption = None,
     set_: Set = None,
-    out: Annotated[Path, typer.Option(help="Folder for results and finished parts.")] = Path(
-        "results"
+    out: Path = typer.Option(Path("results"), help="Folder for results and finished parts."),
+    collect: bool = typer.Option(
+        False, "--collect", help="Run nothing: make the page from finished parts."
     ),
-    collect: Annotated[
-        bool, typer.Option("--collect", help="Run nothing: make the page from finished parts.")
-    ] = False,
     jobs: JobsOption = 1,
     ray_address: RayAddressOption = None,
     json_: JsonOption = False,

@@ -6,39 +6,35 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from unwalk.cli.terminal import (
-    DeviceOption,
-    EngineOption,
-    FeaturesOption,
-    File,
+    ExportOption,
+    FolderOptions,
     JobsOption,
     JsonOption,
-    MethodOption,
-    MethodsOption,
-    ModelOption,
-    OutOption,
-    OverwriteOption,
+    MethodsOptions,
     PeersOption,
-    PresetOption,
     RayAddressOption,
-    ResumeOption,
-    SeedOption,
-    SeedsOption,
-    Set,
-    TaskOption,
+    SettingOptions,
+    WalkOptions,
+    cell_options,
     changes_of,
+    check_export,
     command_line,
-    config_of,
+    export_to,
     loading,
+    main_and_others,
     print_whole,
     progress,
     show,
     use_cluster,
 )
+
+if TYPE_CHECKING:
+    from unwalk.runs.run import Logger
 
 MEANINGS = {
     "clean": "clean: accuracy on the test set",
@@ -48,55 +44,50 @@ MEANINGS = {
 
 
 def run(
-    file: File = None,
-    set_: Set = None,
-    task: TaskOption = None,
-    method: MethodOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
+    given: WalkOptions,
+    method: str | None = typer.Option(
+        None, help="The method; unwalk methods lists them; or package.module:method."
+    ),
     peers: PeersOption = None,
-    device: DeviceOption = None,
-    model: ModelOption = None,
-    features: FeaturesOption = None,
-    engine: EngineOption = None,
     ray_address: RayAddressOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    *,
+    folder: FolderOptions,
+    export: ExportOption = "",
+    log: list[str] | None = typer.Option(
+        None, metavar="KIND:WHERE", help="tensorboard:DIR, mlflow:URI or wandb:PROJECT."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Train by token walk, forget, and measure; with --out, leave a report behind."""
-    with progress(out) as bars:
+    check_export(export, folder.out)
+    with progress(folder.out) as bars:
         with loading():
             from unwalk.runs.run import run as run_config
 
-        changes = changes_of(
-            set_,
-            task=task,
-            method=method,
-            preset=preset,
-            seed=seed,
-            peers=peers,
-            device=device,
-            model=model,
-            features=features,
-            engine=engine,
-        )
-        config = config_of(file, changes)
+        config = given.config(method=method, peers=peers)
         use_cluster(ray_address, config)
         result = run_config(
             config,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
+            **vars(folder),
             command=command_line(),
             tell=bars.tell,
+            callbacks=_loggers(log or []),
         ).result
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
     _show_start(result)
-    _show_end(result, out)
+    _show_end(result, folder.out)
+
+
+def _loggers(texts: list[str]) -> list[Logger]:
+    """The trackers that ``--log`` names."""
+    if not texts:
+        return []
+    from unwalk.runs.loggers import logger_of
+
+    return [logger_of(text) for text in texts]
 
 
 def _show_start(result: dict[str, Any]) -> None:
@@ -152,118 +143,74 @@ def _shown(result: dict[str, Any]) -> list[str]:
 
 
 def compare(
-    file: File = None,
-    set_: Set = None,
-    methods: MethodsOption = "rrdu,finetune,retrain",
-    seeds: SeedsOption = 5,
-    task: TaskOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
+    given: WalkOptions,
+    comparison: MethodsOptions,
     peers: PeersOption = None,
-    device: DeviceOption = None,
-    model: ModelOption = None,
-    features: FeaturesOption = None,
     jobs: JobsOption = 1,
-    engine: EngineOption = None,
     ray_address: RayAddressOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    *,
+    folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Run several methods over several seeds and print means and deviations.
 
     A method that cannot be run is a row with its reason; the others go on.
     """
-    with progress(out) as bars:
+    check_export(export, folder.out)
+    with progress(folder.out) as bars:
         with loading():
-            from unwalk.methods import named
             from unwalk.runs.compare import compare as compare_config
 
-        main, *others = named(methods)
-        changes = changes_of(
-            set_,
-            task=task,
-            preset=preset,
-            seed=seed,
-            peers=peers,
-            device=device,
-            model=model,
-            features=features,
-            engine=engine,
-        )
-        config = config_of(file, {**changes, "method": main, "compare": others})
-        by_engine = config.performance.engine == "ray"
-        if by_engine:
+        config = given.config(main_and_others(comparison.methods), peers=peers)
+        if config.performance.engine == "ray":
             use_cluster(ray_address, config)
+            ray_address = None
+        options = cell_options(folder, jobs, bars)
         result = compare_config(
-            config,
-            seeds,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            command=command_line(),
-            jobs=jobs,
-            cluster=None if by_engine else ray_address,
-            tell=bars.tell,
-            count=bars.count,
-            say=bars.say,
+            config, comparison.seeds, **options, cluster=ray_address, say=bars.say
         ).result
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
-    _show_end(result, out)
+    _show_end(result, folder.out)
 
 
 def sweep(
-    file: File = None,
-    set_: Set = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=A,B,...", help="The values of a setting; as often as needed."),
-    ] = None,
-    methods: MethodsOption = "rrdu,finetune,retrain",
-    seeds: SeedsOption = 5,
-    task: TaskOption = None,
-    preset: PresetOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    model: ModelOption = None,
+    given: SettingOptions,
+    comparison: MethodsOptions,
+    grid: list[str] | None = typer.Option(
+        None, metavar="KEY=A,B,...", help="The values of a setting; as often as needed."
+    ),
     jobs: JobsOption = 1,
     ray_address: RayAddressOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    *,
+    folder: FolderOptions,
+    export: ExportOption = "",
     json_: JsonOption = False,
 ) -> None:
     """Compare at every point of a grid of settings; what points share is carried out once.
 
     A point or a method that fails is a row with its reason.
     """
-    with progress(out) as bars:
+    check_export(export, folder.out)
+    with progress(folder.out) as bars:
         with loading():
-            from unwalk.methods import named
             from unwalk.reports.sweep_page import failed_lines, sweep_table
             from unwalk.runs.grid import points_of, sweep_grid
 
-        main, *others = named(methods)
-        changes = changes_of(set_, task=task, preset=preset, seed=seed, device=device, model=model)
-        base = {**changes, "method": main, "compare": others}
         axes = {key: values.split(",") for key, values in changes_of(grid).items()}
+        base = main_and_others(comparison.methods)
         result = sweep_grid(
             points_of(axes),
-            lambda point: config_of(file, {**base, **point}),
-            seeds,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            command=command_line(),
-            jobs=jobs,
+            lambda point: given.config({**base, **point}),
+            comparison.seeds,
+            **cell_options(folder, jobs, bars),
             cluster=ray_address,
-            tell=bars.tell,
-            count=bars.count,
             say=bars.say,
         )
+    export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
@@ -271,4 +218,5 @@ def sweep(
     for line in failed_lines(result):
         show(line)
     kept = "add --out DIR to keep the table as JSON, CSV and a page"
-    show(kept if out is None else f"page: {out / 'sweep.html'}", soft_wrap=True)
+    page = None if folder.out is None else folder.out / "sweep.html"
+    show(kept if page is None else f"page: {page}", soft_wrap=True)

@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
+from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -26,6 +30,7 @@ from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import explained
 
 if TYPE_CHECKING:
+    from unwalk.runs.compare import CellOptions
     from unwalk.settings.config import Config
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -39,25 +44,15 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting; unwalk settings lists them."),
 ]
 TaskOption = Annotated[str | None, typer.Option(help="The task; unwalk tasks lists them.")]
-MethodOption = Annotated[
-    str | None,
-    typer.Option(help="The method; unwalk methods lists them; or package.module:method."),
-]
-MethodsOption = Annotated[
-    str, typer.Option(help="Comma-separated, the first is the main one; or all.")
-]
-SeedsOption = Annotated[int, typer.Option(help="Number of seeds.")]
 PresetOption = Annotated[
     str | None, typer.Option(help="practical, paper-matched, paper or certified.")
 ]
-SeedOption = Annotated[int | None, typer.Option(help="Public seed.")]
 FeaturesOption = Annotated[
     str | None,
     typer.Option(help="Fixed features: gabor, patches, plain, or package.module:extractor."),
 ]
-PeersOption = Annotated[int | None, typer.Option(help="Number of peers.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-ModelOption = Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")]
+PeersOption = Annotated[int | None, typer.Option(help="Number of peers.")]
 EngineOption = Annotated[
     str | None, typer.Option(help="inprocess, fleet, ray or auto; short for performance.engine.")
 ]
@@ -65,16 +60,102 @@ RayAddressOption = Annotated[
     str | None,
     typer.Option(help="The Ray cluster to join: auto or HOST:PORT; empty: only this machine."),
 ]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for all results.")]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue the stopped run in the folder --out.")
-]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
-]
 JobsOption = Annotated[int, typer.Option(help="Processes that work at once.")]
+ExportOption = Annotated[
+    str,
+    typer.Option(
+        metavar="csv,json,tex,svg,pdf,png",
+        help="Every table and picture in these formats, in the folder export of --out.",
+    ),
+]
 BundleArgument = Annotated[Path, typer.Argument(help="The peer's folder.", metavar="BUNDLE")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+@dataclass(frozen=True)
+class SettingOptions:
+    """A file of settings, the settings with an option of their own, and ``--set`` for the rest."""
+
+    file: File = None
+    set_: Set = None
+    task: TaskOption = None
+    preset: PresetOption = None
+    seed: Annotated[int | None, typer.Option(help="Public seed.")] = None
+    device: DeviceOption = None
+    model: Annotated[str | None, typer.Option(help="A named model, or package.module:factory.")] = (
+        None
+    )
+
+    def changes(self, **more: Any) -> dict[str, Any]:
+        """What was given besides the file, as flat settings; ``more`` are further options."""
+        own = {name: value for name, value in vars(self).items() if name not in ("file", "set_")}
+        return changes_of(self.set_, **own, **more)
+
+    def config(self, fixed: dict[str, Any] | None = None, **more: Any) -> Config:
+        """The configuration; ``fixed`` are settings that ``--set`` cannot change."""
+        return config_of(self.file, {**self.changes(**more), **(fixed or {})})
+
+
+@dataclass(frozen=True)
+class WalkOptions(SettingOptions):
+    """The same, with the features of the records and what carries out the walks."""
+
+    features: FeaturesOption = None
+    engine: EngineOption = None
+
+
+@dataclass(frozen=True)
+class MethodsOptions:
+    """Which methods are compared, over how many seeds."""
+
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated, the first is the main one; or all.")
+    ] = "rrdu,finetune,retrain"
+    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 5
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """Where results go, and what to do with those that are there."""
+
+    out: Annotated[Path | None, typer.Option(help="Folder for all results.")] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the stopped run in the folder --out.")
+    ] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing folder of results.")
+    ] = False
+
+
+def _spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``command``, in which each parameter that is a dataclass is one option for every field."""
+    signature = inspect.signature(command, eval_str=True)
+    groups = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if inspect.isclass(parameter.annotation) and is_dataclass(parameter.annotation)
+    }
+    if not groups:
+        return command
+    members = {
+        name: inspect.signature(group, eval_str=True).parameters.values()
+        for name, group in groups.items()
+    }
+
+    @wraps(command)
+    def called(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{option.name: given.pop(option.name) for option in members[name]})
+        return command(**given)
+
+    options = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        for option in members.get(name, [parameter])
+    ]
+    called.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in options}
+    return called
 
 
 def _untyped(params: list[Any]) -> list[Any]:
@@ -96,14 +177,23 @@ class _Group(TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands whose help shows what an option takes, and nothing for a flag."""
+    """A group of commands whose help shows what an option takes, and nothing for a flag.
+
+    A parameter of a command may be a dataclass of options, such as :class:`FolderOptions`.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(cls=_Group, no_args_is_help=True, **options)
 
     def command(self, *args: Any, **options: Any) -> Callable[[Command], Command]:
         """Add a command."""
-        return super().command(*args, cls=_Command, **options)
+        add = super().command(*args, cls=_Command, **options)
+
+        def added(command: Command) -> Command:
+            add(_spread(command))
+            return command
+
+        return added
 
 
 def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
@@ -117,6 +207,14 @@ def changes_of(pairs: list[str] | None, **options: Any) -> dict[str, Any]:
     }
     given = {keys.get(k, k): v for k, v in options.items() if v is not None}
     return {**given, **parse_set(pairs or [])}
+
+
+def main_and_others(methods: str) -> dict[str, Any]:
+    """The main method and those beside it, as settings."""
+    from unwalk.methods import named
+
+    main, *others = named(methods)
+    return {"method": main, "compare": others}
 
 
 def command_line() -> str:
@@ -139,6 +237,27 @@ def config_of(file: Path | None, changes: dict[str, Any]) -> Config:
     return resolve(changes, read_toml(file), file_name=str(file))
 
 
+def check_export(formats: str, out: Path | None) -> None:
+    """Refuse formats that cannot be written, before anything is carried out."""
+    if not formats:
+        return
+    from unwalk.reports.exports import formats_of
+
+    if out is None:
+        raise InvalidInput("--export needs --out, the folder that the files are written to.")
+    formats_of(formats)
+
+
+def export_to(out: Path | None, formats: str, result: Mapping[str, Any]) -> None:
+    """Write the tables and pictures of a result beside it, and say where they are."""
+    if not formats or out is None:
+        return
+    from unwalk.reports.exports import export
+
+    files = export(result, out / "export", formats)
+    say(f"exported: {len(files)} files in {out / 'export'}")
+
+
 def use_cluster(address: str | None, config: Config) -> None:
     """Name the Ray cluster of this process."""
     if address is None:
@@ -155,15 +274,11 @@ def use_cluster(address: str | None, config: Config) -> None:
 
 def need_peers() -> None:
     """Refuse a command of peers where the packages that they need are not installed."""
-    try:
-        import cryptography  # noqa: F401
-        import grpc  # noqa: F401
-        import h11  # noqa: F401
-        import starlette  # noqa: F401
-    except ImportError as error:
-        raise InvalidInput(
-            f"peers need the package {error.name}; install unwalk with its extra 'peers'."
-        ) from error
+    for package in ("cryptography", "grpc", "h11", "starlette"):
+        if find_spec(package) is None:
+            raise InvalidInput(
+                f"peers need the package {package}; install unwalk with its extra 'peers'."
+            )
 
 
 class TimeLeft(TimeRemainingColumn):
@@ -243,6 +358,19 @@ def loading() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
+
+
+def cell_options(folder: FolderOptions, jobs: int, bars: Bars) -> CellOptions:
+    """How a comparison, a sweep or an audit is carried out; ``bars`` show how far it is."""
+    return {
+        "out": folder.out,
+        "resume": folder.resume,
+        "overwrite": folder.overwrite,
+        "command": command_line(),
+        "jobs": jobs,
+        "tell": bars.tell,
+        "count": bars.count,
+    }
 
 
 @contextmanager

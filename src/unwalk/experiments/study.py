@@ -31,7 +31,7 @@ from unwalk.runs.run import Runner, Tell, Walked, carry, silent
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Count, Failed, uncounted
 from unwalk.settings.config import UNSAID, Config, Value, flatten, run_id
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
 COSTS = {"dpsgd": 2, "retrain": 2}

@@ -3,11 +3,12 @@
 In: a bundle (keys, network file), the organisation's records and its requests, and what other
 peers send.  Out: one trained model at every peer, and a certificate for each deletion.
 
-Start with ``daemon.py``, the process, then ``lifecycle``.  ``provision.py`` makes a network and its
-keys; ``local_network.py`` runs one on one machine, forked from ``preload.py``, which
-``supervisor.py`` keeps up and ``demo.py`` shows with five peers, of which one lies
-(``demo_liar.py``); ``telemetry.py`` is the log and the counters; ``process_memory.py`` sets up the
-allocator.  Each room knows the rooms after it in this list, none before it:
+Start with ``daemon.py``, the process, then ``lifecycle``.  ``status.py`` reads what a peer is doing
+from its disk; ``provision.py`` makes a network and its keys; ``local_network.py`` runs one on one
+machine, forked from ``preload.py``, which ``supervisor.py`` keeps up and ``demo.py`` shows with
+five peers, of which one lies (``demo_liar.py``); ``telemetry.py`` is the log and the counters;
+``process_memory.py`` sets up the allocator.  Each room knows the rooms after it in this list, none
+before it:
 
 ``web``         the endpoint for a peer's own organisation
 ``lifecycle``   one peer through training, deletions and leaving

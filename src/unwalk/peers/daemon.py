@@ -13,25 +13,20 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import process_memory
-from unwalk.peers.decisions.decided import kept_chapter
-from unwalk.peers.decisions.votes import VOTER
 from unwalk.peers.identity.credentials import now, read_certificate
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.identity.trust import Bundle, read_network
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.lifecycle.leaving import GONE
-from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.hoplog import Entry, chain_start, check_chain
-from unwalk.peers.protocol.schedule import Spec, marked, run_of
-from unwalk.peers.records.record_store import DATABASE
-from unwalk.peers.storage.database import read_only
-from unwalk.peers.storage.disk_space import DiskFull, is_full
+from unwalk.peers.status import chapters_in, running, status
+from unwalk.peers.storage.database import RECORDS_DATABASE, read_only
+from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.error_file import keep_short
-from unwalk.peers.storage.store import Store, no_fault, running
+from unwalk.peers.storage.store import Store, no_fault
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import Grpc, most_connections
 from unwalk.peers.web.connections import HttpLimits
@@ -163,131 +158,15 @@ def _read_again(service: Chapters) -> None:
     service.journal.write("network file read", version=network.version)
 
 
-def status(folder: Path) -> dict[str, Any]:
-    """What a peer is doing, from its store; works whether it runs or not."""
-    bundle = Bundle.read(folder)
-    pid = running(bundle.store)
-    said = stored_status(bundle)
-    first = {"peer": bundle.name, "network": said["network"], "run": said["run"]}
-    return {**first, "running": pid is not None, "pid": pid, **said}
-
-
-def stored_status(bundle: Bundle) -> dict[str, Any]:
-    """What the store says; whether the peer runs is not asked."""
-    found: dict[str, Any] = {
-        "network": bundle.network.name,
-        "run": bundle.network.run_id,
-        "disk": "full" if is_full(bundle.store) else "ok",
-    }
-    try:
-        return {**found, **_from_store(bundle, found)}
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise
-        return {**found, "store": f"damaged ({error})"}
-
-
-def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
-    """What the store says of the walk; ``found`` is what is known without it."""
-    path = bundle.store / "state.sqlite"
-    if not path.exists():
-        return found
-    row = None
-    with closing(read_only(path)) as db:
-        specs = _chapters(db, len(bundle.network.peers))
-        found["chapter"] = len(specs)
-        found["liars"] = _liars(db, bundle)
-        out = [
-            s.number for s in marked(specs) if s.vanished and s.peer == bundle.index and not s.void
-        ]
-        if out:
-            found["voted_out"] = out[-1]
-        if specs:
-            found["run"] = run_of(bundle.network.run_id, specs[-1])
-        query = "SELECT state FROM runs WHERE run = ?"
-        with suppress(sqlite3.OperationalError):  # a store that is just being made
-            row = db.execute(query, (found["run"],)).fetchone()
-    found["records"] = _records(bundle.store / DATABASE)
-    found["requests"] = _requests(bundle.store / DATABASE)
-    if row is None:
-        return found
-    state = codec.state_from(json.loads(row[0]))
-    final, hop = None, max(0, state.reached[1][0])
-    if state.committed is not None:
-        start = chain_start({"network": bundle.network.name, "run": found["run"]})
-        hop = hop if state.committed.chain == start else state.hops
-        place = bundle.store / "tokens" / f"{state.committed.token}.safetensors"
-        final = str(place) if place.exists() else None
-    return {
-        **found,
-        "hops": state.hops,
-        "holding": state.held is not None,
-        "stage": state.stage or ("finished" if state.committed else "waiting"),
-        "hop": hop,
-        "generation": list(state.fence),
-        "watching": state.kept_for if state.watching else None,
-        "committed": codec.value_to(state.committed),
-        "model": final,
-    }
-
-
-def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:
-    """The peers that signed two votes, or two visits, of which no honest peer signs both."""
-    found: set[int] = set()
-    with suppress(sqlite3.OperationalError):
-        for (text,) in db.execute("SELECT state FROM polls").fetchall():
-            found |= {one[VOTER] for one, _ in json.loads(text)["evidence"]}
-    with suppress(sqlite3.OperationalError):
-        found |= {peer for (peer,) in db.execute("SELECT peer FROM lies").fetchall()}
-    return [bundle.network.peers[peer].name for peer in sorted(found)]
-
-
-def _chapters(db: sqlite3.Connection, peers: int) -> list[Spec]:
-    """The chapters that were decided, as far as the store knows."""
-    found: list[Spec] = []
-    with suppress(sqlite3.OperationalError):
-        for (text,) in db.execute("SELECT text FROM agenda ORDER BY number").fetchall():
-            found.append(kept_chapter(text, peers))
-    return found
-
-
-def chapters_of(folder: Path) -> list[Spec]:
-    """The chapters of forgetting that were decided, as far as a bundle's store knows."""
-    bundle = Bundle.read(folder)
-    path = bundle.store / "state.sqlite"
-    with closing(read_only(path)) as db:
-        return _chapters(db, len(bundle.network.peers))
-
-
 def has_left(store: Path) -> bool:
     """Whether a peer with this store has left its network for good."""
-    path = store / DATABASE
+    path = store / RECORDS_DATABASE
     if not path.exists():
         return False
     with closing(read_only(path)) as db, suppress(sqlite3.OperationalError):
         query = "SELECT COUNT(*) FROM facts WHERE name = ?"
         return bool(db.execute(query, (GONE,)).fetchone()[0])
     return False
-
-
-def _records(path: Path) -> int | None:
-    """How many records are trained on; None where the peer brings none of its own."""
-    if not path.exists():
-        return None
-    query = "SELECT COUNT(*) FROM records WHERE split = 'train' AND state = 'active'"
-    with closing(read_only(path)) as db, suppress(sqlite3.OperationalError):
-        return int(db.execute(query).fetchone()[0])
-    return None
-
-
-def _requests(path: Path) -> dict[str, int]:
-    """How many requests are at each stage."""
-    if not path.exists():
-        return {}
-    db = read_only(path)
-    with closing(db), suppress(sqlite3.OperationalError):
-        return dict(db.execute("SELECT stage, COUNT(*) FROM requests GROUP BY stage").fetchall())
-    return {}
 
 
 def committed_log(folder: Path) -> list[Entry]:
@@ -303,7 +182,7 @@ def committed_log(folder: Path) -> list[Entry]:
     place, chain = found["committed"]["chain"], []
     path = bundle.store / "state.sqlite"
     with closing(read_only(path)) as db:
-        specs = _chapters(db, len(bundle.network.peers))
+        specs = chapters_in(db, len(bundle.network.peers))
         while place != start:
             query = "SELECT entry FROM entries WHERE chain = ? AND run = ?"
             row = db.execute(query, (place, found["run"])).fetchone()

@@ -25,7 +25,7 @@ from unwalk.core.errors import UnwalkError
 from unwalk.core.plan import Plan
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.engines.inprocess import InProcess
-from unwalk.peers.daemon import chapters_of, committed_log, status
+from unwalk.peers.daemon import committed_log
 from unwalk.peers.demo_liar import tell_lies
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import Book
@@ -35,6 +35,7 @@ from unwalk.peers.local_network import DIGITS, LocalNetwork, free_addresses, wri
 from unwalk.peers.provision import make_network
 from unwalk.peers.records.own_task import OwnRecords, open_records
 from unwalk.peers.records.trace_search import search, traces
+from unwalk.peers.status import chapters_of, status
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.web.client import Asker
 from unwalk.walks import Fixed

@@ -26,13 +26,13 @@ from typing import IO, Any
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.core.validation import check_count
-from unwalk.peers.daemon import run_peer, stored_status
+from unwalk.peers.daemon import run_peer
 from unwalk.peers.identity.network_file import Limits, Network
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.provision import make_network, network_of
 from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.status import running, stored_status
 from unwalk.peers.storage import error_file
-from unwalk.peers.storage.store import running
 from unwalk.peers.web.http_server import ADDRESS_FILE
 
 MOST_PEERS = 200

@@ -18,12 +18,13 @@ from time import monotonic
 from typing import Any
 
 from unwalk.core.errors import UnwalkError
-from unwalk.peers.daemon import chapters_of, has_left
+from unwalk.peers.daemon import has_left
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.handover.service import end_all
 from unwalk.peers.handover.visit import assembled_of
 from unwalk.peers.local_network import LocalNetwork
 from unwalk.peers.records.sources import DataSettings
+from unwalk.peers.status import chapters_of
 from unwalk.peers.web.http_server import ADDRESS_FILE, TOKEN_FILE, read_token
 from unwalk.peers.web.live_desk import edges_of
 from unwalk.peers.web.network_page import TOKEN_FILE as PAGE_TOKEN

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import erf, erfc, erfcx
+import scipy
 
 from unwalk.core.validation import check_number
 from unwalk.privacy.roots import MARGIN, increasing_root, largest_safe
@@ -64,13 +64,15 @@ def log_delta_at(a: float, mu: float) -> float:
             between = 0.5 * (math.erf(b / _SQRT2) - math.erf(a / _SQRT2))
             lost = math.expm1(mu * (a + 0.5 * mu)) * 0.5 * math.erfc(b / _SQRT2)
             return math.log(between - lost)
-        tail = math.exp(-0.5 * a * a) * float(erfcx(b / _SQRT2))
+        tail = math.exp(-0.5 * a * a) * float(scipy.special.erfcx(b / _SQRT2))
         return math.log1p(-0.5 * (math.erfc(-a / _SQRT2) + tail))
     if a > _FAR:
         return -math.inf
     x, h = a / _SQRT2, mu / _SQRT2
     if h > _CLOSE * (1.0 + x):
-        return math.log(0.5 * float(erfcx(x) - erfcx(x + h))) - 0.5 * a * a
+        return (
+            math.log(0.5 * float(scipy.special.erfcx(x) - scipy.special.erfcx(x + h))) - 0.5 * a * a
+        )
     return float(_log_gap(np.array([x]), np.array([h]))[0]) - 0.5 * a * a
 
 
@@ -89,20 +91,22 @@ def gaussian_log_deltas(epsilon: float | Floats, mu: Floats) -> Floats:
     late = some & (a >= 0.0)
     if inner.any():
         ai, mi = a[inner], mu[inner]
-        between = 0.5 * (erf((ai + mi) / _SQRT2) - erf(ai / _SQRT2))
-        lost = np.expm1(mi * (ai + 0.5 * mi)) * 0.5 * erfc((ai + mi) / _SQRT2)
+        between = 0.5 * (scipy.special.erf((ai + mi) / _SQRT2) - scipy.special.erf(ai / _SQRT2))
+        lost = np.expm1(mi * (ai + 0.5 * mi)) * 0.5 * scipy.special.erfc((ai + mi) / _SQRT2)
         out[inner] = np.log(between - lost)
     if early.any():
         ai, mi = a[early], mu[early]
-        tail = np.exp(-0.5 * ai * ai) * erfcx((ai + mi) / _SQRT2)
-        out[early] = np.log1p(-0.5 * (erfc(-ai / _SQRT2) + tail))
+        tail = np.exp(-0.5 * ai * ai) * scipy.special.erfcx((ai + mi) / _SQRT2)
+        out[early] = np.log1p(-0.5 * (scipy.special.erfc(-ai / _SQRT2) + tail))
     if late.any():
         ai = a[late]
         x, h = ai / _SQRT2, mu[late] / _SQRT2
         near = h <= _CLOSE * (1.0 + x)
         logs = np.empty_like(x)
         logs[near] = _log_gap(x[near], h[near])
-        logs[~near] = np.log(0.5 * (erfcx(x[~near]) - erfcx(x[~near] + h[~near])))
+        logs[~near] = np.log(
+            0.5 * (scipy.special.erfcx(x[~near]) - scipy.special.erfcx(x[~near] + h[~near]))
+        )
         out[late] = logs - 0.5 * ai * ai
     return out
 

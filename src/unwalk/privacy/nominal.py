@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import bdtrc
+import scipy
 
 from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.privacy.published import check_view
@@ -296,7 +296,7 @@ def visits_quantile(hops: int, p: float, failure: float) -> int:
     low, high = 0, hops
     while low < high:
         middle = (low + high) // 2
-        if float(bdtrc(middle, hops, p)) <= failure:
+        if float(scipy.special.bdtrc(middle, hops, p)) <= failure:
             high = middle
         else:
             low = middle + 1

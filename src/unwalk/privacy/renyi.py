@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize_scalar
-from scipy.special import logsumexp
+import scipy
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_number
@@ -65,7 +64,7 @@ def mixture_rdp(alpha: float, log_weights: Sequence[float], values: Sequence[flo
     """
     check_number("alpha", alpha, above=1.0)
     terms = np.asarray(log_weights, np.float64) + (alpha - 1.0) * np.asarray(values, np.float64)
-    return max(0.0, float(logsumexp(terms)) / (alpha - 1.0))
+    return max(0.0, float(scipy.special.logsumexp(terms)) / (alpha - 1.0))
 
 
 def rdp_epsilon_at(alpha: float, value: float, delta: float) -> float:
@@ -138,7 +137,7 @@ def curve_epsilon(curve: Curve, delta: float) -> float:
     low, high = _GRID[max(best - 1, 0)], _GRID[min(best + 1, len(_GRID) - 1)]
     if not math.isfinite(values[best]):
         return values[best]
-    refined = minimize_scalar(
+    refined = scipy.optimize.minimize_scalar(
         lambda x: min(at(x), 1e300), bounds=(low, high), method="bounded", options={"xatol": 1e-9}
     )
     return min(values[best], float(refined.fun))

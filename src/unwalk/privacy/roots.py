@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
+import scipy
 
 from unwalk.core.errors import Refused
 
@@ -38,7 +38,7 @@ def increasing_root(
         return high
     if below >= 0.0:
         return low
-    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
+    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=1e-14, maxiter=500))
 
 
 def largest_safe(excess: Callable[[float], float], root: float) -> float:

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
+import scipy
 
 from unwalk.core.errors import Refused
 from unwalk.core.validation import check_count, check_number
@@ -223,7 +223,7 @@ def seal_then_gaussian_log_delta(epsilon: float, ratio: float, steps: int, mu: f
     log_density = -0.5 * z * z - 0.5 * math.log(2.0 * math.pi)
     losses = mu * (0.5 * mu + z)
     terms = log_weights + log_density + seal_profile(epsilon - losses, ratio, steps)
-    return min(0.0, float(logsumexp(np.append(terms, -1016.0))) + 1e-9)
+    return min(0.0, float(scipy.special.logsumexp(np.append(terms, -1016.0))) + 1e-9)
 
 
 def seal_then_gaussian_epsilon(delta: float, ratio: float, steps: int, mu: float) -> float:

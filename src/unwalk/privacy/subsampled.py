@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln, logsumexp
+import scipy
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_count, check_number
@@ -55,14 +55,18 @@ def sampled_rdp(alpha: int, multiplier: float, rate: float) -> float:
         + (alpha - counts) * math.log1p(-rate)
         + counts * (counts - 1.0) / (2.0 * multiplier**2)
     )
-    return max(0.0, float(logsumexp(terms))) / (alpha - 1)
+    return max(0.0, float(scipy.special.logsumexp(terms))) / (alpha - 1)
 
 
 @lru_cache(maxsize=128)
 def _choices(alpha: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """0, ..., alpha and the logs of the binomial coefficients."""
     counts = np.arange(alpha + 1, dtype=np.float64)
-    logs = gammaln(alpha + 1) - gammaln(counts + 1) - gammaln(alpha - counts + 1)
+    logs = (
+        scipy.special.gammaln(alpha + 1)
+        - scipy.special.gammaln(counts + 1)
+        - scipy.special.gammaln(alpha - counts + 1)
+    )
     return counts, np.asarray(logs, np.float64)
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
+import scipy
 
 from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.gaussian import gaussian_epsilon, gaussian_log_deltas, gaussian_mu
@@ -53,7 +53,7 @@ def visit_law(
     if cap <= counts[0]:
         return np.array([float(cap)]), np.zeros(1), -math.inf
     inside = counts < cap
-    above = float(logsumexp(np.append(logs[~inside], left)))
+    above = float(scipy.special.logsumexp(np.append(logs[~inside], left)))
     return np.append(counts[inside], float(cap)), np.append(logs[inside], above), -math.inf
 
 
@@ -71,7 +71,7 @@ def _binomial(hops: int, p: float, depth: float) -> tuple[Floats, Floats, float]
     rising = np.cumsum(np.log((hops - up) / (up + 1.0)) + odds)
     falling = np.cumsum(np.log(down / (hops - down + 1.0)) - odds)
     logs = np.concatenate((falling[::-1], [0.0], rising))
-    logs -= float(logsumexp(logs))
+    logs -= float(scipy.special.logsumexp(logs))
     counts = np.arange(low, high + 1, dtype=np.float64)
     counts.flags.writeable = logs.flags.writeable = False
     return counts, logs, -math.inf if high == hops else -depth

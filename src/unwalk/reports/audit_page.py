@@ -11,7 +11,8 @@ from rich.text import Text
 
 from unwalk.reports import numbers
 from unwalk.reports.charts import FONT, Scale, marker, picture, shorten, tag, words
-from unwalk.reports.page import LIGHT, render_page
+from unwalk.reports.page import render_page
+from unwalk.reports.svg_file import alone
 from unwalk.reports.tables import Cell, Row, Table, plain_table, terminal_table
 
 Document = Mapping[str, Any]
@@ -114,7 +115,8 @@ def verdict_lines(document: Document) -> list[str]:
     return lines or ["No claim was exceeded by the attackers tried here, which proves nothing."]
 
 
-def _table(document: Document) -> Table:
+def page_table(document: Document) -> Table:
+    """The rows of the page."""
     rows = [
         Row(
             Cell(row["label"], _below(row, document)),
@@ -162,7 +164,7 @@ def _tried(row: Document) -> Table:
     return plain_table(name, ("attacker", "errors", "bound by itself", "p of the claim"), rows)
 
 
-def chart(document: Document, *, standalone: bool = False) -> str:
+def chart(document: Document) -> Markup:
     """The picture: for each row the claimed epsilon, what was shown, and the cap."""
     rows: Sequence[Document] = document["rows"]
     values = [v for row in rows for v in (row["epsilon"], row["audited"], row["cap"]) if v]
@@ -207,8 +209,14 @@ def chart(document: Document, *, standalone: bool = False) -> str:
         for row in rows
     )
     title = f"Epsilon claimed and audited, {document['task']['name']}"
-    made = picture("audit", title, told, height, body, width=WIDE)
-    return _alone(made) if standalone else made
+    return picture("audit", title, told, height, body, width=WIDE)
+
+
+def chart_file(document: Document) -> str:
+    """The picture as a file of its own."""
+    game, task = document["game"], document["task"]
+    heading = f"Epsilon claimed and audited: {task['name']}, {game['pairs']} pairs"
+    return alone(heading, [chart(document)], "audit")
 
 
 def _legend() -> list[Markup]:
@@ -230,19 +238,6 @@ def _legend() -> list[Markup]:
     ]
 
 
-def _alone(made: str) -> str:
-    """The picture as a file of its own: colours of the light palette instead of a style sheet."""
-    text = str(made).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    for name, value in LIGHT.items():
-        text = text.replace(f"var(--{name})", value)
-    rules = (
-        f"text{{font:13px system-ui,sans-serif}}.tick{{fill:{LIGHT['soft']};font-size:12px}}"
-        f".grid{{stroke:{LIGHT['line']}}}"
-        f".start{{stroke:{LIGHT['soft']};stroke-width:1.2;stroke-dasharray:2 3}}"
-    )
-    return text.replace("<title", f"<style>{rules}</style><title", 1)
-
-
 def render_audit(document: Document) -> str:
     """The page as one self-contained HTML text."""
     game, task = document["game"], document["task"]
@@ -252,7 +247,7 @@ def render_audit(document: Document) -> str:
         title=f"Audit of {_audited(document)} on {task['name']}, {task['model']}",
         story=verdict_lines(document),
         picture=chart(document),
-        table_of_rows=_table(document),
+        table_of_rows=page_table(document),
         failed=[f"{one['label']} was not played: {one['reason']}" for one in document["failed"]],
         claims=[
             f"{label}: {grade}. {numbers.sentence(reason)}"

@@ -93,8 +93,8 @@ def left_out_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def render_evaluation(result: Mapping[str, Any]) -> str:
-    """The page as one HTML text."""
+def page_table(result: Mapping[str, Any]) -> Table:
+    """Every measure of every method."""
     bodies = []
     for title, rows in _titled(result["rows"]):
         shown = [
@@ -102,7 +102,11 @@ def render_evaluation(result: Mapping[str, Any]) -> str:
             for row in rows
         ]
         bodies.append(Body(shown, numbers.sentence(title)))
-    table = Table("Every measure, every method", [Head(text) for text in HEADS], bodies)
+    return Table("Every measure, every method", [Head(text) for text in HEADS], bodies)
+
+
+def render_evaluation(result: Mapping[str, Any]) -> str:
+    """The page as one HTML text."""
     records, members = (
         numbers.counted(result["records"], "forgotten record"),
         numbers.counted(result["members"], "member"),
@@ -115,7 +119,7 @@ def render_evaluation(result: Mapping[str, Any]) -> str:
         story=f"{records}, measured on {members}: models that were trained, that forgot, and that "
         "were retrained, each with a seed of its own.",
         notes=NOTES,
-        table=table,
+        table=page_table(result),
         left_out=left_out_lines(result),
         command=result["command"],
         version=result["unwalk"],

@@ -35,14 +35,28 @@ def placed(drawn: Markup, x: float, y: float, width: float, height: float) -> Ma
     return Markup(str(drawn).replace("<svg ", f'{at}height="{charts.number(height)}" ', 1))
 
 
+def alone(heading: str, pictures: Sequence[Markup], sheet: str) -> str:
+    """Pictures of a page below each other, under a heading, as an SVG file."""
+    margin, y, widest = 16.0, 38.0, 0.0
+    body = [charts.words(heading, margin, 24.0, class_="heading")]
+    for drawn in pictures:
+        size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', str(drawn))
+        assert size is not None
+        width, height = float(size[1]), float(size[2])
+        body.append(placed(drawn, margin, y, width, height))
+        y, widest = y + height + margin, max(widest, width)
+    return svg_file(body, widest + 2 * margin, y, sheet)
+
+
 def _rules(body: str, sheet: str) -> str:
     """The page's rules for what is in the picture."""
     rules = page.rules("common") + page.rules(sheet).partition("@media")[0]
     classes = {name for names in re.findall(r'class="([^"]*)"', body) for name in names.split()}
     used = [
         f"{selector}{{{rule}}}"
-        for selector, rule in re.findall(r"\.picture (\.[\w.-]+)\{([^}]*)\}", rules)
-        if selector[1:] in classes
+        for several, rule in re.findall(r"(\.picture \.[^{}]*)\{([^}]*)\}", rules)
+        for selector in re.findall(r"\.picture (\.[\w.-]+)", several)
+        if classes.issuperset(selector[1:].split("."))
     ]
     own = [".heading{font-size:16px;font-weight:600}", ".sub{font-size:14px;font-weight:600}"]
     return ".heading,.sub,.key{fill:var(--ink)}" + "".join(own + used)

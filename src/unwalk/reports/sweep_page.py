@@ -113,8 +113,8 @@ def failed_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def render_sweep(result: Mapping[str, Any]) -> str:
-    """The page as one HTML text."""
+def page_table(result: Mapping[str, Any]) -> Table:
+    """Every method with each of its settings, in all columns."""
     columns, blocks = _blocks(result)
     bodies = []
     for block in blocks:
@@ -124,6 +124,11 @@ def render_sweep(result: Mapping[str, Any]) -> str:
             rows.append(Row(Cell(settings), [why], "is-failed"))
         bodies.append(Body(rows, block.title))
     heads = [Head("Settings"), *(Head(c.head, c.unit, c.group) for c in columns)]
+    return Table("Every method, every setting", heads, bodies)
+
+
+def render_sweep(result: Mapping[str, Any]) -> str:
+    """The page as one HTML text."""
     seeds = numbers.counted(len(result["seeds"]), "seed")
     varied = numbers.joined(
         [f"{key} ({numbers.counted(len(v), 'value')})" for key, v in result["grid"].items()]
@@ -134,7 +139,7 @@ def render_sweep(result: Mapping[str, Any]) -> str:
         title=f"A grid of settings: {result['task']}",
         story=f"Every method at every point of a grid of {varied}, with {seeds}.",
         notes=NOTES,
-        table=Table("Every method, every setting", heads, bodies),
+        table=page_table(result),
         left_out=[],
         command=result["command"],
         version=result["unwalk"],

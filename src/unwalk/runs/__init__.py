@@ -9,6 +9,7 @@ evaluate, ensemble  measures of a finished run, and the models that they need
 sweep               many cells at once, over processes or machines; failed and killed ones
 metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data
+loggers             what is told of every hop: TensorBoard, MLflow, Weights & Biases
 releases            the register of draws of noise
 replay              repeats a run and compares
 =================== =========================================================================

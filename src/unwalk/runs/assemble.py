@@ -5,6 +5,8 @@ there.  They must not depend on the records to be forgotten, except for their nu
 announced instead).
 """
 
+# Imports in functions: settings are resolved and listed without waiting for torch.
+
 from __future__ import annotations
 
 import hashlib
@@ -15,27 +17,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unwalk import walks
 from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
-from unwalk.core.noise import NoiseSource, SecretNoise, SimulatedNoise
 from unwalk.core.plan import Graph, Performance, Phase, Plan, Task
 from unwalk.core.seeds import VERSION, PublicSeeds
-from unwalk.core.token import build_model
 from unwalk.core.transcript import Transcript
 from unwalk.core.validation import check_choice, check_count, check_private_file
-from unwalk.engines.execute import BareLinear, bare_linear
-from unwalk.engines.per_example import check_per_example
 from unwalk.methods import METHODS, defaults
 from unwalk.methods.contract import own
 from unwalk.methods.network_sgd import train_descent, train_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Request
 from unwalk.methods.seal import SealSettings
-from unwalk.runs.releases import Draws, RunRegister, marks_of
 from unwalk.settings.config import (
     Config,
     Value,
@@ -45,8 +40,12 @@ from unwalk.settings.config import (
     settings_digest,
     table,
 )
-from unwalk.tasks import TASKS, Deletion, ShardedTask, Trigger, build_task
-from unwalk.tasks.models import call_named, is_name, load_named, load_object
+from unwalk.tasks import TASKS, Deletion, Trigger, build_task
+
+if TYPE_CHECKING:
+    from unwalk.core.noise import NoiseSource
+    from unwalk.engines.execute import BareLinear
+    from unwalk.tasks.task import ShardedTask
 
 T = TypeVar("T", Deletion, Trigger)
 
@@ -88,12 +87,14 @@ def load_methods(*names: Value) -> None:
     for given in names:
         listed = given.split(",") if isinstance(given, str) else given
         for name in map(str.strip, listed if isinstance(listed, list) else []):
-            if is_name(name) and name not in METHODS:
+            if ":" in name and name not in METHODS:
                 METHODS[name] = _own_method(name)
 
 
 def _own_method(name: str) -> MethodRecord:
     """What a user's name stands for: a record, or a function that returns one."""
+    from unwalk.tasks.models import call_named, load_named, load_object
+
     found = load_object(name, "method")
     if not isinstance(found, MethodRecord):
         found = call_named(load_named(name, "method"), name, "method")
@@ -113,8 +114,12 @@ def _own_method(name: str) -> MethodRecord:
 def _check_device(device: str) -> None:
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
         raise InvalidInput(f"device is {device!r}; allowed: cpu, cuda or cuda:NUMBER.")
-    devices = torch.cuda.device_count() if device != "cpu" else 0
-    if device != "cpu" and int(device.partition(":")[2] or 0) >= devices:
+    if device == "cpu":
+        return
+    import torch
+
+    devices = torch.cuda.device_count()
+    if int(device.partition(":")[2] or 0) >= devices:
         raise InvalidInput(
             f"device is {device!r}, but this machine shows {devices or 'no'} CUDA "
             f"device{'' if devices == 1 else 's'}."
@@ -197,6 +202,9 @@ class Assembled:
         Where training itself is noisy, the register has all records of the visited peer: another
         training that is asked to forget others of them would draw for the same ones again.
         """
+        from unwalk.core.noise import SecretNoise
+        from unwalk.runs.releases import RunRegister
+
         if not isinstance(self.noise, SecretNoise):
             return self.noise
         register, record = self.noise.register, METHODS.get(method)
@@ -229,6 +237,9 @@ class Assembled:
 
         ``trained`` is what training recorded; without it, what depends on training stays undecided.
         """
+        from unwalk.core.token import build_model
+        from unwalk.engines.per_example import check_per_example
+
         record = METHODS[method]
         if record.per_example:
             check_per_example(build_model(self.task.model, 0))
@@ -288,6 +299,8 @@ def _graph(config: Config, peers: int | None) -> Graph:
 
 def _task(config: Config, peers: int | None) -> ShardedTask:
     """The named task, with its defaults overridden by the settings."""
+    import torch
+
     recipe = TASKS.get(config.task)
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
     del given["partition"], given["normalisation"]
@@ -317,6 +330,8 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
 
 def _in_precision(config: Config, task: ShardedTask) -> ShardedTask:
     """A task that was given, in 64 bits if the settings say so."""
+    import torch
+
     if config.model.precision == "float64" and task.dtype != torch.float64:
         return replace(task, dtype=torch.float64)
     return task
@@ -335,6 +350,9 @@ def noise_of(config: Config, run: str, task: ShardedTask) -> NoiseSource:
     certificate refuses.  Other settings are another run, and other numbers before the noise another
     draw: the register of draws finds both (:mod:`unwalk.runs.releases`).
     """
+    from unwalk.core.noise import SecretNoise, SimulatedNoise
+    from unwalk.runs.releases import Draws, RunRegister, marks_of
+
     noise = config.noise
     if noise.source == "simulated":
         labels = ("simulated-noise",) if noise.attempt == 1 else ("simulated-noise", noise.attempt)
@@ -358,6 +376,8 @@ def noise_of(config: Config, run: str, task: ShardedTask) -> NoiseSource:
 
 def salt_of(noise: NoiseSource) -> bytes:
     """A secret that turns the transcript's digests into commitments; none in a simulation."""
+    from unwalk.core.noise import SecretNoise
+
     if not isinstance(noise, SecretNoise):
         return b""
     message = f"unwalk/digest-salt/{noise.run}".encode()
@@ -384,6 +404,11 @@ class ModelFacts:
     @staticmethod
     def of(task: Task, seed: int) -> ModelFacts:
         """The facts of the model that a run with this seed begins with."""
+        import torch
+
+        from unwalk.core.token import build_model
+        from unwalk.engines.execute import bare_linear
+
         model = build_model(task.model, PublicSeeds(seed).integer("model"))
         parameters, head, norm = list(model.parameters()), bare_linear(model), 0.0
         trained = sum(p.nbytes for p in parameters if p.requires_grad)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -21,6 +21,7 @@ from unwalk.engines.choose import goes_together
 from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
 from unwalk.reports import render, trade_picture
+from unwalk.reports.exports import Exported
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import distances
 from unwalk.runs.run import (
@@ -38,11 +39,66 @@ from unwalk.runs.sharing import Memory, walk_name
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
 from unwalk.settings.config import Config
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
+
+
+class CellOptions(TypedDict, total=False):
+    """How a comparison, a sweep over a grid or an audit is carried out, each in cells.
+
+    ``task`` is one that was brought along.  With ``out`` there is a folder of results, where every
+    cell that has ended is kept; ``resume`` goes on with the others, ``overwrite`` begins again.
+    ``command`` is what was typed.  ``jobs`` cells are carried out at once; with one job ``tell`` is
+    told of their walks.  ``count`` is told how many have ended.
+    """
+
+    task: ShardedTask | None
+    out: Path | None
+    resume: bool
+    overwrite: bool
+    command: str
+    jobs: int
+    tell: Tell
+    count: Count
+
+
+class SweepOptions(CellOptions, total=False):
+    """The same; cells may be carried out on the Ray cluster ``cluster``, and ``say`` says what
+    ended."""
+
+    cluster: str | None
+    say: Say
+
+
+USUAL: SweepOptions = {
+    "task": None,
+    "out": None,
+    "resume": False,
+    "overwrite": False,
+    "command": "",
+    "jobs": 1,
+    "cluster": None,
+    "tell": silent,
+    "count": uncounted,
+    "say": unsaid,
+}
+"""What the options are where they are left out."""
+
+
+def swept(
+    cells: Sequence[Cell], how: SweepOptions, noun: str, folder: Path | None = None
+) -> Iterator[tuple[str, Any]]:
+    """The results of the cells, as :func:`unwalk.runs.sweep.sweep` gives them."""
+    jobs, cluster, count, say = how["jobs"], how["cluster"], how["count"], how["say"]
+    return sweep(cells, folder=folder, jobs=jobs, cluster=cluster, count=count, say=say, noun=noun)
+
+
+def teller(how: SweepOptions) -> Tell:
+    """Who is told of the walks: nobody, where these are in other processes."""
+    return how["tell"] if how["jobs"] == 1 and how["cluster"] is None else silent
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Exported):
     """One seed's result with a summary over all seeds under ``seeds``."""
 
     result: dict[str, Any]
@@ -68,40 +124,35 @@ class Comparison:
 def compare(
     config: Config,
     seeds: int,
-    *,
-    task: ShardedTask | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: str = "",
-    jobs: int = 1,
-    cluster: str | None = None,
-    tell: Tell = silent,
-    count: Count = uncounted,
-    say: Say = unsaid,
+    **options: Unpack[SweepOptions],
 ) -> Comparison:
     """Run ``config`` with seeds ``config.seed``, ..., ``config.seed + seeds - 1``.
 
-    ``jobs`` seeds are run at once (:mod:`unwalk.runs.sweep`); with one job, ``tell`` is told of
-    their walks.  With ``out``, every finished seed is kept, and ``resume`` continues with the
-    others.  Where a fleet carries out the walks (``performance.engine``), this process finishes all
-    seeds at the same time.
+    A seed is a cell of the sweep (:mod:`unwalk.runs.sweep`).  Where a fleet carries out the walks
+    (``performance.engine``), this process finishes all seeds at the same time.
 
     A method that cannot be run is left out, with its reason under ``failed``.  If no method can,
     the first reason is raised.
     """
+    how = USUAL | options
+    task, command = how["task"], how["command"]
     check_count("seeds", seeds, low=1)
-    check_count("jobs", jobs, low=1)
+    check_count("jobs", how["jobs"], low=1)
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
     with growing_folder(
-        out, config, assembled, resume=resume, overwrite=overwrite, seeds=seeds
+        how["out"],
+        config,
+        assembled,
+        resume=how["resume"],
+        overwrite=how["overwrite"],
+        seeds=seeds,
     ) as folder:
         place = None if folder is None else folder.partial / "seeds"
         seeded = [replace(config, seed=config.seed + number) for number in range(seeds)]
-        here = jobs == 1 and cluster is None
-        tells = [_numbered(tell, n, seeds) if here else silent for n in range(seeds)]
+        tell = teller(how)
+        tells = [_numbered(tell, n, seeds) if tell is not silent else silent for n in range(seeds)]
         cells = [
             Cell(str(one.seed), _seed, (one, task, command, told))
             for one, told in zip(seeded, tells, strict=True)
@@ -109,11 +160,7 @@ def compare(
         left = [cell for cell in cells if kept(place, cell.name) is None]
         found = _in_a_fleet(left, assembled, place)
         rest = [cell for cell in cells if cell.name not in found]
-        ends = sweep(
-            rest, folder=place, jobs=jobs, cluster=cluster, count=count, say=say, noun="seed"
-        )
-        for name, result in ends:
-            found[name] = result
+        found |= dict(swept(rest, how, "seed", place))
         summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})
         if folder is not None:
             write_file(folder.partial / "result.json", _json(summary, indent=1))

@@ -45,7 +45,7 @@ from unwalk.runs.run import Begun, Runner, Walked, Watch, carry, silent
 from unwalk.runs.store import data_digest, write_file
 from unwalk.runs.sweep import Cell, Count, Failed, Say, sweep, uncounted, unsaid
 from unwalk.settings.config import Config, flatten, settings_digest
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 BEFORE = "trained"
 """The name of the model before anything was forgotten."""

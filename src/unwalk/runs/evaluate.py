@@ -46,7 +46,8 @@ from unwalk.runs.run import methods_of
 from unwalk.runs.store import CONFIG, write_file
 from unwalk.runs.sweep import Count, Say, uncounted, unsaid
 from unwalk.settings.config import read_toml
-from unwalk.tasks import ShardedTask, can_be_named
+from unwalk.tasks import can_be_named
+from unwalk.tasks.task import ShardedTask
 
 ORACLE = "retrain"
 MEMBERS = 16

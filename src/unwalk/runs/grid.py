@@ -6,28 +6,35 @@ once (:mod:`unwalk.runs.sharing`).  A point that fails is a row with its reason.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
+from unwalk.reports.exports import csv_text, sheets_of
 from unwalk.reports.sweep_page import render_sweep
 from unwalk.runs.assemble import assemble
-from unwalk.runs.compare import failures, results_of, summarise
-from unwalk.runs.run import Tell, growing_folder, methods_of, silent
+from unwalk.runs.compare import (
+    USUAL,
+    SweepOptions,
+    failures,
+    results_of,
+    summarise,
+    swept,
+    teller,
+)
+from unwalk.runs.run import Tell, growing_folder, methods_of
 from unwalk.runs.sharing import Memory
 from unwalk.runs.store import write_file
-from unwalk.runs.sweep import Cell, Count, Failed, Say, keep, kept, sweep, uncounted, unsaid
+from unwalk.runs.sweep import Cell, Failed, keep, kept
 from unwalk.settings.config import Config, Value, flatten, run_id
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 FORMAT = 1
 NOT_SWEPT = ("method", "compare", "seed")
@@ -64,44 +71,33 @@ def sweep_grid(
     points: Sequence[Point],
     configure: Callable[[Point], Config],
     seeds: int,
-    *,
-    task: ShardedTask | None = None,
-    out: Path | None = None,
-    resume: bool = False,
-    overwrite: bool = False,
-    command: str = "",
-    jobs: int = 1,
-    cluster: str | None = None,
-    tell: Tell = silent,
-    count: Count = uncounted,
-    say: Say = unsaid,
+    **options: Unpack[SweepOptions],
 ) -> dict[str, Any]:
     """Every method at every point with each of ``seeds`` seeds: what ``sweep.json`` holds.
 
     ``configure`` makes the configuration of a point.  With ``out``, a finished point of a seed is
     kept, and ``resume`` continues with the others, also where the grid has grown.
     """
+    how = USUAL | options
+    task, command, jobs = how["task"], how["command"], how["jobs"]
     check_count("seeds", seeds, low=1)
     check_count("jobs", jobs, low=1)
     configs = [configure(point) for point in points]
     base = configs[0]
     runs = [[replace(config, seed=config.seed + n) for config in configs] for n in range(seeds)]
-    folder_for = growing_folder(
-        out, base, assemble(base, task), resume=resume, overwrite=overwrite, seeds=seeds
-    )
-    with folder_for as folder:
+    assembled, resume, overwrite = assemble(base, task), how["resume"], how["overwrite"]
+    with growing_folder(
+        how["out"], base, assembled, resume=resume, overwrite=overwrite, seeds=seeds
+    ) as folder:
         place = None if folder is None else folder.partial / "seeds"
-        told = tell if jobs == 1 and cluster is None else silent
         cells = [
-            Cell(f"{one[0].seed}-{number}", _cell, (chunk, task, command, place, told))
+            Cell(f"{one[0].seed}-{number}", _cell, (chunk, task, command, place, teller(how)))
             for one in runs
             for number, chunk in enumerate(_chunks(one, -(-jobs // seeds)))
         ]
         found: dict[str, Any] = {}
         parts = {cell.name: [run_id(config) for config in cell.arguments[0]] for cell in cells}
-        for name, ends in sweep(
-            cells, jobs=jobs, cluster=cluster, count=count, say=say, noun="cell"
-        ):
+        for name, ends in swept(cells, how, "cell"):
             found |= dict.fromkeys(parts[name], ends) if isinstance(ends, Failed) else ends
         result = _document(points, runs, found, command)
         if folder is not None:
@@ -226,21 +222,7 @@ def _timeless(means: dict[str, float]) -> dict[str, float]:
 
 def table_of(result: Mapping[str, Any]) -> str:
     """The rows as CSV: one line for each method at each point."""
-    numbers = dict.fromkeys(key for row in result["rows"] for key in row["mean"])
-    lines = []
-    for row in (*result["rows"], *result["failed"]):
-        told = {key: row.get(key, "") for key in ("name", "runs", "grade", "reason")}
-        for key in numbers if "mean" in row else ():
-            low, high = row["interval"].get(key, ("", ""))
-            ends = {f"{key} mean": row["mean"].get(key), f"{key} std": row["std"].get(key)}
-            told |= {**ends, f"{key} low": low, f"{key} high": high} if low != "" else ends
-        lines += [{**point, **told} for point in row["settings"]]
-    text = io.StringIO()
-    heads = dict.fromkeys(key for line in lines for key in line)
-    writer = csv.DictWriter(text, list(heads), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text([line for sheet in sheets_of(result) for line in sheet.lines])
 
 
 def _json(value: Any) -> str:

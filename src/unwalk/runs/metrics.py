@@ -31,7 +31,7 @@ from unwalk.measures.population import by_loss
 from unwalk.methods import METHODS
 from unwalk.privacy.utility import noise_loss, restart_loss
 from unwalk.reports.numbers import counted
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 Answer = Callable[[torch.Tensor], torch.Tensor]
 

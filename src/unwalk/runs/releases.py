@@ -40,7 +40,7 @@ from unwalk.core.events import Draw
 from unwalk.core.program import Rows
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_private_file
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner, carry
 from unwalk.runs.store import CONFIG
 from unwalk.settings.config import read_written
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 
 class Differs(Exception):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,12 +36,14 @@ from unwalk.engines.choose import carriers
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods import METHODS
 from unwalk.reports import render
+from unwalk.reports.exports import Exported
 from unwalk.runs import metrics
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.metrics import Meter, Reading, worth
 from unwalk.runs.store import Folder, WalkFile, data_digest, write_file
-from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask, can_be_named
+from unwalk.settings.config import Config, Value, flatten
+from unwalk.tasks import can_be_named
+from unwalk.tasks.task import ShardedTask
 
 
 @final
@@ -100,6 +103,57 @@ def silent(walk: str, done: int, hops: int) -> None:
     """Show nothing."""
 
 
+@dataclass(frozen=True)
+class Hop:
+    """A hop that was made: of which walk, in which phase, and what was measured after it, if so."""
+
+    walk: str
+    hop: int
+    hops: int
+    phase: str
+    seconds: float
+    measures: dict[str, float] = field(default_factory=dict)
+
+
+Callback = Callable[[Hop], None]
+"""What is called after every hop."""
+
+LOCAL = ("noise.secret_file", "certificate.key")
+"""Settings that a logger is not told: paths of secrets on this machine."""
+
+
+class Logger(ABC):
+    """A tracker: told of the settings, of numbers at hops, and of the end."""
+
+    def begin(self, settings: Mapping[str, Value]) -> None:  # noqa: B027  # some need no settings
+        """The run begins, with these settings."""
+
+    @abstractmethod
+    def write(self, values: Mapping[str, float], hop: int) -> None:
+        """Numbers after a hop, named ``walk/measure``."""
+
+    def end(self) -> None:  # noqa: B027  # some have nothing to close
+        """The run has ended, or failed."""
+
+    def __call__(self, hop: Hop) -> None:
+        """Write the time of every hop, and what was measured after it."""
+        values = {"seconds": hop.seconds, **hop.measures}
+        self.write({f"{hop.walk}/{key}": value for key, value in values.items()}, hop.hop)
+
+
+@contextmanager
+def _logged(callbacks: Sequence[Callback], config: Config) -> Iterator[None]:
+    """Tell the loggers among the callbacks of the settings, and at last of the end."""
+    loggers = [one for one in callbacks if isinstance(one, Logger)]
+    for one in loggers:
+        one.begin({k: v for k, v in flatten(config).items() if k not in LOCAL})
+    try:
+        yield
+    finally:
+        for one in loggers:
+            one.end()
+
+
 @dataclass(eq=False)
 class Watch:
     """A sink for one walk: measures, times, saves and reports progress.
@@ -118,6 +172,7 @@ class Watch:
     file: WalkFile | None
     tell: Tell
     constituents: Constituents | None = None
+    callbacks: Sequence[Callback] = ()
     readings: list[Reading] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     saved_at: float = field(default_factory=time.perf_counter)
@@ -126,10 +181,13 @@ class Watch:
     def after(self, index: int, progress: Progress, look: Callable[[], Workspace]) -> None:
         self.seconds.append(round(time.perf_counter() - self.resumed_at, 6))
         hop, hops = progress.hop, self.plan.hops
+        measures: dict[str, float] = {}
         if self.constituents is not None:
             self.constituents.after(hop, progress.token)
         if hop % self.every == 0 or hop in self.marks:
             self.readings.append(self._read(hop, look()))
+            read = self.readings[-1].values()
+            measures = {key: value for key, value in read.items() if value is not None}
         now = time.perf_counter()
         if self.file is not None and (now - self.saved_at >= self.pause or hop == hops):
             ends = {} if self.constituents is None else self.constituents.ends
@@ -138,6 +196,9 @@ class Watch:
             if self.pause:  # saving takes at most a twentieth of the time
                 self.pause = max(self.pause, 20.0 * (self.saved_at - now))
         self.tell(self.name, hop - self.earlier, hops - self.earlier)
+        for callback in self.callbacks:
+            phase = self.plan.phases[self.plan.phase_of(hop)[0]].name
+            callback(Hop(self.name, hop, hops, phase, self.seconds[-1], measures))
         self.resumed_at = time.perf_counter()
 
     def _read(self, hop: int, work: Workspace) -> Reading:
@@ -248,7 +309,7 @@ def _share_out(seconds: Sequence[list[float]], before: Sequence[int]) -> None:
 
 
 @dataclass(eq=False)
-class RunResult:
+class RunResult(Exported):
     """The result of a run: models, transcripts and the result dictionary."""
 
     config: Config
@@ -292,15 +353,20 @@ def run(
     command: str = "",
     tell: Tell = silent,
     engine: Engine | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
-    """Carry out a whole run; with ``out``, leave its folder behind."""
+    """Carry out a whole run; with ``out``, leave its folder behind.
+
+    ``callbacks`` are called after every hop of every walk, in order.
+    """
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))
     for name in methods_of(config):
         assembled.unlearning(name)
-    with growing_folder(out, config, assembled, resume=resume, overwrite=overwrite) as folder:
-        runner = Runner(assembled, folder, tell, engine or _engine(config))
+    growing = growing_folder(out, config, assembled, resume=resume, overwrite=overwrite)
+    with growing as folder, _logged(callbacks, config):
+        runner = Runner(assembled, folder, tell, engine or _engine(config), callbacks)
         result = runner.result(command)
         if folder is not None:
             _write(folder, result)
@@ -353,7 +419,9 @@ class Runner:
         folder: Folder | None = None,
         tell: Tell = silent,
         engine: Engine | str = "inprocess",
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.callbacks = callbacks
         self.assembled = assembled
         self.config = assembled.config
         self.folder = folder
@@ -413,6 +481,7 @@ class Runner:
             file=file,
             tell=self.tell,
             constituents=constituents,
+            callbacks=self.callbacks,
             readings=readings,
             seconds=seconds,
         )

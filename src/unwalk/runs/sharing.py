@@ -15,7 +15,7 @@ from unwalk.core.plan import Engine, Plan
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.run import Begun, Walked, carry
 from unwalk.settings.config import Config, flatten
-from unwalk.tasks import ShardedTask
+from unwalk.tasks.task import ShardedTask
 
 DATA = ("task", "peers", "seed", "data.", "forget.", "trigger.", "model.")
 """Settings that a task is built from."""

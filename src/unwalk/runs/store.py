@@ -40,9 +40,9 @@ from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs.metrics import Reading
 from unwalk.settings.config import Config, Value, apply, flatten, read_written, to_toml
-from unwalk.tasks import ShardedTask
 from unwalk.tasks.blobs import Blobs
 from unwalk.tasks.sources import Ids
+from unwalk.tasks.task import ShardedTask
 
 CONFIG = "config.toml"
 DATA = "data.json"

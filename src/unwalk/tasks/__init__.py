@@ -17,17 +17,42 @@ features, gabor, patches     fixed features, which any task can have, for a line
 
 Start reading at ``task.ShardedTask``, then ``digits.py``, the shortest named task.  To add a task,
 write one file with a ``load`` and its recipe in ``catalogue``.
+
+What needs torch is loaded when it is first used, so that a listing of the tasks does not wait.
 """
 
 from __future__ import annotations
 
-from unwalk.tasks.catalogue import TASKS, build_task, can_be_named
-from unwalk.tasks.files import from_file
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from unwalk.tasks.catalogue import TASKS, Recipe, build_task, can_be_named
 from unwalk.tasks.forgetting import KINDS, Deletion, Trigger
-from unwalk.tasks.models import MODELS, check_model, load_factory
-from unwalk.tasks.own import OwnData, from_arrays, from_dataset
-from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
-from unwalk.tasks.task import Recipe, Samples, ShardedTask
+
+if TYPE_CHECKING:
+    from unwalk.tasks.files import from_file
+    from unwalk.tasks.models import MODELS, check_model, load_factory
+    from unwalk.tasks.own import OwnData, from_arrays, from_dataset
+    from unwalk.tasks.sources import PARTITIONS, Dealing, Holdings, Scale, Source, Table
+    from unwalk.tasks.task import Samples, ShardedTask
+
+_HOME = {
+    "Dealing": "sources",
+    "Holdings": "sources",
+    "MODELS": "models",
+    "OwnData": "own",
+    "PARTITIONS": "sources",
+    "Samples": "task",
+    "Scale": "sources",
+    "ShardedTask": "task",
+    "Source": "sources",
+    "Table": "sources",
+    "check_model": "models",
+    "from_arrays": "own",
+    "from_dataset": "own",
+    "from_file": "files",
+    "load_factory": "models",
+}
 
 __all__ = [
     "KINDS",
@@ -53,3 +78,13 @@ __all__ = [
     "from_file",
     "load_factory",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"unwalk.tasks.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'unwalk.tasks' has no attribute {name!r}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +21,15 @@ from unwalk.core.data import SHORTER, Held
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
-from unwalk.tasks.features import KEYS, Extraction, Features, extraction_among, extractor_for
+from unwalk.tasks.catalogue import RECORDS, TASKS
+from unwalk.tasks.features import Extraction, Features, extraction_among, extractor_for
 from unwalk.tasks.files import columns_of
 from unwalk.tasks.forgetting import Deletion
 from unwalk.tasks.models import Model, resolve_model, usual_model
 from unwalk.tasks.sources import Holdings, Scale, Source, Table
 from unwalk.tasks.tables import Columns
-from unwalk.tasks.task import Options, Recipe, Request, ShardedTask
+from unwalk.tasks.task import Options, Request, ShardedTask
 
-NAME = "records"
 SHAPE = re.compile(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,2}")
 
 
@@ -58,7 +57,7 @@ class Declared:
     def source(self) -> Source:
         """The source of a task with these declarations and no records."""
         return Source(
-            NAME,
+            RECORDS,
             len(self.labels),
             Held(torch.empty(0, *self.shape), torch.empty(0, dtype=torch.int64)),
             self.labels,
@@ -135,7 +134,7 @@ def declare(options: Options) -> Declared:
     >>> declare({"columns": "age|sex", "categories": "sex=f|m", "classes": 2}).shape
     (3,)
     """
-    options = RECIPE.complete(options)
+    options = TASKS[RECORDS].complete(options)
     columns = columns_of(options)
     classes = options["classes"]
     if columns.labels is None:
@@ -236,25 +235,3 @@ def load(request: Request) -> tuple[Source, Holdings]:
         "task 'records' leaves its records with the peers of a network (unwalk peer data); to "
         "simulate with a file of your own, use task 'file'."
     )
-
-
-OPTIONS: Mapping[str, Any] = {
-    "shape": None,
-    "features": None,
-    "columns": None,
-    "classes": None,
-    "labels": None,
-    "categories": None,
-    "scale": None,
-    **dict.fromkeys(KEYS),
-    "label_column": None,
-    "id_column": None,
-}
-RECIPE = Recipe(
-    name=NAME,
-    about="every peer's own records, in a network of peers: unwalk peer data",
-    load=load,
-    model="",
-    forget=Deletion("nothing"),
-    options=OPTIONS,
-)

@@ -16,7 +16,6 @@ from unwalk.tasks.sources import Holdings, Source
 from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
 from unwalk.tasks.task import Options, Request, ShardedTask
 
-NAME = "file"
 HOLDOUT = 0.2
 FEW = 20
 """Classes that a column may always have; more of them need twice as many records."""

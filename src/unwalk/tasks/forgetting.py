@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Rows
 from unwalk.core.validation import check_choice, check_count, check_number
-from unwalk.tasks.sources import Source, Table
+
+if TYPE_CHECKING:
+    import torch
+
+    from unwalk.tasks.sources import Source, Table
 
 Cells = npt.NDArray[np.bool_]
 
@@ -106,6 +110,8 @@ class Trigger:
 
     def stamper(self, source: Source) -> Stamper:
         """What stamps this trigger on inputs of ``source``."""
+        import torch  # not for whoever only names a trigger
+
         if source.scale is None or len(source.shape) < 2:
             raise InvalidInput(
                 f"a trigger is stamped on pictures; the inputs of {source.name!r} have shape "
@@ -135,7 +141,7 @@ class Stamper:
         if x.device not in self._near:
             self._near[x.device] = self.mask.to(x.device), self.value.to(x.device)
         mask, value = self._near[x.device]
-        return torch.where(mask, value.to(x.dtype), x)
+        return value.to(x.dtype).where(mask, x)
 
 
 def poison(

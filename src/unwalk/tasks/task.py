@@ -1,11 +1,8 @@
-"""A task as walks use it: shards, a model, what it is measured on; the recipe of a named one.
-
-A :class:`Recipe` says how a named task is loaded, and its usual model and deletion.
-"""
+"""A task as walks use it: shards, a model, what it is measured on; what a loader is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, final
@@ -21,8 +18,8 @@ from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.token import build_model
-from unwalk.core.validation import check_count, near
-from unwalk.tasks.features import Extraction, Features
+from unwalk.core.validation import check_count
+from unwalk.tasks.features import Features
 from unwalk.tasks.forgetting import Deletion, Marked, Stamper, Trigger, mark
 from unwalk.tasks.models import Factory, check_model
 from unwalk.tasks.sources import Cells, Dealing, Holdings, Ids, Source
@@ -38,38 +35,6 @@ class Request:
     partition: Dealing
     seeds: PublicSeeds
     options: Options
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A named task.
-
-    ``about`` is its one line in ``unwalk tasks``.  ``options`` holds the task's own settings with
-    their defaults; the rest are defaults.  ``features`` are those that it has where none are asked
-    for.
-    """
-
-    name: str
-    about: str
-    load: Callable[[Request], tuple[Source, Holdings]]
-    model: str
-    forget: Deletion
-    peers: int = 10
-    partition: str = "iid"
-    trigger: Trigger = field(default_factory=Trigger)
-    options: Options = field(default_factory=dict)
-    features: Extraction | None = None
-
-    def complete(self, options: Options) -> Options:
-        """The task's options with ``options`` put in; unknown ones are refused."""
-        for key in options:
-            if key not in self.options:
-                known = ", ".join(self.options) or "none"
-                raise InvalidInput(
-                    f"task {self.name!r} has no option {key!r}{near(key, self.options)}; "
-                    f"allowed: {known}."
-                )
-        return {**self.options, **options}
 
 
 RETAINED_SAMPLE = 2000

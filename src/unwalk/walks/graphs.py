@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, connected_components
+import scipy
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import Draws, Streams
@@ -179,7 +178,9 @@ class SparseGraph:
     def distances(self, target: int) -> Peers:
         """Length of a shortest path from every peer to ``target``."""
         _check_peer(target, self.peers)
-        order, parents = breadth_first_order(self._matrix(), target, directed=True)
+        order, parents = scipy.sparse.csgraph.breadth_first_order(
+            self._matrix(), target, directed=True
+        )
         distances = [0] * self.peers
         for peer, parent in zip(order[1:].tolist(), parents[order[1:]].tolist(), strict=True):
             distances[peer] = distances[parent] + 1
@@ -193,9 +194,11 @@ class SparseGraph:
         table[target] = target
         return table
 
-    def _matrix(self) -> csr_array:
+    def _matrix(self) -> scipy.sparse.csr_array:
         ones = np.ones(len(self.indices), dtype=np.int8)
-        return csr_array((ones, self.indices, self.indptr), shape=(self.peers, self.peers))
+        return scipy.sparse.csr_array(
+            (ones, self.indices, self.indptr), shape=(self.peers, self.peers)
+        )
 
     def edges(self) -> Iterator[tuple[int, int]]:
         """Every edge (a, b) with a < b, in ascending order."""
@@ -228,7 +231,7 @@ def compress(kind: str, peers: int, a: Peers, b: Peers) -> SparseGraph:
 
 def unreached(graph: SparseGraph) -> tuple[int, int | None]:
     """Number of components, and the lowest peer that peer 0 cannot reach (None: there is none)."""
-    count, labels = connected_components(graph._matrix(), directed=False)
+    count, labels = scipy.sparse.csgraph.connected_components(graph._matrix(), directed=False)
     apart = np.flatnonzero(labels != labels[0])
     return int(count), int(apart[0]) if len(apart) else None
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import Corrupt, Refused, UnwalkError
 from unwalk.peers.decisions.votes import (
@@ -28,8 +28,10 @@ from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import consensus as de
 from unwalk.peers.protocol.consensus import Decision, State, Votes
-from unwalk.peers.storage.store import Store
-from unwalk.peers.telemetry import Journal
+
+if TYPE_CHECKING:
+    from unwalk.peers.storage.store import Store
+    from unwalk.peers.telemetry import Journal
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS polls (

@@ -17,13 +17,14 @@ from unwalk.core.program import Records as Rows
 from unwalk.peers.records.record_store import Records
 from unwalk.peers.storage.store import Fault, no_fault
 from unwalk.settings.config import Config
-from unwalk.tasks import ShardedTask
-from unwalk.tasks.declared import NAME, Declared, declare, declared_task
+from unwalk.tasks.catalogue import RECORDS
+from unwalk.tasks.declared import Declared, declare, declared_task
+from unwalk.tasks.task import ShardedTask
 
 
 def declared_of(config: Config) -> Declared | None:
     """What a network's settings declare about records; None where another task brings its own."""
-    if config.task != NAME:
+    if config.task != RECORDS:
         return None
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
     del given["normalisation"]

@@ -33,7 +33,7 @@ from unwalk.peers.records.id_hashing import KEY, RecordKey
 from unwalk.peers.records.source_changes import NEXT_VISIT, Survey, known_files, survey, take_over
 from unwalk.peers.records.source_erasure import check_erasable, erase_from_source
 from unwalk.peers.records.sources import SETTINGS, DataSettings, SourceRefused
-from unwalk.peers.storage.database import Glance, alone, compact, open_database
+from unwalk.peers.storage.database import RECORDS_DATABASE, Glance, alone, compact, open_database
 from unwalk.peers.storage.disk_space import DiskFull, means_full
 from unwalk.peers.storage.integrity_mark import (
     MarkFile,
@@ -46,7 +46,6 @@ from unwalk.peers.storage.store import Fault, no_fault
 from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
 
-DATABASE = "records.sqlite"
 MARK = "records.mark"
 STATES = ("active", "excluded", "gone")
 SCHEMA = """
@@ -125,7 +124,7 @@ class Records:
         self.guard, self.reading = threading.RLock(), threading.Lock()
         store = folder / "store"
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.path = store / DATABASE
+        self.path = store / RECORDS_DATABASE
         self.mark = MarkFile(folder / MARK)
         self.mark.check_there(self.path)
         with damage_refused(self.path):

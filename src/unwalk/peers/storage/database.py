@@ -15,6 +15,8 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "temp_store=MEMORY")
+RECORDS_DATABASE = "records.sqlite"
+"""The database of a peer's records and requests, in its store."""
 ATTEMPTS, PAUSE = 3, 0.1
 """How often, and after how many seconds, it is tried again to truncate the log."""
 

@@ -604,19 +604,3 @@ class Store:
 
 def _state(text: str) -> PeerState:
     return codec.state_from(json.loads(text))
-
-
-def running(folder: Path) -> int | None:
-    """The process that uses a store, or None."""
-    try:
-        fd = os.open(folder / "lock", os.O_RDWR)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        text = os.pread(fd, 20, 0)
-        return int(text) if text.isdigit() else None
-    finally:
-        os.close(fd)
-    return None
