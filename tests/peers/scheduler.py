@@ -182,12 +182,14 @@ def in_virtual_time(seed: int) -> Iterator[Loop]:
     """A loop whose clock and seed all modules of peers go by."""
     loop = Loop(seed)
     salts = random.Random(f"salts {seed}")
+    clocks = [(turns, "time")]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("unwalk.peers.") and hasattr(module, "monotonic"):
+            clocks.append((module, "monotonic"))
 
     with ExitStack() as patches:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("unwalk.peers.") and hasattr(module, "monotonic"):
-                patches.enter_context(patch.object(module, "monotonic", loop.time))
-        patches.enter_context(patch.object(turns, "time", loop.time))
+        for module, clock in clocks:
+            patches.enter_context(patch.object(module, clock, loop.time))
         salted = patch.object(secrets, "token_hex", lambda size=32: salts.randbytes(size).hex())
         patches.enter_context(salted)
         patches.enter_context(patch.object(disk_space, "RESERVE", 1 << 16))  # or it is what costs
@@ -197,6 +199,9 @@ def in_virtual_time(seed: int) -> Iterator[Loop]:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+        for module, clock in clocks:  # what is put back later would bring this loop's clock back
+            if getattr(module, clock) != loop.time:
+                raise AssertionError(f"{clock} of {module.__name__} was replaced, not put back.")
 
 
 @dataclass(eq=False)

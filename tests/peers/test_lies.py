@@ -174,16 +174,17 @@ def test_leases_that_a_silent_neighbour_costs_are_not_held_against_a_peer(tmp_pa
     async def script(here: Village) -> None:
         peer = 1 if here.start(1).state.held is None else 2
         recovery = here.start(peer).recovery if peer == 2 else here.services[1].recovery
-        monkeypatch.setattr("unwalk.peers.handover.recovery.monotonic", lambda: now[0])
         turns = recovery.walk.turns
-        for turn in (0.0, turns.longest_wait):
-            turns.opened.extend([now[0]] * FREE if turn else [])
-            recovery.handed = None
-            assert not recovery._overrun()
-            now[0] += 600.0 + (1.0 + TRIES) * 60.0 + turn
-            assert not recovery._overrun()
-            now[0] += 60.0 * (1 + peer) + 1.0  # with a walk's first token it waits for its turn
-            assert recovery._overrun()
+        with monkeypatch.context() as patched:
+            patched.setattr("unwalk.peers.handover.recovery.monotonic", lambda: now[0])
+            for turn in (0.0, turns.longest_wait):
+                turns.opened.extend([now[0]] * FREE if turn else [])
+                recovery.handed = None
+                assert not recovery._overrun()
+                now[0] += 600.0 + (1.0 + TRIES) * 60.0 + turn
+                assert not recovery._overrun()
+                now[0] += 60.0 * (1 + peer) + 1.0  # with a walk's first token it waits its turn
+                assert recovery._overrun()
 
     lived(tmp_path, script, peers=4, lease=60.0, visit=600.0)
 

@@ -264,9 +264,10 @@ def test_a_member_can_open_generations_only_from_what_it_handed_over_and_not_at_
         for service in services:
             service.turns.opened.extend([monotonic()] * FREE)
         period = 4 * holder.turns.short * rounds_in(holder.turns.doublings)
-        monkeypatch.setattr(turns, "time", lambda: 10_000 * period)  # the turn of peer 0
-        await told(2, liar, basis.chain)  # the token is with the liar: nobody signs that it is lost
-        await here.until(partial(refused, "shows 1 peers of 3", 3))
+        with monkeypatch.context() as patched:
+            patched.setattr(turns, "time", lambda: 10_000 * period)  # the turn of peer 0
+            await told(2, liar, basis.chain)  # the liar has the token: nobody signs that it is lost
+            await here.until(partial(refused, "shows 1 peers of 3", 3))
         for peer in HONEST:
             assert fenced(1)
             rows = services[peer].store.db.execute("SELECT number FROM openings").fetchall()

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from tests.peers.deletions import Hamlet
-from tests.peers.harness import Village, check_end, network
+from tests.peers.harness import Village, carry_out, check_end, lived, network
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol import messages as ms
@@ -18,19 +18,8 @@ from unwalk.peers.protocol.hoplog import recovery_body
 
 
 def walk(tmp_path, script, peers=4, lease=0.4, **settings):
-    """Run ``script(village)`` and close; the village, for what was logged."""
-    folder = tmp_path / "net"
-    made = network(folder, peers=peers, lease=lease, **settings)
-    village = Village(folder, made)
-
-    async def main() -> None:
-        try:
-            await script(village)
-        finally:
-            await village.close()
-
-    asyncio.run(main())
-    return village
+    """The village in which ``script(village)`` was carried out."""
+    return lived(tmp_path, script, peers, lease=lease, **settings)
 
 
 def events(village: Village) -> Counter[str]:
@@ -282,7 +271,7 @@ def test_a_peer_that_is_asked_to_stop_ends_when_its_time_is_over(tmp_path, what)
         go_on.set()
 
     try:
-        walk(tmp_path, script, lease=600.0)
+        walk(tmp_path, script, lease=600.0, real=True)
     finally:
         go_on.set()
 
@@ -331,4 +320,4 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
         finally:
             await here.close()
 
-    asyncio.run(main())
+    carry_out(main())

@@ -17,6 +17,7 @@ from tests.peers.trials_kinds import KINDS, ROW, Kind, everybody, tokens_of
 from tests.peers.trials_scenes import InMemory, Scene, make
 from tests.peers.trials_twists import TWISTS
 from unwalk.core.errors import Corrupt
+from unwalk.peers.handover import recovery
 from unwalk.peers.handover.service import Service
 from unwalk.peers.handover.visit import Work, plan_of
 from unwalk.peers.identity.network_file import Network
@@ -46,6 +47,15 @@ def test_the_same_seed_gives_the_same_trial(root):
     once = journal(2)
     assert len(once) > 50
     assert journal(2) == once
+
+
+def test_a_clock_that_is_not_put_back_in_virtual_time_is_noticed():
+    """If it were put back later, the next test in real time had a clock that stands still."""
+    before = vars(recovery)["monotonic"]
+    noticed = pytest.raises(AssertionError, match=r"monotonic of .*recovery was replaced")
+    with noticed, in_virtual_time(0):
+        vars(recovery)["monotonic"] = lambda: 0.0
+    assert vars(recovery)["monotonic"] is before
 
 
 def first_peer(made: Network) -> int:
