@@ -505,7 +505,8 @@ class _Foreseen:
         if claim["grade"] == "refused" and METHODS[blank.method].grade == "nominal":
             claim = claims[0]  # the formula's number, before what is refused
         if claim["grade"] == "refused":
-            raise Refused(claim["reason"], claim["code"] or "")
+            code: str = claim["code"] or ""
+            raise Refused(claim["reason"], code)
         grade = shown_grade(claim["grade"], self.assembled.noise.origin)
         stds = self.stds
         return replace(
