@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 
 from tests.peers.harness import ROUTE, check_end, lived
+from unwalk.core.errors import Refused
 from unwalk.core.plan import Move
 from unwalk.methods.network_sgd import NetworkSGD
 from unwalk.peers.handover.visit import Visited, Work, plan_of
 from unwalk.peers.protocol import handover as pr
+from unwalk.peers.protocol import messages as ms
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.transport.wire import MemoryPieces
 
@@ -402,3 +404,26 @@ def test_a_peer_ends_in_order_however_often_it_is_told_to(tmp_path):
         assert last == "stopped"
 
     lived(tmp_path, script, PEERS, real=True, lease=600.0, seed=ROUTE)
+
+
+def test_a_release_that_comes_late_is_old_news_and_no_refusal(tmp_path):
+    """In a small network the token may be back before the peer before hears where it went."""
+
+    async def script(here):
+        for peer in range(PEERS):
+            here.start(peer)
+        await here.until(here.finished)
+        service = here.services[0]
+        other = min({1, 2} - {pr.awaited(service.state)})
+        generation, (hop, leg) = service.state.reached
+
+        async def told(place):
+            words = ms.head(service.network.name, service.run_id)
+            message = ms.Release(**words, generation=generation, place=place)
+            return await service.control_messages.answers[ms.Release](other, message)
+
+        assert "sighting" in await told((hop, leg))
+        with pytest.raises(Refused, match="not handed to you"):
+            await told((hop + 1, leg))
+
+    lived(tmp_path, script, PEERS)

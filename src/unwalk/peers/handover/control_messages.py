@@ -68,6 +68,8 @@ class ControlMessages:
 
     async def _released(self, sender: int, message: ms.Release) -> Answer:
         walk = self.walk
+        if (message.generation, message.place) <= walk.state.reached:
+            return self._sighting()  # it came late: the token has been here since
         if sender != pr.awaited(walk.state):
             raise Refused("the token was not handed to you.")
         walk.put(pr.released(walk.state, message.generation, message.place))
