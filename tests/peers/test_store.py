@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import sqlite3
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -182,6 +185,18 @@ def test_one_process_at_a_time(tmp_path):
     store.close()
     assert running(tmp_path) is None
     assert running(tmp_path / "nowhere") is None
+
+
+def test_who_asks_whether_a_peer_runs_is_in_nobodys_way(tmp_path):
+    """Asking holds the lock for a moment: a peer still starts, and another who asks hears no."""
+    Store(tmp_path).close()
+    asking = os.open(tmp_path / "lock", os.O_RDWR)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    assert running(tmp_path) is None
+    done = threading.Timer(0.1, os.close, [asking])
+    done.start()
+    Store(tmp_path).close()
+    done.join()
 
 
 def test_a_missing_token_is_noticed(tmp_path):

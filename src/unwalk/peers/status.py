@@ -27,7 +27,7 @@ def running(folder: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others may ask at the same time
     except OSError:
         text = os.pread(fd, 20, 0)
         return int(text) if text.isdigit() else None

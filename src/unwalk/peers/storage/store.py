@@ -21,6 +21,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ from unwalk.peers.storage.token_files import (
     tensors_in,
 )
 from unwalk.peers.storage.written_by import check_protocol
+
+TAKE = 0.5
+"""For so many seconds a peer that starts asks for the lock of its store."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);
@@ -220,11 +224,7 @@ class Store:
         self.tokens.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.chmod(0o700)
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise InvalidInput(f"{self.folder} is in use by a peer that runs.") from error
+        self._take()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._folder = os.open(self.tokens, os.O_RDONLY)
@@ -239,6 +239,18 @@ class Store:
         except BaseException:
             self._release()
             raise
+
+    def _take(self) -> None:
+        """Hold the lock; whoever asks whether a peer runs has it for a moment."""
+        end = time.monotonic() + TAKE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if time.monotonic() >= end:
+                    os.close(self._lock)
+                    raise InvalidInput(f"{self.folder} is in use by a peer that runs.") from error
+            time.sleep(0.01)
 
     def _open_database(self) -> None:
         """Open the database, unless it is less than this peer has written."""
