@@ -202,11 +202,12 @@ def test_the_page_of_a_certificate_names_who_erased_and_what_came_before(past: P
     said = peer_certificate.verified(place, past.here.folder / "ca.pem")
     page = " ".join(re.sub(r"<[^>]*>", " ", peer_certificate.printed(place, said)).split())
     assert "Checked and intact Somebody you trust signed it." in page
-    assert "Asked by peer-0 Request two" in page
+    assert "Asked by peer-0 Request two Received (UTC) 20" in page
     rows = [f"peer-{n} signed" for n in range(4)]
     assert all(row in page for row in rows)
     assert "chapter 1 forgot records of peer-0 exactly" in page
-    assert "Who received copies does not stand in the certificate" in page
+    assert "peer-0 issues a certificate only when the records themselves are erased" in page
+    assert "the certificate cannot know who has one: ask each peer" in page
     changed = {**said, "problems": ["members are not those of the network's file"]}
     page = peer_certificate.printed(place, changed)
     assert "Do not rely on this" in page

@@ -140,7 +140,7 @@ def test_visits_and_model_are_those_that_a_quorum_decided_on(told, tmp_path):
     (tmp_path / MODEL).unlink()
     assert "what was erased" in forged(told, tmp_path, erased_after_hop=10**6)[0]
     stated = peer_certificate.verified(told.place, told.here.folder / "ca.pem")["stated"]
-    assert "by the issuer alone: version, issued, composed" in stated
+    assert "by the issuer alone: received, version, issued, composed" in stated
 
 
 def test_the_transcript_is_what_peers_signed_and_decided_on(told, tmp_path):
@@ -154,6 +154,12 @@ def test_the_transcript_is_what_peers_signed_and_decided_on(told, tmp_path):
     for name, value in (("forget", 7), ("batching", "iid")):
         problems = forged(told, tmp_path, header={name: value})
         assert any(f"header has {name} {value!r};" in problem for problem in problems), problems
+
+
+def test_each_request_has_one_time_where_any_is_stated(told, tmp_path):
+    (time,) = read_certificate(told.place)["peers"]["received"]
+    for wrong in ([], [time, time], ["yesterday"], [3], time):
+        assert forged(told, tmp_path, received=wrong), wrong
 
 
 def test_every_chapter_on_the_line_is_shown_with_its_end(told, tmp_path):

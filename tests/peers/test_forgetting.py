@@ -92,6 +92,8 @@ def test_an_exact_chapter_is_the_simulators_and_leaves_no_trace(tmp_path):
     assert [c["grade"] for c in document["claims"]] == ["exact"]
     assert document["peers"]["pending"] == []
     assert document["public"]["forgotten"] == 5
+    assert len(document["peers"]["received"]) == len(document["peers"]["requests"])
+    assert max(document["peers"]["received"]) <= document["peers"]["issued"]
     assert seen["new"] not in text_of(document)  # it outlives the model
     raw = peer_certificate.released(document, certificate(here, 2, "chapter-1"))
     assert raw is not None
@@ -322,7 +324,9 @@ def test_records_that_were_never_used_need_no_walk(tmp_path):
         held = "the records were held out, never trained on"
         assert desk.request("a").reason == f"{held}: nothing had to be walked"
         said = await desk.verify("quiet-1")
-        assert said["stated"] == [f"by the issuer alone: version, issued, composed, that {held}"]
+        assert said["stated"] == [
+            f"by the issuer alone: received, version, issued, composed, that {held}"
+        ]
         assert desk.overview().privacy.rule == "exact certificates spend nothing"
 
     here = hamlet(tmp_path, script)

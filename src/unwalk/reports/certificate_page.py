@@ -60,6 +60,7 @@ def render_certificate(
         "certificate",
         title="Changed certificate" if changed else TITLES.get(grade, WITHOUT),
         changed=changed,
+        own_word=said.get("peer") if said.get("issuer") == said.get("peer") else None,
         badge=None if changed else SHOWN[grade],
         kind=found.kind if proved else grade,
         conclusion="" if found.kind == "good" or not proved else checked["words"][-1],
@@ -100,9 +101,10 @@ def facts(document: Document, said: Document) -> list[tuple[str, str]]:
             ("Network", said["network"]),
             ("Asked by", said["peer"]),
             ("Requests" if len(asked) > 1 else "Request", ", ".join(asked)),
+            ("Received (UTC)", _period(said.get("received", ()))),
             *rows,
             ("Issued by", said["issuer"]),
-            ("First issued", _when(said["issued"])),
+            ("First issued (UTC)", _when(said["issued"])),
             ("Version", f"{said['version']}, issued again as peers signed that they erased"),
         ]
         if said["version"] == 1:
@@ -151,6 +153,14 @@ def lineage(document: Document, said: Document) -> Table | None:
 def _way(spec: Document, members: Sequence[str]) -> str:
     how = WAYS.get(spec["grade"], spec["grade"])
     return f"forgot records of {members[spec['peer']]} {how} ({spec['method']})"
+
+
+def _period(times: Sequence[str]) -> str:
+    """When requests came in: the first and the last."""
+    if not times:
+        return "not stated in this certificate"
+    first, last = _when(min(times)), _when(max(times))
+    return first if first == last else f"{first} to {last}"
 
 
 def _counted(receipt: Document) -> str:

@@ -39,7 +39,7 @@ from unwalk.peers.decisions.decided import MOST_CHAPTERS, read_end
 from unwalk.peers.decisions.decided import read_all as read_chapters
 from unwalk.peers.decisions.history import check_visit
 from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
-from unwalk.peers.forgetting.erasure import Receipt, left_of
+from unwalk.peers.forgetting.erasure import TIME, Receipt, left_of
 from unwalk.peers.forgetting.plans import Book, as_walked, silent_spec
 from unwalk.peers.identity.credentials import now, raw_key
 from unwalk.peers.identity.credentials import read_certificate as read_pem
@@ -81,6 +81,7 @@ class Facts:
     ``decisions`` are all chapters up to this one, with the votes that decided them, ``ends`` how
     those on the line ended.  Requests that needed no walk were not ``decided``: they are those of
     the peer that issues the certificate, which may say how many of the records were ``held_out``.
+    ``received`` says when each request came in, as the peer that was asked has written it down.
     """
 
     chapter: int
@@ -93,6 +94,7 @@ class Facts:
     decided: bool = True
     silent: bool = False
     held_out: int | None = None
+    received: tuple[str, ...] = ()
 
     def pending(self, network: Network) -> list[str]:
         """Peers that have not signed yet; none where nothing had to be erased."""
@@ -283,6 +285,7 @@ def issue(
         "chapter": facts.chapter,
         "run": facts.run,
         "requests": list(facts.requests),
+        **({"received": list(facts.received)} if facts.received else {}),
         "version": version,
         "issued": issued,
         "visits": hashlib.sha256(text.encode()).hexdigest(),
@@ -381,6 +384,8 @@ def check(
         signers = _check_receipts(said, trust, specs, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return Findings(["peers.peer is not the peer that forgets"])
+        if not _times_fit(said):
+            return Findings(["peers.received is not a time (UTC) for each request"])
     except UnwalkError as error:
         return Findings([str(error).rstrip(".")])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -403,7 +408,7 @@ def check(
         notes.append(f"left, with everything erased: {', '.join(gone)}")
     if said["pending"]:
         notes.append(f"still pending: {', '.join(said['pending'])}")
-    alone = ["version", "issued", "composed"]
+    alone = [name for name in ("received", "version", "issued", "composed") if name in said]
     if said["decided"] is not True:
         alone.append(f"that {unused(document)}")
     return Findings([], notes, unchecked, [f"by the issuer alone: {', '.join(alone)}"])
@@ -589,6 +594,15 @@ def _check_receipts(
     if not everybody and not nobody:
         raise Corrupt("receipts and pending peers are not all peers, each once.")
     return sorted(names)
+
+
+def _times_fit(said: Mapping[str, Any]) -> bool:
+    """Whether the times of requests, where they are stated, are one for each."""
+    if "received" not in said:
+        return True
+    times = codec.listed(said["received"], "received", most=len(said["requests"]))
+    well = all(isinstance(time, str) and TIME.fullmatch(time) for time in times)
+    return well and len(times) == len(said["requests"])
 
 
 def released_as(closing: Closing) -> dict[str, str]:

@@ -93,6 +93,11 @@ class Batch:
         """The requests' ids."""
         return tuple(r.id for r in self.requests)
 
+    @property
+    def received(self) -> tuple[str, ...]:
+        """When each came in."""
+        return tuple(r.received for r in self.requests)
+
 
 class AlreadyAsked(InvalidInput):
     """Records that another request names or named; nothing was taken in."""

@@ -202,6 +202,7 @@ class RequestSteps:
                 known,
                 tuple(self.next_chapter.known[:number]),
                 self.certifying.ends(places),
+                received=batch.received if batch.ids == spec.requests else (),
             )
             issued = now().isoformat(timespec="seconds")
             document = await asyncio.to_thread(  # long walks: meanwhile the peer answers others

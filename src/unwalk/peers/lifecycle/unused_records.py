@@ -78,6 +78,7 @@ class UnusedRecords:
             decided=False,
             silent=not last,
             held_out=held_out,
+            received=batch.received,
         )
         name = f"{peer_certificate.QUIET}{batch.requests[0].number}"
         issued = now().isoformat(timespec="seconds")
@@ -116,6 +117,7 @@ class UnusedRecords:
                 tuple(tuple(end) for end in stated["ends"]),
                 decided=False,
                 held_out=stated.get("held_out"),
+                received=tuple(stated.get("received", ())),
             )
             document = peer_certificate.issue(
                 progress.bundle, name, transcript, visits, facts, stated["issued"]
