@@ -5,6 +5,7 @@
 # make check       its quick half: format, lint, types, import direction, documentation
 # make suite       its long half: tests, doctests, snippets
 # make docs        installs, makes the documentation site in build/docs
+# make release     installs, makes wheel, sdist and software bill of materials in dist
 #
 # Settings: PYTHON (the interpreter that makes .venv), WORKERS (test processes), TORCH_INDEX (an
 # index with PyTorch's CPU wheels, for machines without a GPU whose own index has none).
@@ -17,7 +18,7 @@ TORCH_INDEX =
 VENV = .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-CODE = src tests docs/conf.py $(wildcard benchmarks experiments)
+CODE = src tests docs/conf.py $(wildcard benchmarks experiments tools)
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL = $(PIP) install -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a process: the test processes share the cores, and results are pinned to one thread.
@@ -38,7 +39,7 @@ STAGE = @stage() { \
 	else printf -- '-- %s: FAILED, %s s\n' "$$name" $$took; fi; \
 	return $$code; }; stage
 
-.PHONY: help install demo peers-demo docs test check suite soak bench clean
+.PHONY: help install demo peers-demo docs release test check suite soak bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -73,6 +74,11 @@ peers-demo: $(STAMP)
 docs: $(STAMP)
 	$(STAGE) 'documentation' $(SITE)
 	@echo 'read it: build/docs/index.html'
+
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+	$(BIN)/python tools/bill_of_materials.py dist/unwalk-$$($(BIN)/unwalk --version).cdx.json
 
 test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 2 check suite

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
-from packaging.markers import default_environment
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import unwalk
 from tests.conftest import ROOT
+from tools.bill_of_materials import bill, closure
 
 CUDA = re.compile(r"(nvidia|cuda)(-|$)")
 TARGETS = [
@@ -39,31 +36,6 @@ def pins(text: str) -> dict[str, str]:
             assert name not in found, f"{name} is pinned twice"
             found[name] = pin[2]
     return found
-
-
-def closure(root: str, extras: Iterable[str], target: Mapping[str, str]) -> set[str]:
-    """Names that ``root[extras]`` brings to a target, by the metadata of what is installed here."""
-    environment: dict[str, Any] = {**default_environment(), **target}
-    seen: set[tuple[str, str]] = set()
-    todo = [(canonicalize_name(root), extra) for extra in ("", *extras)]
-    while todo:
-        name, extra = todo.pop()
-        if (name, extra) in seen:
-            continue
-        seen.add((name, extra))
-        for requirement in _requirements(name):
-            marker = requirement.marker
-            if marker is None or marker.evaluate({**environment, "extra": extra}):
-                wanted = canonicalize_name(requirement.name)
-                todo += [(wanted, further) for further in ("", *requirement.extras)]
-    return {name for name, _ in seen}
-
-
-def _requirements(name: str) -> Iterator[Requirement]:
-    try:
-        yield from map(Requirement, metadata.requires(name) or [])
-    except metadata.PackageNotFoundError:  # needed on another platform only
-        return
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +88,19 @@ def test_the_version_is_the_same_everywhere():
     citation = (ROOT / "CITATION.cff").read_text()
     assert metadata.version("unwalk") == unwalk.__version__, "run 'make install' again"
     assert re.findall(r"^version: (.*)$", citation, re.MULTILINE) == [unwalk.__version__]
+
+
+def test_the_bill_of_materials_lists_what_a_release_needs():
+    made = bill()
+    named = {part["name"]: part for part in made["components"]}
+    assert {"torch", "numpy", "grpcio", "cryptography", "sympy"} <= named.keys()
+    assert not {"unwalk", "pytest", "ray", "sphinx"} & named.keys()
+    for name, part in named.items():
+        assert part["version"] == metadata.version(name)
+        assert part["licenses"][0]["license"]["name"] not in ("", "not stated"), name
+    refs = [made["metadata"]["component"]["bom-ref"], *(p["bom-ref"] for p in made["components"])]
+    assert len(refs) == len(set(refs))
+    told = {line["ref"]: line["dependsOn"] for line in made["dependencies"]}
+    assert set(told) == set(refs)
+    assert {need for needs in told.values() for need in needs} <= set(refs)
+    assert named["numpy"]["purl"] in told[refs[0]]
