@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -36,12 +37,35 @@ def test_make_ends_with_where_the_command_is(target):
     assert ".venv/bin/unwalk; to type only unwalk here" in made("-n", target).splitlines()[-1]
 
 
-def test_the_readme_says_where_the_command_is_and_lists_each_page_once():
+def test_the_readme_says_where_the_command_is():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert ".venv/bin/activate" in readme.partition("unwalk run")[0]
-    listed = re.findall(r"^\* \[(docs/[a-z]+\.md)\]", readme, re.MULTILINE)
-    assert sorted(listed) == sorted(set(listed))
-    assert set(listed) == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
+    assert "(docs/index.md)" in readme
+
+
+def test_the_index_of_the_site_lists_each_page_once():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    inside = re.findall(r"```{toctree}(.*?)```", index, re.DOTALL)
+    listed = [line for part in inside for line in part.split("\n") if re.fullmatch(r"[a-z]+", line)]
+    assert sorted(listed) == sorted(
+        {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    )
+
+
+def test_the_readmes_table_says_what_the_results_say():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "results" / "rivals" / "mnist.json").read_text())["seeds"]
+    methods = {method["label"]: method for method in (found["before"], *found["methods"])}
+    rows = re.findall(
+        r"^\| ([^|]+) \| (\S+ ± \S+) \| (\S+ ± \S+) \| (\S+) \| (\S+) \|$", readme, re.M
+    )
+    assert len(rows) > 5
+    for label, *cells in rows:
+        mean, spread = methods[label]["mean"], methods[label]["std"]
+        shares = [f"{100 * mean[key]:.1f} ± {100 * spread[key]:.1f}" for key in ("clean", "asr")]
+        cost = mean.get("cost.gradients")
+        steps = "–" if cost is None else f"{round(cost):,}"
+        assert cells == [*shares, steps, methods[label]["grade"] or "–"], label
 
 
 def unrun() -> list[tuple[str, str]]:
