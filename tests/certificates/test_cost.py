@@ -19,7 +19,7 @@ SPEC.loader.exec_module(certified)
 
 SPLITS, MANY_SPLITS = range(100, 120), range(100, 200)
 CHEAPER = {("digits-flat", 10)}
-"""Where several records are cheaper to seal than to begin anew, by docs/certificates.md."""
+"""Where several records are cheaper to seal than to begin anew, by docs/methods.md."""
 
 
 def measured(task: str, records: int, seeds: Any) -> dict[str, float]:

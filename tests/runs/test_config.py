@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,8 +214,8 @@ def test_none_takes_a_presets_value_back():
         ("graph.kind", "rnig", "graph.kind is 'rnig' (did you mean ring?)"),
         ("peers", 1, "peers is 1; allowed: a whole number, 2 or more."),
         ("performance.checkpoint", -1, "performance.checkpoint is -1.0; allowed: a number in [0, "),
-        ("device", "gpu", "device is 'gpu'; allowed: cpu, cuda or cuda:NUMBER."),
-        ("device", "cpu:x", "device is 'cpu:x'; allowed: cpu, cuda or cuda:NUMBER."),
+        ("device", "gpu", "device is 'gpu'; allowed: cpu, cuda, cuda:NUMBER or mps."),
+        ("device", "cpu:x", "device is 'cpu:x'; allowed: cpu, cuda, cuda:NUMBER or mps."),
         ("device", "cuda:99", "device is 'cuda:99', but this machine shows "),
     ],
 )
@@ -222,6 +223,16 @@ def test_a_value_out_of_range_is_refused_under_its_full_name(key, value, words):
     with pytest.raises(InvalidInput) as refused:
         resolve({key: value})
     assert str(refused.value).startswith(words)
+
+
+def test_apples_device_is_accepted_where_it_is_and_has_no_64_bit_floats(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(InvalidInput, match="'mps', but this machine shows no Apple GPU; take cpu"):
+        resolve({"device": "mps"})
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert resolve({"device": "mps"}).device == "mps"
+    with pytest.raises(InvalidInput, match="which has no 64-bit floats, but"):
+        resolve({"device": "mps", "task": "digits-flat", "preset": "certified"})
 
 
 def test_a_run_can_be_repeated_from_its_config_file(tmp_path):

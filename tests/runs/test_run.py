@@ -328,6 +328,8 @@ def test_settings_of_the_call_are_named_as_such():
         unwalk.run("blobs", settings={"unlearn.q": 1})
     with pytest.raises(InvalidInput, match=r"^method is ''; allowed: "):
         unwalk.compare("blobs", methods=[])
+    alone = unwalk.compare("blobs", methods="rrdu", seeds=1, settings=BLOBS)
+    assert [method["name"] for method in alone.result["seeds"]["methods"]] == ["rrdu"]
 
 
 def test_comparing_gives_means_deviations_and_paired_gaps():

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from unwalk.core.errors import InvalidInput
 from unwalk.tasks import Deletion, OwnData, Scale, Trigger, build_task, from_arrays, from_dataset
+from unwalk.tasks.datasets import arrays_of
 from unwalk.tasks.own import own_task
 
 X = np.random.default_rng(0).normal(size=(60, 5))
@@ -135,6 +137,21 @@ class Pairs(Dataset[Any]):
         return self.items[index]
 
 
+class Columns:
+    """A dataset of mappings that is none of torch's, as those of Hugging Face are."""
+
+    column_names = ("features", "label")
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, row):
+        return {"features": X[row].tolist(), "label": int(Y[row])}
+
+    def __iter__(self):
+        return (self[row] for row in range(len(self)))
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([(torch.tensor(x), int(y)) for x, y in zip(X, Y, strict=True)])
@@ -148,8 +165,10 @@ class Stream(IterableDataset[Any]):
         Pairs([(torch.tensor(x), torch.tensor(y)) for x, y in zip(X, Y, strict=True)]),
         Pairs([[x.tolist(), int(y)] for x, y in zip(X, Y, strict=True)]),
         Stream(),
+        Pairs([{"x": x, "label": y} for x, y in zip(X, Y, strict=True)]),
+        Columns(),
     ],
-    ids=["tensors", "arrays", "items", "lists", "stream"],
+    ids=["tensors", "arrays", "items", "lists", "stream", "mappings", "columns"],
 )
 def test_a_dataset_is_the_same_as_its_arrays(dataset):
     expected = from_arrays(X, Y, peers=4, seed=3, forget=Deletion("records", size=2))
@@ -174,6 +193,8 @@ def test_a_test_dataset_may_be_brought():
     [
         ([], "the dataset is empty"),
         ([3], r"item 0 of the dataset is a int; allowed: a pair \(input, label\)"),
+        ([{"x": X[0], "y": 0}], r"in item 0 of the dataset there is no label; label=KEY, of: x, y"),
+        ([{"a": 1, "b": 2, "label": 0}], r"keys a, b, label; say which are the input: inputs=KEY"),
         ([(X[0], 0), (X[1, :2], 1)], r"item 1 of the dataset has shape \(2,\); item 0 has \(5,\)"),
         ([(X[0], 0), (X[1], 0.5)], "label of item 1 of the dataset is 0.5"),
         ([("text", 0)], "input of item 0 of the dataset is a str"),
@@ -182,6 +203,38 @@ def test_a_test_dataset_may_be_brought():
 def test_a_dataset_that_cannot_be_read_is_named(items, words):
     with pytest.raises(InvalidInput, match=words):
         from_dataset(Pairs(items))
+
+
+def test_keys_of_a_mapping_may_be_named():
+    items = [{"a": i, "b": 2.5, "kind": i % 2, "note": "n"} for i in range(60)]
+    task = from_dataset(Pairs(items), inputs=["b", "a"], label="kind", peers=3, classes=2)
+    seen = torch.cat([task.test.x, *(task.shard(peer).x for peer in range(3))])
+    assert sorted(seen.tolist()) == [[2.5, float(i)] for i in range(60)]
+    for keys, words in [
+        ({"inputs": "c", "label": "kind"}, "inputs names 'c'; allowed: a, b, note"),
+        ({"inputs": "a", "label": "sort"}, "in item 0 of the dataset there is no 'sort'"),
+        ({"inputs": ["a", "note"], "label": "kind"}, "'note' of item 0 of the dataset is 'n'"),
+        ({"inputs": ["kind"], "label": "kind"}, "inputs names 'kind'; allowed"),
+    ]:
+        with pytest.raises(InvalidInput, match=words):
+            from_dataset(Pairs(items), **keys)
+    with pytest.raises(InvalidInput, match="inputs and label name keys, but item 0"):
+        from_dataset(Pairs([(X[0], 0)]), label="kind")
+    with pytest.raises(InvalidInput, match=r"the dataset has the parts train, test; bring one"):
+        from_dataset({"train": Pairs(items), "test": Pairs(items)})
+
+
+def test_pictures_of_a_dataset_are_channels_rows_columns_from_zero_to_one():
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, 1] = (255, 0, 51)
+    grey = Image.fromarray(np.full((2, 3), 255, np.uint8))
+    for picture, shape in ((Image.fromarray(pixels), (3, 2, 3)), (grey, (1, 2, 3))):
+        x, _ = arrays_of(Pairs([{"image": picture, "label": 1}]))
+        assert x.shape == (1, *shape)
+        assert x.dtype == torch.float32
+        assert float(x.max()) == 1.0
+    x, _ = arrays_of(Pairs([{"image": Image.fromarray(pixels), "label": 1}]))
+    assert x[0, :, 0, 1].tolist() == pytest.approx([1.0, 0.0, 0.2])
 
 
 def spoilt(row: int, value: float) -> np.ndarray[Any, Any]:
@@ -252,6 +305,24 @@ def pair():
 def dataset():
     return TensorDataset(torch.tensor(x), torch.tensor(y))
 
+class Mappings:
+    column_names = ("x", "label")
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, row):
+        return {"x": x[row], "label": int(y[row])}
+
+    def __iter__(self):
+        return (self[row] for row in range(self.rows))
+
+def columns():
+    return Mappings(40), Mappings(8)
+
 def two():
     return dataset(), TensorDataset(torch.tensor(x[:8]), torch.tensor(y[:8]))
 
@@ -276,7 +347,14 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "peers", "tested"),
-    [("pair", 5, 8), ("dataset", 5, 8), ("two", 5, 8), ("pairs", 5, 8), ("told", 2, 8)],
+    [
+        ("pair", 5, 8),
+        ("dataset", 5, 8),
+        ("two", 5, 8),
+        ("pairs", 5, 8),
+        ("columns", 5, 8),
+        ("told", 2, 8),
+    ],
 )
 def test_own_data_has_a_name_on_the_command_line(here, name, peers, tested):
     text = f"brought_data:{name}"

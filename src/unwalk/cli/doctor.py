@@ -142,6 +142,8 @@ def _device(loaded: bool) -> Iterator[Row]:
 
     devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     yield "cuda", ", ".join(devices) or "no device", "--device cuda" if devices else "use the CPU"
+    if torch.backends.mps.is_available():
+        yield "mps", "yes", "--device mps: accepted, but never tested; 32-bit floats only"
 
 
 def _noise(file: Path | None, pairs: list[str] | None) -> tuple[bool, Row]:

@@ -51,7 +51,7 @@ FeaturesOption = Annotated[
     str | None,
     typer.Option(help="Fixed features: gabor, patches, plain, or package.module:extractor."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, or mps (Apple; untested).")]
 PeersOption = Annotated[int | None, typer.Option(help="Number of peers.")]
 EngineOption = Annotated[
     str | None, typer.Option(help="inprocess, fleet, ray or auto; short for performance.engine.")

@@ -155,7 +155,7 @@ class LocalWork:
         Batches before the first one with a forgotten row are kept; everything else is drawn from
         ``fresh``: new batches (``iid``, ``averaged``), the order of the records that a shuffled
         pass has not used yet, or a whole visit of slots.  The result is distributed as batches over
-        ``retained`` alone: ``docs/certificates.md`` gives the reasons.  The randomness of a dirty
+        ``retained`` alone: ``docs/methods.md`` gives the reasons.  The randomness of a dirty
         batch is not used again: the difference of the two models would show the forgotten
         gradients.
         """

@@ -78,7 +78,7 @@ def check(config: Config) -> Config:
     for row in table(config).values():
         row.check()
     check_count("streams", config.streams, low=1, high=VERSION)
-    _check_device(config.device)
+    _check_device(config.device, config.model.precision)
     return config
 
 
@@ -111,13 +111,22 @@ def _own_method(name: str) -> MethodRecord:
     return own(found, name)
 
 
-def _check_device(device: str) -> None:
-    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
-        raise InvalidInput(f"device is {device!r}; allowed: cpu, cuda or cuda:NUMBER.")
+def _check_device(device: str, precision: str) -> None:
+    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]{1,3})?", device):
+        raise InvalidInput(f"device is {device!r}; allowed: cpu, cuda, cuda:NUMBER or mps.")
     if device == "cpu":
         return
     import torch
 
+    if device == "mps":
+        if not torch.backends.mps.is_available():
+            raise InvalidInput("device is 'mps', but this machine shows no Apple GPU; take cpu.")
+        if precision == "float64":
+            raise InvalidInput(
+                "device is 'mps', which has no 64-bit floats, but model.precision is float64; take "
+                "cpu."
+            )
+        return
     devices = torch.cuda.device_count()
     if int(device.partition(":")[2] or 0) >= devices:
         raise InvalidInput(

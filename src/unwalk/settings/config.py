@@ -457,7 +457,7 @@ class Config:
     streams: int = setting(
         VERSION, "version of the draws of routes and batches; 1 repeats older runs", low=1
     )
-    device: str = setting("cpu", "cpu or cuda")
+    device: str = setting("cpu", "cpu, cuda, or mps, which is untested")
     peers: int | None = setting(None, "number of peers; empty: the task's own", low=2)
     graph: GraphSettings = field(default_factory=GraphSettings)
     model: ModelSettings = field(default_factory=ModelSettings)

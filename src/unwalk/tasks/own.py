@@ -1,16 +1,15 @@
-"""A user's own data: arrays, tensors or a torch ``Dataset``, checked and dealt to peers."""
+"""A user's own data: arrays, tensors or a dataset, checked and dealt to peers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, TensorDataset
 
 from unwalk.core.data import Augment, Held, shortened
 from unwalk.core.errors import InvalidInput
@@ -19,6 +18,7 @@ from unwalk.core.program import Rows
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.validation import check_count, check_number
 from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
+from unwalk.tasks.datasets import arrays_of, is_dataset
 from unwalk.tasks.features import Extraction, featured
 from unwalk.tasks.forgetting import Deletion, Trigger
 from unwalk.tasks.models import Model, resolve_model, usual_model
@@ -137,31 +137,41 @@ def extraction(extractor: Extraction | Model | None, norm: float | None) -> Extr
 
 
 def from_dataset(
-    dataset: Dataset[Any], *, test: Dataset[Any] | float = 0.2, **settings: Any
+    dataset: Any,
+    *,
+    test: Any = 0.2,
+    inputs: str | Sequence[str] | None = None,
+    label: str | None = None,
+    **settings: Any,
 ) -> ShardedTask:
-    """A task from a torch ``Dataset`` of (input, label) pairs; ``settings`` as in from_arrays.
+    """A task from a torch ``Dataset`` or one of Hugging Face; ``settings`` as in from_arrays.
+
+    Items are pairs (input, label), or mappings: then ``label`` names the key of the label
+    (``label`` or ``labels`` if not given), ``inputs`` that of the input, or those of several
+    numbers side by side (the only other key if not given).  ``test`` is another dataset or a
+    share.  Pictures of Pillow become channels, rows, columns with values from 0 to 1.
 
     Every item is read once, now: a random transform inside the dataset is frozen.  Bring it as
     ``augment`` instead.
     """
-    x, y = arrays_of(dataset)
-    held_out = arrays_of(test) if isinstance(test, Dataset) else test
+    x, y = arrays_of(dataset, inputs, label)
+    held_out = arrays_of(test, inputs, label) if is_dataset(test) else test
     return from_arrays(x, y, test=held_out, **settings)
 
 
 def own_data(brought: object, name: str) -> OwnData:
     """What a user's function may return, as :class:`OwnData`.
 
-    That is OwnData itself, a pair (x, y), a ``Dataset``, or a tuple (training, test) of two
+    That is OwnData itself, a pair (x, y), a dataset, or a tuple (training, test) of two
     datasets or of two such pairs, each a tuple.
     """
     match brought:
         case OwnData():
             return brought
-        case Dataset():
+        case _ if is_dataset(brought):
             x, y = arrays_of(brought)
             return OwnData(x, y, name=name)
-        case (Dataset() as train, Dataset() as test):
+        case (train, test) if is_dataset(train) and is_dataset(test):
             x, y = arrays_of(train)
             return OwnData(x, y, test=arrays_of(test), name=name)
         case ((x, y), (test_x, test_y)) if all(isinstance(part, tuple) for part in brought):
@@ -346,50 +356,3 @@ def _names(labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     if len(labels) != classes:
         raise InvalidInput(f"labels has {len(labels)} names; there are {classes} classes.")
     return tuple(labels)
-
-
-def arrays_of(dataset: Dataset[Any]) -> tuple[Any, Any]:
-    """All inputs and all labels of a dataset of pairs."""
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return dataset.tensors
-    items: Iterable[Any] = dataset  # type: ignore[assignment]
-    if hasattr(dataset, "__len__"):
-        items = (dataset[row] for row in range(len(dataset)))
-    xs: list[torch.Tensor] = []
-    ys: list[int] = []
-    for row, item in enumerate(items):
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise InvalidInput(
-                f"item {row} of the dataset is a {type(item).__name__}; "
-                "allowed: a pair (input, label)."
-            )
-        xs.append(_item_input(item[0], row))
-        ys.append(_item_label(item[1], row))
-        if xs[row].shape != xs[0].shape:
-            raise InvalidInput(
-                f"item {row} of the dataset has shape {tuple(xs[row].shape)}; "
-                f"item 0 has {tuple(xs[0].shape)}."
-            )
-    if not xs:
-        raise InvalidInput("the dataset is empty; allowed: one record or more.")
-    return torch.stack(xs), np.array(ys)
-
-
-def _item_input(value: object, row: int) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, np.ndarray | list | tuple | int | float):
-        return torch.tensor(np.asarray(value))
-    raise InvalidInput(
-        f"the input of item {row} of the dataset is a {type(value).__name__}; "
-        "allowed: a tensor or an array."
-    )
-
-
-def _item_label(value: Any, row: int) -> int:
-    label = value.item() if isinstance(value, torch.Tensor | np.generic) else value
-    if isinstance(label, bool) or not isinstance(label, int):
-        raise InvalidInput(
-            f"the label of item {row} of the dataset is {label!r}; allowed: a whole number from 0."
-        )
-    return label
