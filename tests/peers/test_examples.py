@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from unwalk.cli import app
 from unwalk.peers.identity.network_file import Limits
+from unwalk.peers.provision import make_network
 from unwalk.peers.transport.wire import CONNECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,4 +112,16 @@ def test_the_container_starts_a_peer_in_its_volume():
     assert found["STOPSIGNAL"] == ["SIGTERM"]
     assert found["USER"][0] not in ("root", "0")
     assert "--listen" in CONTAINER.read_text()
+    assert '--user "$(stat -c %u:%g network/peer-0)"' in CONTAINER.read_text()
+
+
+def test_a_bundle_is_refused_to_anybody_but_its_owner(tmp_path):
+    """Why the container runs as the owner of the bundle: nobody else can read its keys."""
+    addresses = [f"127.0.0.1:{port}" for port in (7001, 7002)]
+    make_network(tmp_path / "net", name="net", addresses=addresses, settings={})
+    bundle = tmp_path / "net" / "peer-0"
+    owner = bundle.stat().st_uid
+    for name in ("tls.key", "signing.key", "noise.secret"):
+        found = (bundle / name).stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (owner, 0o600)
     assert "--listen" in known_options()
