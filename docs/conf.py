@@ -13,4 +13,5 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "unwalk"
 html_copy_source = False
+html_show_copyright = False
 nitpicky = False

@@ -17,6 +17,7 @@ from typing import Any
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.peers.forgetting import request_form
 from unwalk.peers.forgetting.certificate_archive import packed
+from unwalk.peers.forgetting.peer_certificate import rule_without
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.web import views as d
 from unwalk.peers.web.connections import HttpLimits
@@ -64,7 +65,7 @@ class MemoryDesk:
             privacy=d.Privacy(
                 sum(p.epsilon for p in parts),
                 sum(p.delta for p in parts),
-                "Budgets of different certificates add up.",
+                rule_without(["chapter-9"]),
                 parts,
             ),
             accuracy=tuple(self.accuracy),

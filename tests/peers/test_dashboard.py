@@ -108,7 +108,12 @@ def test_everything_is_shown(page):
         assert words in requests
     assert "waits for peer-4" in page.text("#certificates")
     assert "0.62 of 1" in page.text("#privacy")
-    assert "different certificates add up" in page.text("#privacy-total")
+    spent = page.text("#privacy-total")
+    assert spent.endswith("Not counted, since changed: chapter-9.")
+    assert "=" not in spent, "formulas are folded"
+    assert not page.script("return document.querySelector('#privacy-how').open")
+    rule = page.script("return document.querySelector('#privacy-rule').textContent")
+    assert "delta = max(" in rule
 
 
 def test_the_token_is_asked_for_and_kept_out_of_the_address(browser, served):

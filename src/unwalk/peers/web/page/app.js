@@ -138,10 +138,13 @@ function showPeers(now) {
 
 function showPrivacy(now) {
   const { epsilon, delta, rule, parts } = now.privacy;
+  const [formula, ...remarks] = rule.split("; ");
   put(by("privacy-total"), parts.length
-    ? `All certificates about this peer's records together spend epsilon ${small(epsilon)} and delta `
-      + `${small(delta)}. ${sentence(rule)}`
+    ? [`All certificates about this peer's records together spend epsilon ${small(epsilon)} and delta ${small(delta)}.`,
+      ...remarks.map(sentence)].join(" ")
     : "Nothing was spent: no certificate has been issued for this peer's records.");
+  put(by("privacy-rule"), sentence(formula));
+  by("privacy-how").hidden = !parts.length;
   by("privacy-table").parentElement.hidden = !parts.length;
   rows(by("privacy"), parts, (part) => part.certificate, (part) => [
     rich(part.certificate, () => [part.certificate], "whole"), GRADES[part.badge] || part.badge, figure(small(part.epsilon)),
