@@ -66,6 +66,13 @@ RULE = (
     "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
 )
 
+ALONE = {
+    "received": "when requests came in",
+    "version": "how often it was issued",
+    "issued": "when it was first issued",
+    "composed": "what all certificates of this peer amount to",
+}
+"""What nobody but the issuer states, in words."""
 EXACT_ONLY = "exact certificates spend nothing"
 """The same where there is nothing to add up."""
 
@@ -394,7 +401,9 @@ def check(
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
     notes.append(f"issued by {said['issuer']}, for the records of {said['peer']}")
     if said["decisions"]:
-        notes.append(f"a quorum signed each of {len(said['decisions'])} chapters up to it")
+        count = len(said["decisions"])
+        each = "its chapter" if count == 1 else f"each of {count} chapters up to it"
+        notes.append(f"a quorum signed {each}")
     notes.append("a quorum signed which visits and which model each chapter on the line ended with")
     if network is None:
         unchecked.append("revocation: that needs --network with the network's newest file")
@@ -408,7 +417,7 @@ def check(
         notes.append(f"left, with everything erased: {', '.join(gone)}")
     if said["pending"]:
         notes.append(f"still pending: {', '.join(said['pending'])}")
-    alone = [name for name in ("received", "version", "issued", "composed") if name in said]
+    alone = [words for name, words in ALONE.items() if name in said]
     if said["decided"] is not True:
         alone.append(f"that {unused(document)}")
     return Findings([], notes, unchecked, [f"by the issuer alone: {', '.join(alone)}"])
