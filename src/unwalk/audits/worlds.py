@@ -140,6 +140,7 @@ class Worlds:
     bereft_task: ShardedTask
     coins: str = "fresh"
     seeds: str = "paired"
+    _runs: dict[tuple[int, ...], Assembled] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def of(base: Assembled, coins: str = "fresh", seeds: str = "paired") -> Worlds:
@@ -157,15 +158,22 @@ class Worlds:
         return Worlds(base, without(base.task), coins, seeds)
 
     def _assembled(self, world: int, number: int) -> Assembled:
-        """Run ``number`` of a world, as it is in the world with the records."""
-        config = self.base.config
-        if self.coins == "fresh":
-            config = replace(config, seed=self._seed(world, number))
-        return replace(self.base, config=config, noise=self._noise(world, number))
+        """Run ``number`` of a world, as it is in the world with the records; made once, for
+        training and for every method."""
+        name = self._name(world, number)
+        if name not in self._runs:
+            config = self.base.config
+            if self.coins == "fresh":
+                config = replace(config, seed=self._seed(world, number))
+            self._runs[name] = replace(self.base, config=config, noise=self._noise(world, number))
+        return self._runs[name]
+
+    def _name(self, world: int, number: int) -> tuple[int, ...]:
+        """What the seed of a run depends on."""
+        return (number,) if self.seeds == "paired" else (number, world)
 
     def _seed(self, world: int, number: int) -> int:
-        name = (number,) if self.seeds == "paired" else (number, world)
-        return PublicSeeds(self.base.config.seed).integer("audit", *name)
+        return PublicSeeds(self.base.config.seed).integer("audit", *self._name(world, number))
 
     def _noise(self, world: int, number: int) -> SimulatedNoise:
         return SimulatedNoise(PublicSeeds(self._seed(world, number)).integer("simulated-noise"))

@@ -36,8 +36,11 @@ def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
         return [(Ray(), range(len(plans)))]
     groups: dict[tuple[object, ...], list[int]] = {}
     alone: list[int] = []
+    models: dict[int, nn.Module] = {}
     for number, plan in enumerate(plans):
-        model = build_model(plan.task.model, 0)
+        if id(plan.task) not in models:
+            models[id(plan.task)] = build_model(plan.task.model, 0)
+        model = models[id(plan.task)]
         if choice == "auto" and not (worthwhile(plan, model) and carries(plan, model)):
             alone.append(number)
         else:
