@@ -106,6 +106,23 @@ def test_reachable_sums_tell_two_known_centres_apart():
     assert best(made[0], made[1], "projection") == 0.0
 
 
+def test_a_run_has_the_same_score_whatever_other_runs_are_scored_with_it():
+    """Else what runs of one world have in common would count as if each of them betrayed it."""
+    rng = np.random.default_rng(6)
+    tables = []
+    for shift in (1.0, 0.0):
+        centre = (rng.normal(size=SIZE) + shift * 1e-4).astype(np.float32)
+        noise = (0.1 * rng.normal(size=(RUNS, SIZE))).astype(np.float32)
+        asked = rng.normal(size=(RUNS, len(ANSWERS)))
+        tables.append(views((centre + noise).astype(float), asked))
+        tables[-1].centres = {"released": centre.astype(float)}
+    tables[0].messages["released"][-1] += 2.0**-40  # one message is of 64 bits
+    for rule, _ in attacked(tables[0], tables[1], 0.0):
+        together = rule.score(tables[0])
+        alone = [rule.score(tables[0].rows(at, at + 1))[0] for at in range(RUNS)]
+        assert np.allclose(together, alone, rtol=1e-9), rule.name
+
+
 def test_runs_that_count_are_not_looked_at_before(monkeypatch):
     """Whatever the runs of the second half say, attackers and thresholds are the same."""
     one, other = drawn(0, 2.0), drawn(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from unwalk.audits.worlds import WITH, WITHOUT, Worlds
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Progress
 from unwalk.core.token import Token, Workspace, build_model
-from unwalk.engines.fleet import Fleet
+from unwalk.engines.fleet import Fleet, _Convoy
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble
 
@@ -345,3 +346,18 @@ def test_a_canary_replaces_the_forgotten_records_only(canary):
 def test_an_unknown_canary_is_refused():
     with pytest.raises(InvalidInput, match="--canary"):
         Game(small(SETTINGS), canary="parrot").assembled()
+
+
+def test_fleets_that_have_ended_do_not_fill_the_memory(monkeypatch):
+    """Their walks refer to each other: without a collection they stay, captured graphs and all."""
+    alive, carried = [], Fleet.run
+
+    def run(self, *arguments):
+        alive.append(sum(isinstance(one, _Convoy) for one in gc.get_objects()))
+        return carried(self, *arguments)
+
+    monkeypatch.setattr(Fleet, "run", run)
+    methods = {"method": "finetune", "compare": ["restart", "rrdu"]}
+    play(Game(small({**SETTINGS, **methods, "performance.engine": "fleet"})), 0, 2)
+    assert len(alive) == 8
+    assert max(alive) <= 1

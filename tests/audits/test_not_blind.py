@@ -54,6 +54,14 @@ FINETUNED = {
     "noisy_finetune.clip": 1e-3,
     "noisy_finetune.step_size": 1e-3,
 }
+NOISED = {**SEALED, "method": "output-noise"}
+BOUNDED = {
+    **SEALED,
+    "method": "user-dp",
+    "train.hops": 2,
+    "train.learning_rate": 0.5,
+    "user_dp.bound": 1e-4,
+}
 EXACT: dict[str, Any] = {
     **BLOBS,
     "seed": 2,  # with seed 1 nobody visits u in training
@@ -161,6 +169,9 @@ CASES: dict[str, tuple[dict[str, Any], int, Break]] = {
     ),
     "clipping left out": (VISITED, 64, no_clipping),
     "model clipping left out": (FINETUNED, 64, no_model_clipping),
+    "a tenth of the noise on the output": (NOISED, 160, a_tenth_of_the_noise),
+    "the same noise on every output": (NOISED, 40, the_same_noise_every_time),
+    "visits not held in their ball": (BOUNDED, 64, no_model_clipping),
     "moments kept": (EXACT, 24, moments_are_kept),
     "buffers kept": (
         {
@@ -179,7 +190,12 @@ CASES: dict[str, tuple[dict[str, Any], int, Break]] = {
     ),
     "one record left in": ({**EXACT, "unlearn.hops": 6}, 24, one_record_is_left_in),
 }
-SLOW = ("a tenth of the noise", "noise added to floats", "clipping left out")
+SLOW = (
+    "a tenth of the noise",
+    "a tenth of the noise on the output",
+    "noise added to floats",
+    "clipping left out",
+)
 QUICKEST = "moments kept"
 
 

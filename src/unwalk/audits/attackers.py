@@ -208,10 +208,12 @@ def _zeros_along(slot: str, direction: Floats) -> Score:
 def _reachable(slot: str, with_: Message, without: Message) -> Score:
     def score(views: Views) -> Floats:
         table = views.messages[slot]
-        narrow = bool((table.astype(np.float32) == table).all())
-        kind = np.float32 if narrow else np.float64
-        ones, others = (_reached(table.astype(kind), c.astype(kind)) for c in (with_, without))
-        counted: Floats = ones.sum(1) - 1.0 * others.sum(1)
+        narrow = (table.astype(np.float32) == table).all(1)  # of each run by itself
+        counted: Floats = np.zeros(len(table))
+        for kind, rows in ((np.float32, narrow), (np.float64, ~narrow)):
+            sums = table[rows].astype(kind)
+            ones, others = (_reached(sums, c.astype(kind)).sum(1) for c in (with_, without))
+            counted[rows] = ones - 1.0 * others
         return counted
 
     return score

@@ -14,12 +14,14 @@ They are never shared between the worlds: one has met the records and the other 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from unwalk.audits.canaries import planted
 from unwalk.audits.views import ANSWERS, Examiner, Floats, Message, Observer, Seen, Viewer
@@ -278,7 +280,14 @@ class _Table:
     def _carried(
         self, plans: Sequence[Plan], viewer: Viewer | None, resume: Mapping[int, Progress]
     ) -> Iterator[tuple[int, Outcome]]:
-        """Every plan's number with its outcome, by the engines that the settings name."""
+        """Every plan's number with its outcome, by the engines that the settings name.
+
+        The walks of fleets that ended before, which refer to each other, are collected first: else
+        they stay for long, and on a CUDA device their captured graphs fill its memory.
+        """
+        gc.collect()
+        if self.base.config.device.startswith("cuda"):
+            torch.cuda.empty_cache()
         for engine, numbers in carriers(plans, self.engine):
             own = {at: resume[n] for at, n in enumerate(numbers) if n in resume}
             sink = None if viewer is None else _Renumbered(viewer, numbers)
