@@ -357,7 +357,7 @@ def test_fleets_that_have_ended_do_not_fill_the_memory(monkeypatch):
         return carried(self, *arguments)
 
     monkeypatch.setattr(Fleet, "run", run)
-    methods = {"method": "finetune", "compare": ["restart", "rrdu"]}
+    methods: dict[str, Any] = {"method": "finetune", "compare": ["restart", "rrdu"]}
     play(Game(small({**SETTINGS, **methods, "performance.engine": "fleet"})), 0, 2)
     assert len(alive) == 8
     assert max(alive) <= 1
