@@ -110,9 +110,9 @@ def test_run_prints_a_table_what_is_claimed_and_what_was_before(call, tmp_path):
     assert max(len(line) for line in said.out.splitlines()) <= 80
     assert said.err == ""
     assert (tmp_path / "runs" / "first" / "report.html").is_file()
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     for path in (tmp_path / "runs" / "first").iterdir():
-        assert f"`{path.name}`" in readme, "the README lists what --out gets"
+        assert f"`{path.name}`" in page, "the page lists what --out gets"
 
 
 FLAT = options(

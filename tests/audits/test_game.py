@@ -353,11 +353,12 @@ def test_fleets_that_have_ended_do_not_fill_the_memory(monkeypatch):
     alive, carried = [], Fleet.run
 
     def run(self, *arguments):
-        alive.append(sum(isinstance(one, _Convoy) for one in gc.get_objects()))
+        alive.append(sum(type(one) is _Convoy for one in gc.get_objects()))
         return carried(self, *arguments)
 
     monkeypatch.setattr(Fleet, "run", run)
     methods: dict[str, Any] = {"method": "finetune", "compare": ["restart", "rrdu"]}
-    play(Game(small({**SETTINGS, **methods, "performance.engine": "fleet"})), 0, 2)
+    done = play(Game(small({**SETTINGS, **methods, "performance.engine": "fleet"})), 0, 2)
+    assert all(isinstance(one, Played) for one in done.values()), done
     assert len(alive) == 8
     assert max(alive) <= 1
