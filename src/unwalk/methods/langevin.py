@@ -32,15 +32,14 @@ from unwalk.methods.network_sgd import (
     unlearn_phase,
 )
 from unwalk.methods.record import (
+    UNPROVED_OUTSIDE,
     Calibrated,
     Decided,
-    Guarantee,
     MethodRecord,
     Nominal,
-    ThreatModel,
+    noise_source,
 )
 from unwalk.privacy import formulas
-from unwalk.privacy.accountants import events_claim
 from unwalk.privacy.iteration import check_nonexpansive, contraction_factor
 from unwalk.privacy.release import contracting_sigma
 from unwalk.settings.config import Config, setting
@@ -120,10 +119,10 @@ def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated
 
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
-    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
     return (
         f"{calibrated.formula}; it says nothing of what peers see on the way; that the loss is "
-        f"convex is not shown, no proof covers this run, and the noise came from {known}."
+        "convex is not shown, no proof covers this run, and the noise came from "
+        f"{noise_source(origin)}."
     )
 
 
@@ -133,13 +132,6 @@ RECORD = MethodRecord(
     description="noisy projected steps on retained records; for convex losses, outsiders only",
     phase=_phase,
     settings=LangevinSettings,
-    guarantee=Guarantee(
-        "none",
-        events_claim,
-        ThreatModel(
-            "outsiders, who see the released model and nothing before it", "none: peers saw more"
-        ),
-        None,
-    ),
+    guarantee=UNPROVED_OUTSIDE,
     nominal=Nominal(_noise, formulas.NOISY_SGD, _reason),
 )

@@ -12,8 +12,9 @@ import numpy as np
 
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
-from unwalk.core.program import Project, Steps, Visit
+from unwalk.core.program import AddNoise, Ball, Program, Project, Steps, Visit
 from unwalk.core.transcript import Hop, Transcript
+from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import Descent, train_phase, unlearn_descent
 from unwalk.methods.record import Request
 from unwalk.privacy.gaussian import gaussian_mu
@@ -25,6 +26,25 @@ ROUNDING = 1.0 + 1e-12
 """Noise is increased by this factor, to cover the accountant's rounding."""
 LEAST_STD, FINEST = 2.0**-900, 2.0**-44
 """The least noise, and the least relative to the model's length, that a grid can represent."""
+
+
+def check_noise(std: float, reach: float | None) -> None:
+    """Check what :func:`noise_within` is given."""
+    check_number("std", std, low=0.0)
+    if reach is not None:
+        check_number("reach", reach, above=0.0)
+
+
+def noise_within(std: float, reach: float | None) -> Program:
+    """Noise on the parameters, then, with ``reach``, the ball around the origin that bounds it."""
+    ball: Program = () if reach is None else (Project((Ball("origin", reach),)),)
+    return (AddNoise(std), *ball)
+
+
+def usual_visits(request: Request) -> int:
+    """How often training visits one peer: the mean, and two standard deviations more."""
+    usual = request.config.train.hops / request.task.peers
+    return math.ceil(usual + 2.0 * math.sqrt(usual))
 
 
 def visit_to_u(request: Request) -> Visit:

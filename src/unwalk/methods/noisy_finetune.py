@@ -25,15 +25,14 @@ from unwalk.core.program import AddNoise, Ball, Program, Project, Records, StepR
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.network_sgd import Descending, Descent, unlearn_descent, unlearn_phase
 from unwalk.methods.record import (
+    UNPROVED_OUTSIDE,
     Calibrated,
     Decided,
-    Guarantee,
     MethodRecord,
     Nominal,
-    ThreatModel,
+    noise_source,
 )
 from unwalk.privacy import formulas
-from unwalk.privacy.accountants import events_claim
 from unwalk.privacy.published import published_noisy_finetuning_sigma
 from unwalk.settings.config import Config, setting
 
@@ -116,11 +115,10 @@ def _phase(config: Config, decided: Decided) -> Phase:
 
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
-    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
     return (
         f"{calibrated.formula}; peers see the trained model and every step, so that it says "
-        f"nothing about them; the noise is added in floating point, and it came from {known}; no "
-        "proof covers this run."
+        "nothing about them; the noise is added in floating point, and it came from "
+        f"{noise_source(origin)}; no proof covers this run."
     )
 
 
@@ -130,13 +128,6 @@ RECORD = MethodRecord(
     description="the model clipped, noisy clipped steps, then fine-tuning (Koloskova et al. 2025)",
     phase=_phase,
     settings=NoisyFinetuneSettings,
-    guarantee=Guarantee(
-        "none",
-        events_claim,
-        ThreatModel(
-            "outsiders, who see the released model and nothing before it", "none: peers saw more"
-        ),
-        None,
-    ),
+    guarantee=UNPROVED_OUTSIDE,
     nominal=Nominal(noisy_finetuning_noise, formulas.NOISY_FINETUNING, _reason),
 )

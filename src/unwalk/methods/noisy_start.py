@@ -14,19 +14,21 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Program, Project, Visit
+from unwalk.core.program import Program, Visit
 from unwalk.core.transcript import Transcript
-from unwalk.core.validation import check_number
-from unwalk.methods.ledgered import FINEST, LEAST_STD, ROUNDING, probe, reach_of, slot_steps
-from unwalk.methods.network_sgd import Descending, train_descent
-from unwalk.methods.record import (
-    ANY_WITHOUT_U,
-    Decided,
-    Guarantee,
-    MethodRecord,
-    Request,
-    ThreatModel,
+from unwalk.methods.ledgered import (
+    FINEST,
+    LEAST_STD,
+    ROUNDING,
+    check_noise,
+    noise_within,
+    probe,
+    reach_of,
+    slot_steps,
+    usual_visits,
 )
+from unwalk.methods.network_sgd import Descending, train_descent
+from unwalk.methods.record import FROM_THE_START, Decided, Guarantee, MethodRecord, Request
 from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.ledger import Ledger
@@ -60,13 +62,10 @@ class NoisyStart(Descending):
     name: str = field(default="noisy-start", init=False)
 
     def __post_init__(self) -> None:
-        check_number("std", self.std, low=0.0)
-        if self.reach is not None:
-            check_number("reach", self.reach, above=0.0)
+        check_noise(self.std, self.reach)
 
     def visit(self, visit: Visit) -> Program:
-        after: Program = () if self.reach is None else (Project((Ball("origin", self.reach),)),)
-        return (*self.descent.program(visit, "all"), AddNoise(self.std), *after)
+        return (*self.descent.program(visit, "all"), *noise_within(self.std, self.reach))
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
@@ -95,8 +94,7 @@ def _decide(request: Request) -> Decided:
         if given.std is None:
             raise
         return Decided(std=given.std)
-    usual = config.train.hops / request.task.peers
-    visits = given.visits or math.ceil(usual + 2.0 * math.sqrt(usual))
+    visits = given.visits or usual_visits(request)
     works = {
         replace(
             slot_steps(facts, descent, descent.work.epochs, hop),
@@ -128,11 +126,7 @@ RECORD = MethodRecord(
     guarantee=Guarantee(
         "certified",
         of_walk(noisy_start_claim),
-        ThreatModel(
-            "everyone who sees hops, of training too, and whoever has the model",
-            ANY_WITHOUT_U,
-            training_time_view=True,
-        ),
+        FROM_THE_START,
         "the same noisy training without the forgotten records",
     ),
 )

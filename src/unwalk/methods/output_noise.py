@@ -15,9 +15,15 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Ball, Forget, Program, Project, Visit
-from unwalk.core.validation import check_number
-from unwalk.methods.ledgered import ledger_after, probe, reach_of, std_for
+from unwalk.core.program import Forget, Program, Visit
+from unwalk.methods.ledgered import (
+    check_noise,
+    ledger_after,
+    noise_within,
+    probe,
+    reach_of,
+    std_for,
+)
 from unwalk.methods.record import Decided, MethodRecord, Request
 from unwalk.methods.restart import wiping
 from unwalk.methods.seal import SEALED
@@ -45,13 +51,10 @@ class OutputNoise:
     travels: tuple[str, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        check_number("std", self.std, low=0.0)
-        if self.reach is not None:
-            check_number("reach", self.reach, above=0.0)
+        check_noise(self.std, self.reach)
 
     def visit(self, visit: Visit) -> Program:
-        after: Program = () if self.reach is None else (Project((Ball("origin", self.reach),)),)
-        return wiping(visit, (Forget("optimizer"), AddNoise(self.std), *after))
+        return wiping(visit, (Forget("optimizer"), *noise_within(self.std, self.reach)))
 
 
 def _phase(config: Config, decided: Decided) -> Phase:

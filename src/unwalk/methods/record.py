@@ -47,6 +47,14 @@ SEES_IT_SEALED = (
     "released one"
 )
 ANY_WITHOUT_U = "any, without the forgetting peer"
+OUTSIDERS = ThreatModel(
+    "outsiders, who see the released model and nothing before it", "none: peers saw more"
+)
+FROM_THE_START = ThreatModel(
+    "everyone who sees hops, of training too, and whoever has the model",
+    ANY_WITHOUT_U,
+    training_time_view=True,
+)
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,12 @@ class Guarantee:
 
 
 UNPROVED = Guarantee("none", events_claim, NOBODY, None)
+UNPROVED_OUTSIDE = Guarantee("none", events_claim, OUTSIDERS, None)
+
+
+def noise_source(origin: str) -> str:
+    """Where noise came from, as reasons for a nominal grade say it."""
+    return "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from unwalk.core.program import AddNoise, Program, Visit
 from unwalk.core.validation import check_count, check_number
 from unwalk.methods.ledgered import check_slots, ledger_after, probe, slot_steps, std_for
 from unwalk.methods.network_sgd import Descending, unlearn_descent
-from unwalk.methods.record import Decided, Guarantee, MethodRecord, Request, ThreatModel
+from unwalk.methods.record import OUTSIDERS, Decided, Guarantee, MethodRecord, Request
 from unwalk.methods.restart import wiping
 from unwalk.privacy.accountants import of_walk
 from unwalk.privacy.stability import release_claim
@@ -75,9 +75,7 @@ RECORD = MethodRecord(
     guarantee=Guarantee(
         "certified",
         of_walk(release_claim),
-        ThreatModel(
-            "outsiders, who see the released model and nothing before it", "none: peers saw more"
-        ),
+        OUTSIDERS,
         "the same walk and noise, from the model trained without the forgotten records",
     ),
     beside_restart=True,

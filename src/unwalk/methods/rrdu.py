@@ -42,7 +42,7 @@ from unwalk.core.program import (
 from unwalk.core.seeds import Draws
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods.network_sgd import Descent, LocalWork, feasible, unlearn_descent, unlearn_phase
-from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
+from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal, noise_source
 from unwalk.privacy import formulas
 from unwalk.privacy.nominal import nominal_sigma
 from unwalk.settings.config import ALIASES, DIRECTIONS, NOISE_ON, VISITS, Config
@@ -263,8 +263,10 @@ def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated
 
 
 def _reason(calibrated: Calibrated, origin: str) -> str:
-    known = "a known seed (simulation)" if origin == "simulation" else "a secret of the peer"
-    return f"{calibrated.formula}, for which no proof covers this run; the noise came from {known}."
+    source = noise_source(origin)
+    return (
+        f"{calibrated.formula}, for which no proof covers this run; the noise came from {source}."
+    )
 
 
 def _facts(config: Config, records: Records, p: float) -> dict[str, Any]:

@@ -25,16 +25,9 @@ from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Ball, Program, Project, Visit
 from unwalk.core.validation import check_number
-from unwalk.methods.ledgered import ROUNDING
+from unwalk.methods.ledgered import ROUNDING, usual_visits
 from unwalk.methods.network_sgd import Descending, train_descent
-from unwalk.methods.record import (
-    ANY_WITHOUT_U,
-    Decided,
-    Guarantee,
-    MethodRecord,
-    Request,
-    ThreatModel,
-)
+from unwalk.methods.record import FROM_THE_START, Decided, Guarantee, MethodRecord, Request
 from unwalk.privacy.accountants import training_claim
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.settings.config import Config, setting
@@ -92,8 +85,7 @@ def _decide(request: Request) -> Decided:
     config, own = request.config, request.config.of(UserDPSettings)
     if own.std is not None:
         return Decided(std=own.std)
-    usual = config.train.hops / request.task.peers
-    visits = own.visits or math.ceil(usual + 2.0 * math.sqrt(usual))
+    visits = own.visits or usual_visits(request)
     mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) / math.sqrt(visits)
     return Decided(std=2.0 * own.bound / mu * ROUNDING)
 
@@ -109,11 +101,7 @@ RECORD = MethodRecord(
     guarantee=Guarantee(
         "certified",
         training_claim,
-        ThreatModel(
-            "everyone who sees hops, of training too, and whoever has the model",
-            ANY_WITHOUT_U,
-            training_time_view=True,
-        ),
+        FROM_THE_START,
         "the same noisy training with other records at the forgetting peer, as many as before",
     ),
 )

@@ -286,15 +286,15 @@ def answered(state: PeerState, offered: Parcel, reply: Reply) -> PeerState:
     return failed(state, certain=True)
 
 
+def _without_token(state: PeerState) -> PeerState:
+    return replace(
+        state, held=None, stage="", path=(), unclear=False, refused=False, passed_over=()
+    )
+
+
 def _handed(state: PeerState, *, watching: bool) -> PeerState:
     return replace(
-        state,
-        held=None,
-        stage="",
-        path=(),
-        unclear=False,
-        refused=False,
-        passed_over=(),
+        _without_token(state),
         had=tuple(sorted({*state.had, state.path[0]})),
         public=None,
         kept=state.held,
@@ -334,8 +334,7 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
                 state = replace(state, kept=held)
             if state.stage == "offered":
                 state = replace(state, had=tuple(sorted({*state.had, state.path[0]})))
-            state = replace(state, held=None, stage="", path=(), passed_over=())
-            state = replace(state, unclear=False, refused=False)
+            state = _without_token(state)
     return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
 
 
@@ -344,14 +343,8 @@ def commit(state: PeerState, value: Value) -> PeerState:
     if state.committed is not None:
         return state
     return replace(
-        state,
+        _without_token(state),
         committed=value,
-        held=None,
-        stage="",
-        path=(),
-        unclear=False,
-        refused=False,
-        passed_over=(),
         kept=None,
         kept_for=-1,
         watching=False,
