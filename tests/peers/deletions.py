@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def network(
     hold_out: float = 0.1,
     lies: int | None = None,
     visit: float | None = None,
+    begin_with: Sequence[str] | None = (),
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
@@ -91,6 +93,7 @@ def network(
         limits=Limits(lease=lease, connect=2.0, stop=1.5, messages=5000.0, **own),
         noise=noise,
         lies=lies,
+        begin_with=begin_with,
     )
     for peer in range(peers):
         write_records(folder / f"peer-{peer}", peer, count, hold_out)

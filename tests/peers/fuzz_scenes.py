@@ -192,6 +192,7 @@ def make(folder: Path) -> Record:
             "seed": ROUTE,
         },
         limits=LIMITS,
+        begin_with=(),
     )
     for peer in range(PEERS):
         write_records(folder / f"peer-{peer}", peer)
@@ -303,6 +304,7 @@ async def _made_up(record: Record, here: Recorded) -> None:
         next_chapter.words(ms.AgendaVisits, number=0, after=0),
         next_chapter.words(ms.AgendaVisits, number=1, after=2),
         next_chapter.words(ms.AgendaReceipt, number=1),
+        next_chapter.words(ms.AgendaBegin, begun=True, without=[1]),
         next_chapter.words(ms.AgendaReady, number=1),
         next_chapter.words(ms.AgendaLeaver, number=0, peer=1),
         next_chapter.words(ms.AgendaDecided, number=1, value=text, decision=decision),

@@ -40,7 +40,14 @@ from unwalk.peers.transport.wire import CHUNK, HELLO, MESSAGE, Chunks, Grpc, Unr
 SLOWEST = 0.25
 """Seconds of processor time that one call may take."""
 QUESTIONS: tuple[str, ...] = ("where", "opening", "beginning", "entry", "entries", "hello")
-QUESTIONS += ("agenda-ask", "agenda-receipt", "agenda-visits", "agenda-ready", "agenda-leaver")
+QUESTIONS += (
+    "agenda-begin",
+    "agenda-ask",
+    "agenda-receipt",
+    "agenda-visits",
+    "agenda-ready",
+    "agenda-leaver",
+)
 """Messages that ask and never change anything."""
 MORE = {"entries": 32, "visits": 16}
 """Rows that a scene may add: what was really walked."""

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def network(
     lease: float = 0.6,
     connect: float = 2.0,
     visit: float = 600.0,
+    begin_with: Sequence[str] | None = (),
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
@@ -65,6 +66,7 @@ def network(
         settings={**SETTINGS, **changed},
         limits=Limits(lease=lease, connect=connect, stop=1.5, messages=5000.0, visit=visit),
         noise="simulation",
+        begin_with=begin_with,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import time
 import urllib.request
@@ -66,10 +67,15 @@ def shell(tmp_path):
 
 
 def init(
-    shell: Shell, peers: int = 3, hops: int = 12, limits: Sequence[str] = (), **settings: Any
+    shell: Shell,
+    peers: int = 3,
+    hops: int = 12,
+    limits: Sequence[str] = (),
+    options: Sequence[str] = (),
+    **settings: Any,
 ) -> Path:
     folder = shell.folder / "net"
-    more = [f"--limit={text}" for text in limits]
+    more = [*(f"--limit={text}" for text in limits), *options]
     words = [f"--address={a}" for a in free_addresses(peers)]
     words += [f"--set={k}={v}" for k, v in {**SETTINGS, "train.hops": hops, **settings}.items()]
     code, text = shell.run("net", "init", folder, "--lease=2", "--noise=simulation", *words, *more)
@@ -179,7 +185,7 @@ def test_a_stopped_peer_hands_the_token_over_first(shell):
 
 
 def test_a_peer_that_finds_no_taker_keeps_its_token_and_says_so(shell):
-    folder = init(shell, hops=2000, limits=["stop=0.5"], seed=ROUTE)
+    folder = init(shell, hops=2000, limits=["stop=0.5"], options=["--begin-with=none"], seed=ROUTE)
     path = folder / "peer-0"
     shell.begin("peer", "start", path, "--http=none")
     until(lambda: status(path).get("stage") == "visited")
@@ -328,6 +334,29 @@ def test_a_start_in_the_background_that_fails_says_its_own_reason(shell):
     assert "earlier" not in said
     assert errors.read_text().startswith("an earlier reason\n")
     assert "has left the network" in errors.read_text()
+
+
+def test_a_start_in_the_background_waits_until_the_peer_is_reached_or_says_why_not(shell):
+    folder = init(shell)
+    path, address = folder / "peer-0", provision.network_of(folder)[0].peers[0].address
+    host, _, port = address.rpartition(":")
+    with socket.create_server((host, int(port))):  # it holds its store by then
+        code, text = shell.run("peer", "start", path, "--detach", "--http=none")
+        said = " ".join(text.split())
+        assert code == 2, text
+        assert f"{address} cannot be listened on; is another program using it?" in said
+    assert not status(path)["running"]
+    code, text = shell.run("peer", "start", path, "--detach", "--http=none")
+    assert code == 0, text
+    try:
+        assert listens(address)
+        assert "waits_for: peer-1 peer-2" in shell.run("peer", "status", path)[1]
+        code, text = shell.run("net", "begin", path, "--without=peer-2")
+        assert code == 0
+        words = "peer-0 lets training begin without peer-2; it begins once the operators of 2 peers"
+        assert words in " ".join(text.split())
+    finally:
+        shell.run("peer", "stop", path)
 
 
 @pytest.mark.soak

@@ -57,6 +57,11 @@ GOLDEN: list[tuple[str, dict[str, Any], str]] = [
         f'"agenda-left","number":0,"receipt":{SAID}}}',
     ),
     ("agenda-leaver", {"number": 0, "peer": 2}, '"agenda-leaver","number":0,"peer":2}'),
+    (
+        "agenda-begin",
+        {"begun": False, "without": [1, 3]},
+        '"agenda-begin","begun":false,"without":[1,3]}',
+    ),
     ("agenda-ready", {"number": 2}, '"agenda-ready","number":2}'),
 ]
 OFFER = (
@@ -150,6 +155,7 @@ PLACES: dict[str, list[Any]] = {
     "page": [None, 0, -1, 1.0, True, "1", [], 33, 2**31],
     "pair": [None, 7, [], [1], [1, 2, 3], [1, -1], [1, True], [1, 2.0], ["a", 1], {"0": 1}],
     "object": [None, 7, "{}", [], [{}], True],
+    "truth": [None, 0, 1, "true", [], {}],
     "text": [None, 7, [], {}, True],
     "peers": [None, 7, [-1], [True], ["0"], [[0]], {}, [0] * 5000],
 }
@@ -173,6 +179,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "agenda-receipt": {"number": "whole"},
     "agenda-left": {"number": "whole", "receipt": "object"},
     "agenda-leaver": {"number": "whole", "peer": "whole"},
+    "agenda-begin": {"begun": "truth", "without": "peers"},
     "agenda-ready": {"number": "whole"},
 }
 GOOD = {json.loads(HEAD + rest)["kind"]: json.loads(HEAD + rest) for *_, rest in GOLDEN}

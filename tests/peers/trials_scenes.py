@@ -76,6 +76,7 @@ def make(
         settings={**kind, "train.hops": hops, "seed": seed, **more},
         limits=Limits(lease=LEASE, connect=CONNECT, stop=1.5, messages=5000.0, visit=visit),
         noise="secret" if records else "simulation",
+        begin_with=(),
     )
 
 

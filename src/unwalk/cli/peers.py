@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +76,12 @@ def init(
     lies: int | None = typer.Option(
         None, help="How many peers may lie without harm; fewer than a third if not given."
     ),
+    begin_with: list[str] | None = typer.Option(
+        None,
+        help="A peer that has to be up before training begins, as in peer-2, once for each; all "
+        "if not given, none with `none`.",
+        metavar="PEER",
+    ),
     set_: Set = None,
     features: FeaturesOption = None,
 ) -> None:
@@ -92,6 +99,7 @@ def init(
         bundles=bundles,
         days=days,
         lies=lies,
+        begin_with=[] if begin_with == ["none"] else begin_with or None,
     )
     _told(made)
     if bundles:
@@ -121,6 +129,9 @@ def _told(network: Network) -> None:
         show(f"  {member.name}  {member.address}")
     rules = network.rules()
     show(f"  {rules.quorum} of {len(network.peers)} peers decide; {rules.lies} may lie")
+    if network.begin_with is not None:
+        names = ", ".join(network.begin_with) or "no peer"
+        show(f"  training begins once up: {names}", soft_wrap=True)
     for serial, first in network.revoked.items():
         since = "what it signed stays good" if first is None else f"from chapter {first} on"
         show(f"  revoked certificate: {serial}, {since}", soft_wrap=True)
@@ -188,6 +199,32 @@ def show_network(folder: Folder) -> None:
         show(f"  limits.{key} = {value}")
     for key, value in sorted(network.settings.items()):
         show(f"  {key} = {value}")
+
+
+@net.command()
+def begin(
+    bundle: BundleArgument,
+    without: list[str] = typer.Option(help="A peer that is not waited for; once for each."),
+) -> None:
+    """Let training begin though a peer is not up; the operators of a quorum have to say so.
+
+    Each runs it at its own peer. A peer that comes up later takes part from then on.
+    """
+    need_peers()
+    from unwalk.peers.identity.trust import Bundle as Checked
+    from unwalk.peers.lifecycle.beginning import begin_without
+    from unwalk.peers.status import status as status_of
+
+    state = status_of(bundle)
+    if state.get("hop") or state.get("chapter") or state.get("committed"):
+        raise InvalidInput(f"training has begun already at {state['peer']}; nothing waits.")
+    begin_without(bundle, without)
+    rules = Checked.read(bundle).network.rules()
+    show(
+        f"{state['peer']} lets training begin without {', '.join(without)}; it begins once the "
+        f"operators of {rules.quorum} peers have said so and all others are up",
+        soft_wrap=True,
+    )
 
 
 @net.command()
@@ -277,7 +314,10 @@ def start(
     http: str = typer.Option(
         "127.0.0.1:0", help="HOST:PORT of its HTTP interface and dashboard; none: without them."
     ),
-    detach: bool = typer.Option(False, "--detach", help="Go on in the background."),
+    detach: bool = typer.Option(
+        False, "--detach", help="Go on in the background, once other peers can reach it."
+    ),
+    tell: int | None = typer.Option(None, hidden=True),
 ) -> None:
     """Run a peer until it is stopped."""
     need_peers()
@@ -288,29 +328,41 @@ def start(
 
     checked = Checked.read(bundle)
     if not detach:
-        run_peer(bundle, listen=listen, metrics=metrics, http=None if http == "none" else http)
+        ready = None if tell is None else partial(_tell_ready, tell)
+        where = None if http == "none" else http
+        run_peer(bundle, listen=listen, metrics=metrics, http=where, ready=ready)
         return
     if (pid := running(checked.store)) is not None:
         raise InvalidInput(f"{checked.name} runs already, as process {pid}.")
     given = {"listen": listen, "metrics": metrics, "http": http}
     options = [f"--{k}={v}" for k, v in given.items() if v]
     checked.store.mkdir(exist_ok=True, mode=0o700)
-    with open_errors(checked.store) as errors:
+    hears, tells = os.pipe()
+    with open_errors(checked.store) as errors, os.fdopen(hears, "rb") as hearing:
         before = errors.seek(0, os.SEEK_END)
+        words = ["unwalk", "peer", "start", str(bundle), f"--tell={tells}", *options]
         child = subprocess.Popen(
-            [sys.executable, "-m", "unwalk", "peer", "start", str(bundle), *options],
+            [sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             start_new_session=True,
+            pass_fds=(tells,),
         )
-        while running(checked.store) != child.pid:
-            if child.poll() is not None:
-                errors.seek(before)
-                text = errors.read().decode("utf-8", "replace").strip()
-                raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
-            time.sleep(0.05)
+        os.close(tells)
+        if not hearing.read(1):  # it ended
+            child.wait()
+            errors.seek(before)
+            text = errors.read().decode("utf-8", "replace").strip()
+            raise InvalidInput(f"the peer did not start: {text or 'no reason given'}")
     show(f"{checked.name} runs as process {child.pid}; its log: {checked.store / LOG}")
+
+
+def _tell_ready(tell: int) -> None:
+    """Tell the command that started this peer in the background that it runs."""
+    with suppress(BrokenPipeError):
+        os.write(tell, b"!")
+    os.close(tell)
 
 
 @peer.command()

@@ -51,7 +51,8 @@ def run_peer(
 ) -> None:
     """Run a peer from its bundle until SIGTERM or SIGINT.
 
-    ``http`` is where its organisation's own systems reach it; None: nowhere.
+    ``http`` is where its organisation's own systems reach it; None: nowhere.  ``ready`` is called
+    once it listens to other peers.
     """
     process_memory.settle()
     try:
@@ -98,11 +99,9 @@ async def _serve(
             )
             await desk.start()
         gc.freeze()  # what was loaded so far stays: no need to look through it again and again
-        if ready is not None:
-            ready()
         beside = [asyncio.create_task(c) for c in (_guard(chapters), keep_short(bundle.store))]
         try:
-            await chapters.run()
+            await chapters.run(ready)
         finally:
             for task in beside:
                 task.cancel()

@@ -53,6 +53,7 @@ def make_network(
     bundles: bool = True,
     days: float = PEER_DAYS,
     lies: int | None = None,
+    begin_with: Sequence[str] | None = None,
 ) -> Network:
     """A new network in ``folder``; with ``bundles``, a complete folder for every peer.
 
@@ -64,7 +65,8 @@ def make_network(
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
     said = {"streams": VERSION, **settings}
-    network = agreed(Network(name, members, said, given, noise, lies=lies))
+    first_up = None if begin_with is None else tuple(begin_with)
+    network = agreed(Network(name, members, said, given, noise, lies=lies, begin_with=first_up))
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))

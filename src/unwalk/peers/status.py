@@ -16,7 +16,7 @@ from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.hoplog import chain_start
 from unwalk.peers.protocol.schedule import Spec, marked, run_of
-from unwalk.peers.storage.database import RECORDS_DATABASE, read_only
+from unwalk.peers.storage.database import BEGINNING, RECORDS_DATABASE, read_only
 from unwalk.peers.storage.disk_space import is_full
 
 
@@ -69,6 +69,8 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
     with closing(read_only(path)) as db:
         specs = chapters_in(db, len(bundle.network.peers))
         found["chapter"] = len(specs)
+        if waits_for := _waits_for(bundle.store):
+            found["waits_for"] = waits_for
         found["liars"] = _liars(db, bundle)
         out = [
             s.number for s in marked(specs) if s.vanished and s.peer == bundle.index and not s.void
@@ -102,6 +104,13 @@ def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
         "committed": codec.value_to(state.committed),
         "model": final,
     }
+
+
+def _waits_for(store: Path) -> list[str]:
+    """The peers that training waits for."""
+    with suppress(OSError, ValueError):
+        return list(json.loads((store / BEGINNING).read_text(encoding="utf-8"))["waits_for"])
+    return []
 
 
 def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:

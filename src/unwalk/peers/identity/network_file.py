@@ -120,7 +120,8 @@ class Network:
     ``lies`` is how many of them may lie without any harm to what is decided: where nothing is
     said, fewer than a third of those who count.  ``revoked`` maps serial numbers of certificates
     to the first chapter in which nothing counts that was signed with them; None: what was signed
-    stays good, and only connections are refused.
+    stays good, and only connections are refused.  ``begin_with`` are the peers that have to be up
+    before training begins; None: all.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Network:
     version: int = 1
     revoked: Mapping[str, int | None] = field(default_factory=dict)
     lies: int | None = None
+    begin_with: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
@@ -150,6 +152,8 @@ class Network:
         check_count("version", self.version, low=1)
         if self.lies is not None:
             check_count("lies", self.lies, high=len(self.peers) - 2)
+        for name in self.begin_with or ():
+            self.index(name)
 
     @property
     def run_settings(self) -> dict[str, Any]:
@@ -162,6 +166,12 @@ class Network:
         members = tuple(p for p in range(len(self.peers)) if p not in gone)
         lies = most_lies(len(members)) if self.lies is None else self.lies
         return Rules(members, lies, first)
+
+    @property
+    def first_up(self) -> frozenset[int]:
+        """The numbers of the peers that have to be up before training begins."""
+        names = [p.name for p in self.peers] if self.begin_with is None else self.begin_with
+        return frozenset(map(self.index, names))
 
     def index(self, name: str) -> int:
         """The number of the peer called ``name``."""
@@ -193,6 +203,7 @@ class Network:
             "run": self.run,
             "noise": self.noise,
             "lies": self.lies,
+            "begin_with": None if self.begin_with is None else list(self.begin_with),
             "peers": [asdict(p) for p in self.peers],
             "limits": {k: v for k, v in asdict(self.limits).items() if v is not None},
             "settings": dict(self.settings),
@@ -207,7 +218,7 @@ class Network:
                 raise InvalidInput(
                     f"{where} has format {record['format']!r}; this unwalk reads {FORMAT}."
                 )
-            known = {f.name for f in fields(Limits)}
+            known, begin_with = {f.name for f in fields(Limits)}, record.get("begin_with")
             limits = Limits(**{k: v for k, v in record["limits"].items() if k in known})
             return Network(
                 name=record["name"],
@@ -219,6 +230,7 @@ class Network:
                 version=record["version"],
                 revoked={str(item["serial"]): item["chapter"] for item in record["revoked"]},
                 lies=record.get("lies"),
+                begin_with=None if begin_with is None else tuple(begin_with),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -25,6 +25,7 @@ from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Data, Mark, Work
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.lifecycle.accuracy import AccuracyMeter
+from unwalk.peers.lifecycle.beginning import Beginning
 from unwalk.peers.lifecycle.certifying import Certifying
 from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
@@ -64,6 +65,7 @@ class Chapters(Progress):
         self.runs += [run_of(self.network.run_id, spec) for spec in self.specs]
         self._count_out()
         self.service = self._open(len(self.specs))
+        self.beginning = Beginning(self, self.next_chapter)
         self.walking: asyncio.Task[None] | None = None
         self.certifying = Certifying(self, self.next_chapter)
         self.request_steps = RequestSteps(
@@ -229,9 +231,11 @@ class Chapters(Progress):
 
     # Life
 
-    async def run(self) -> None:
-        """Serve until :meth:`stop`."""
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until :meth:`stop`; ``ready`` is called once others can reach this peer."""
         await self.transport.start(self)
+        if ready is not None:
+            ready()
         self.walking = asyncio.create_task(self._walk(self.service))
         self.later(self.next_chapter.run())
         self.later(self.next_chapter.catch_up())
@@ -323,8 +327,11 @@ class Chapters(Progress):
     async def _walk(self, service: Service) -> None:
         """Do this peer's part in a chapter; before noise is drawn, ask whether it is still wanted.
 
-        A peer that comes back may find that its chapter was given up meanwhile.
+        A peer that comes back may find that its chapter was given up meanwhile.  Training waits for
+        the peers that it has to begin with.
         """
+        if not service.chapter.number:
+            await self.beginning.wait()
         spec, held = service.chapter.spec, service.state.held
         if spec is not None and spec.method == "seal" and held is not None and not held.hop:
             await self.next_chapter.catch_up()
@@ -352,8 +359,10 @@ class Chapters(Progress):
         self.heard[sender] = monotonic()
 
         async def use(message: ms.WALK | ms.NETWORK) -> Answer:
-            over = self._over(sender, message)
-            return over or await self.service.receiver.take(sender, chunks, message)
+            if over := self._over(sender, message):
+                return over
+            await self.beginning.check()
+            return await self.service.receiver.take(sender, chunks, message)
 
         return await self.door.let_in(sender, envelope, use)
 

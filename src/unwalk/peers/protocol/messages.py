@@ -177,6 +177,14 @@ class AgendaLeaver(Message, frozen=True, tag="agenda-leaver"):
     peer: Whole
 
 
+class AgendaBegin(Message, frozen=True, tag="agenda-begin"):
+    """The sender is up.  Has training begun there, and without which peers may it, says its
+    operator?  The answer says the same of the peer that answers."""
+
+    begun: bool
+    without: Peers
+
+
 class AgendaReady(Message, frozen=True, tag="agenda-ready"):
     """Can the sender leave after a chapter?"""
 
@@ -193,6 +201,7 @@ NETWORK = (
     | AgendaReceipt
     | AgendaLeft
     | AgendaLeaver
+    | AgendaBegin
     | AgendaReady
 )
 

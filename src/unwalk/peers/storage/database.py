@@ -15,6 +15,8 @@ from typing import Any
 from unwalk.core.errors import InvalidInput
 
 PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "temp_store=MEMORY")
+BEGINNING = "beginning.json"
+"""Says whether training has begun, and for whom it waits."""
 RECORDS_DATABASE = "records.sqlite"
 """The database of a peer's records and requests, in its store."""
 ATTEMPTS, PAUSE = 3, 0.1
