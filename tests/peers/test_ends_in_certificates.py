@@ -110,9 +110,12 @@ def forged(
     place.with_name(peer_certificate.VISITS).write_text(text)
     if model is not None:
         place.with_name(MODEL).write_bytes(model)
-    found = peer_certificate.verified(
-        place, told.here.folder / "ca.pem", told.here.folder / "network.json"
-    )
+    try:
+        found = peer_certificate.verified(
+            place, told.here.folder / "ca.pem", told.here.folder / "network.json"
+        )
+    except Corrupt as error:
+        return [str(error)]
     return list(found["problems"])
 
 
@@ -215,7 +218,10 @@ def test_a_receipt_is_for_one_end(told, tmp_path):
     with pytest.raises(Refused, match="receipt is for end"):
         other.check(trust, run=told.runs[2], chapter=2, end=closing.digest)
     kept = [r for r in said["receipts"] if r["peer"] != told.bundle.name]
-    assert "receipt is for end" in forged(told, tmp_path, receipts=[*kept, other.to_json()])[0]
+    receipts = sorted([*kept, other.to_json()], key=lambda r: str(r["peer"]))
+    assert "receipt is for end" in forged(told, tmp_path, receipts=receipts)[0]
+    for doubled in ([*said["receipts"], said["receipts"][-1]], said["receipts"][::-1]):
+        assert "each peer once, in order" in forged(told, tmp_path, receipts=doubled)[0]
 
 
 def test_a_revoked_peer_says_nothing_of_requests_without_a_walk(told, tmp_path):

@@ -8,6 +8,7 @@ the transcript can compute again.  A method's proof and threat model come from i
 conditions conditions that every proof needs; each one that fails is a refusal
 document   the certificate: every claim (nominal numbers, the method's proof, refusals), threat
            model, public facts, what was done, counted from events
+form       the closed form of a certificate: its keys, and what may stand under each
 signing    Ed25519 over canonical JSON (needs the cryptography package)
 verify     recomputes everything, compares, and names each difference
 words      the same content in sentences for readers without a background in privacy

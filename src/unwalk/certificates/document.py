@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unwalk.certificates import form
 from unwalk.certificates.conditions import FEATURES, LABELS, check_conditions
 from unwalk.core import events as ev
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
@@ -83,6 +84,13 @@ FACTS = (
     "digests",
 )
 """Public facts of the header that a certificate repeats."""
+FORM = form.document_of(FACTS, tuple(NOISE), tuple(REDRAWS))
+"""The keys of a certificate, and what may stand under each."""
+
+
+def misformed(document: Mapping[str, Any]) -> str | None:
+    """What in a certificate has a form that ours never have; None if nothing has."""
+    return form.wrong(document, FORM) or form.disagreement(document)
 
 
 def model_of(data: bytes) -> dict[str, str]:
@@ -208,6 +216,8 @@ def parse_certificate(raw: bytes) -> dict[str, Any]:
         raise Corrupt("the certificate holds a number that is not finite.") from error
     if again != raw:
         raise Corrupt("the certificate's bytes differ from their canonical re-encoding.")
+    if (problem := misformed(document)) is not None:
+        raise Corrupt(f"{problem}.")
     return document
 
 

@@ -162,9 +162,12 @@ def of_a_peer(document: dict[str, Any]) -> bool:
     from cryptography import x509
 
     chain = document["signer"].get("chain")
-    return isinstance(chain, str) and bool(
-        _key_uris(x509.load_pem_x509_certificate(chain.encode()))
-    )
+    try:
+        return isinstance(chain, str) and bool(
+            _key_uris(x509.load_pem_x509_certificate(chain.encode()))
+        )
+    except ValueError:
+        return False
 
 
 def _issued(signer: dict[str, Any], path: Path, now: datetime) -> bool:
@@ -189,7 +192,10 @@ def _issued(signer: dict[str, Any], path: Path, now: datetime) -> bool:
     times = [(c.not_valid_before_utc, c.not_valid_after_utc) for c in (authority, held)]
     if not all(first <= now <= last for first, last in times):
         return False
-    return _subject_key(signer["chain"]) == bytes.fromhex(signer["public_key"])
+    try:
+        return _subject_key(signer["chain"]) == bytes.fromhex(signer["public_key"])
+    except InvalidInput:
+        return False
 
 
 def _subject_key(pem: str) -> bytes:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from unwalk.certificates.document import MODEL, certificate_of, model_of
+from unwalk.certificates.document import (
+    MODEL,
+    NOT_SHOWN,
+    certificate_of,
+    misformed,
+    model_of,
+)
 from unwalk.certificates.signing import check_signature, of_a_peer, trusted
 from unwalk.certificates.words import claim_lines, verdict_line
 from unwalk.core.errors import Corrupt, UnwalkError
@@ -91,9 +97,13 @@ class Verdict:
             )
         return f"This holds only if what was not checked is right. What it says: {line}"
 
+    def claimed(self, document: dict[str, Any]) -> list[str]:
+        """Each claim in words; where it was not recomputed, it stands under ``stated``."""
+        return claim_lines(document) if self.recomputed else []
+
     def to_json(self, document: dict[str, Any]) -> dict[str, Any]:
         """The same for programs, with what the certificate says where nothing was changed."""
-        words = [] if self.problems else [*claim_lines(document), self.conclusion(document)]
+        words = [] if self.problems else [*self.claimed(document), self.conclusion(document)]
         return {
             "verdict": self.headline,
             "problems": list(self.problems),
@@ -106,7 +116,7 @@ class Verdict:
             "claims": document.get("claims", []),
             "badge": None if self.problems else badge_of(document),
             "words": words,
-            "not_shown": document.get("not_shown", []),
+            "not_shown": [] if self.problems else NOT_SHOWN,
         }
 
 
@@ -125,7 +135,10 @@ def verify(
     problems: list[str] = []
     notes: list[str] = []
     unchecked: list[str] = []
+    stated: list[str] = []
     signer, known = None, False
+    if (problem := misformed(document)) is not None:
+        problems.append(problem)
     try:
         signer = check_signature(document)
         if signer is None:
@@ -149,6 +162,7 @@ def verify(
             notes.append("every number was recomputed from its events")
     else:
         unchecked.append("its numbers: transcript.jsonl is not beside it (--transcript FILE)")
+        stated = [] if problems else [f"by the issuer alone: {t}" for t in claim_lines(document)]
     released, wrong = _check_model(document.get("model"), model)
     problems += wrong
     if released == "checked":
@@ -156,13 +170,14 @@ def verify(
     elif released in UNCHECKED:
         unchecked.append(UNCHECKED[released])
     return Verdict(
-        tuple(problems),
+        tuple(dict.fromkeys(problems)),
         tuple(notes),
         signer,
         known,
         transcript is not None,
         released,
         tuple(unchecked),
+        tuple(stated),
     )
 
 

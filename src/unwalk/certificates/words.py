@@ -37,6 +37,8 @@ CENTRES = {
     "start": "the model with which this walk began",
     "arrival": "the model that had just come to the visit",
 }
+SMALLEST = 1e-30
+"""Chances below this one are not written out."""
 ORIGINS = {
     "simulation": "The noise came from a known seed.",
     "secret": "The noise came from a secret of the peer that added it.",
@@ -47,8 +49,9 @@ def in_words(document: dict[str, Any]) -> dict[str, Any]:
     """The ``verdict``, what was ``asked``, ``done``, ``promised`` and ``not_promised``: lists."""
     public = document["public"]
     records = public["forgotten"]
+    counted = "all its records" if records == "all" else _counted(records, "record")
     asked = (
-        f"Peer {public['unlearner']} asked that the model forget {_counted(records, 'record')}. In "
+        f"Peer {public['unlearner']} asked that the model forget {counted}. In "
         f"training the model had been passed from peer to peer {public['request_after_hop']} times "
         "by then."
     )
@@ -296,6 +299,8 @@ def chance(delta: float) -> str:
     >>> chance(1e-5)
     '1 in 100,000'
     """
+    if 0.0 < delta < SMALLEST:
+        return f"less than 1 in {1.0 / SMALLEST:g}"
     return "0" if delta <= 0.0 else f"1 in {math.floor(1.0 / delta + 1e-6):,}"
 
 

@@ -205,7 +205,7 @@ def _replayed(
 
 def _lines(verdict: Verdict, document: dict[str, Any]) -> list[str]:
     """What is shown: the verdict, what was checked and what not, and last what is guaranteed."""
-    from unwalk.certificates.words import claim_lines
+    from unwalk.certificates.document import NOT_SHOWN
 
     lines = [verdict.headline]
     lines += [f"changed: {text}" for text in verdict.problems]
@@ -214,11 +214,11 @@ def _lines(verdict: Verdict, document: dict[str, Any]) -> list[str]:
     lines += [f"stated: {text}" for text in verdict.stated]
     if verdict.problems:
         return lines
-    lines += claim_lines(document)
-    if document.get("noise", {}).get("origin") != "none":
+    lines += verdict.claimed(document)
+    if verdict.recomputed and document["noise"]["origin"] != "none":
         lines.append(f"noise: {document['noise']['meaning']}")
         lines.append(f"redraws: {document['redraws']['meaning']}")
-    lines += [f"not shown: {text}" for text in document.get("not_shown", [])]
+    lines += [f"not shown: {text}" for text in NOT_SHOWN]
     return [*lines, verdict.conclusion(document)]
 
 

@@ -63,7 +63,7 @@ def render_certificate(
         own_word=said.get("peer") if said.get("issuer") == said.get("peer") else None,
         badge=None if changed else SHOWN[grade],
         kind=found.kind if proved else grade,
-        conclusion="" if found.kind == "good" or not proved else checked["words"][-1],
+        conclusion="" if found.kind in ("good", "bad") or not proved else checked["words"][-1],
         state=found,
         checked=checked,
         words={} if changed else words,
@@ -94,7 +94,7 @@ def state(checked: Document) -> State:
 def facts(document: Document, said: Document) -> list[tuple[str, str]]:
     """The request in names and numbers."""
     records = document["public"]["forgotten"]
-    rows = [("Records to be forgotten", f"{records:,}")]
+    rows = [("Records to be forgotten", records if records == "all" else f"{records:,}")]
     if said:
         asked = said["requests"]
         rows = [

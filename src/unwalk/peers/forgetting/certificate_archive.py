@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,6 +63,9 @@ def unpack(file: Path, folder: Path) -> Path:
         with zipfile.ZipFile(file) as archive:
             if FILE not in archive.namelist():
                 raise Corrupt(f"{file} holds no {FILE}.")
+            for name, count in Counter(archive.namelist()).items():
+                if count > 1:
+                    raise Corrupt(f"{file} holds {name} twice.")
             for name in FILES:
                 if name in archive.namelist():
                     _lay(archive, name, folder / name)
@@ -79,11 +83,13 @@ def _check_list(file: Path) -> None:
     with file.open("rb") as opened:
         opened.seek(max(0, file.stat().st_size - END.size - LOCATOR))
         tail = opened.read()
-    mark, _, _, _, files, size, _, remark = END.unpack(tail[-END.size :])
+    mark, _, _, _, files, size, start, remark = END.unpack(tail[-END.size :])
     if mark != b"PK\5\6" or remark or tail.startswith(b"PK\6\7"):
         raise Corrupt(f"{file} is no archive as peers give it out, or not whole.")
     if files > MOST or size > LONGEST_LIST:
         raise Corrupt(f"{file} lists more than {MOST} files; that of a certificate has four.")
+    if start + size + END.size != file.stat().st_size:
+        raise Corrupt(f"{file} is more than one archive, or has something before it.")
 
 
 def _lay(archive: zipfile.ZipFile, name: str, place: Path) -> None:

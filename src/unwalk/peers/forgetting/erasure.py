@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unwalk.certificates import form
 from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.transcript import canonical
 from unwalk.core.validation import check_count
@@ -31,10 +31,6 @@ CREATE TABLE IF NOT EXISTS erasures (
     run TEXT NOT NULL, chapter INTEGER NOT NULL, planned TEXT NOT NULL, receipt TEXT,
     PRIMARY KEY (run, chapter));
 """
-DIGEST = re.compile(r"[0-9a-f]{64}")
-TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\+00:00")
-MOST_DIGESTS = 100_000
-LONGEST_CERTIFICATE = 1 << 16
 
 
 def left_of(run: str) -> str:
@@ -100,24 +96,10 @@ class Receipt:
     @staticmethod
     def from_json(record: Any) -> Receipt:
         """Check the form of a receipt, not yet who signed it."""
-        names = tuple(Receipt.__dataclass_fields__)
-        if not isinstance(record, dict) or set(record) != set(names):
-            raise Corrupt(f"a receipt has other fields than {', '.join(names)}.")
-        for name in ("network", "run", "peer", "time", "end", "signature", "certificate"):
-            if not isinstance(record[name], str) or len(record[name]) > LONGEST_CERTIFICATE:
-                raise Corrupt(f"{name} of a receipt is no text.")
-        for name in ("chapter", "records"):
-            value = record[name]
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-                raise Corrupt(f"{name} of a receipt is no whole number.")
-        erased = record["erased"]
-        if not isinstance(erased, list) or len(erased) > MOST_DIGESTS:
-            raise Corrupt(f"a receipt lists no digests, or more than {MOST_DIGESTS}.")
-        if not all(isinstance(d, str) and DIGEST.fullmatch(d) for d in erased):
-            raise Corrupt("a receipt lists something that is no SHA-256.")
-        if not TIME.fullmatch(record["time"]):
-            raise Corrupt("the time of a receipt is not in UTC, ISO 8601.")
-        return Receipt(**{**record, "erased": tuple(erased)})
+        problem = form.wrong(record, form.RECEIPT, "receipt")
+        if problem is not None:
+            raise Corrupt(f"{problem}.")
+        return Receipt(**{**record, "erased": tuple(record["erased"])})
 
     def check(
         self,

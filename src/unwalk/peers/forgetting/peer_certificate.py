@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing as closing_file
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 from unwalk.certificates import Verdict, certificate_of, verify
 from unwalk.certificates.document import FILE, MODEL, model_of, read_certificate, text_of
+from unwalk.certificates.form import RULE
 from unwalk.certificates.signing import check_signature, sign
 from unwalk.certificates.words import in_words
 from unwalk.core.errors import Corrupt, InvalidInput, Refused, UnwalkError
@@ -39,7 +41,7 @@ from unwalk.peers.decisions.decided import MOST_CHAPTERS, read_end
 from unwalk.peers.decisions.decided import read_all as read_chapters
 from unwalk.peers.decisions.history import check_visit
 from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
-from unwalk.peers.forgetting.erasure import TIME, Receipt, left_of
+from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.forgetting.plans import Book, as_walked, silent_spec
 from unwalk.peers.identity.credentials import now, raw_key
 from unwalk.peers.identity.credentials import read_certificate as read_pem
@@ -61,10 +63,10 @@ STATED = {
     *("erased_after_hop", "decisions", "ends"),
 }
 """What a peer reads of its own certificates later."""
-RULE = (
-    "for all records that this peer ever asked to forget together: epsilons add up, "
-    "delta = max(d1 + exp(e1) d2, d2 + exp(e2) d1), one certificate after the other"
-)
+NAMED = re.compile("(chapter|quiet)-[0-9]{1,9}")
+"""The names that this peer gives certificates."""
+MOST_NAMED = 100
+"""Certificates that are named as changed, at most."""
 
 ALONE = {
     "received": "when requests came in",
@@ -118,9 +120,16 @@ def compose(parts: Iterable[tuple[float, float]]) -> tuple[float, float]:
     """
     epsilon, delta = 0.0, 0.0
     for e, d in parts:
-        delta = max(delta + math.exp(epsilon) * d, d + math.exp(e) * delta)
+        delta = min(1.0, max(delta + _grown(epsilon, d), d + _grown(e, delta)))
         epsilon += e
     return epsilon, delta
+
+
+def _grown(epsilon: float, delta: float) -> float:
+    """exp(epsilon) times a probability, as far as it can matter: up to 1."""
+    if delta == 0.0:
+        return 0.0
+    return math.exp(epsilon) * delta if epsilon < -math.log(delta) else 1.0
 
 
 def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -249,8 +258,14 @@ def states(
 
 
 def rule_without(changed: Sequence[str], rule: str = RULE) -> str:
-    """How certificates were composed, and which were left out because they were changed."""
-    return rule + (f"; not counted, since changed: {', '.join(changed)}" if changed else "")
+    """How certificates were composed, and which were left out because they were changed.
+
+    Folders that have no name of a certificate are only counted.
+    """
+    names = [name for name in changed if NAMED.fullmatch(name)][:MOST_NAMED]
+    if others := len(changed) - len(names):
+        names.append(f"{others} other{'' if others == 1 else 's'}")
+    return rule + (f"; not counted, since changed: {', '.join(names)}" if names else "")
 
 
 def issue(
@@ -391,11 +406,11 @@ def check(
         signers = _check_receipts(said, trust, specs, last.digest)
         if names[document["public"]["unlearner"]] != said["peer"]:
             return Findings(["peers.peer is not the peer that forgets"])
-        if not _times_fit(said):
+        if "received" in said and len(said["received"]) != len(said["requests"]):
             return Findings(["peers.received is not a time (UTC) for each request"])
     except UnwalkError as error:
         return Findings([str(error).rstrip(".")])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return Findings([f"peers lacks or mistypes {error}"])
     unchecked: list[str] = []
     notes = [f"each of {len(visits)} visits is signed by the peer that did it"]
@@ -603,15 +618,6 @@ def _check_receipts(
     if not everybody and not nobody:
         raise Corrupt("receipts and pending peers are not all peers, each once.")
     return sorted(names)
-
-
-def _times_fit(said: Mapping[str, Any]) -> bool:
-    """Whether the times of requests, where they are stated, are one for each."""
-    if "received" not in said:
-        return True
-    times = codec.listed(said["received"], "received", most=len(said["requests"]))
-    well = all(isinstance(time, str) and TIME.fullmatch(time) for time in times)
-    return well and len(times) == len(said["requests"])
 
 
 def released_as(closing: Closing) -> dict[str, str]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unwalk import methods
+from unwalk.certificates.form import request as request_id
 from unwalk.core.errors import Corrupt
 from unwalk.core.transcript import canonical
 from unwalk.peers.protocol import codec
@@ -105,8 +106,8 @@ class Spec:
         }
         who = {name: codec.whole(found[name], name, high=peers - 1) for name in ("peer", "holder")}
         requests = codec.listed(found["requests"], "requests", most=MOST_REQUESTS)
-        if not requests or not all(isinstance(r, str) and 0 < len(r) <= 64 for r in requests):
-            raise Corrupt("a chapter names no requests, or ids that are no short texts.")
+        if not requests or not all(map(request_id.holds, requests)):
+            raise Corrupt(f"a chapter names no requests, or not by {request_id.allowed}.")
         method, grade = found["method"], found["grade"]
         if not isinstance(method, str) or method not in METHODS or METHODS[method] != grade:
             raise Corrupt(f"a chapter forgets by {str(method)[:40]!r} with that grade.")

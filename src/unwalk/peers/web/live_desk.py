@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from unwalk.certificates.document import FILE
+from unwalk.certificates.form import RULE
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
 from unwalk.core.plan import Graph
@@ -156,7 +157,7 @@ class Reception:
                 )
         epsilon, delta = peer_certificate.compose((p.epsilon, p.delta) for p in parts)
         exact = all(part.grade == "exact" for part in parts)
-        how = peer_certificate.EXACT_ONLY if exact else peer_certificate.RULE
+        how = peer_certificate.EXACT_ONLY if exact else RULE
         rule = peer_certificate.rule_without(changed, how)
         if any(part.badge == "rehearsal" for part in parts):
             rule += "; rehearsals among them, whose noise came from a known seed, protect nobody"
