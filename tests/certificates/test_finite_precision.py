@@ -20,6 +20,7 @@ from tests.runs.small import small, small_run
 from unwalk import walks
 from unwalk.core.errors import Refused
 from unwalk.core.events import GaussianNoise
+from unwalk.core.losses import Binary, Huber
 from unwalk.core.plan import Phase
 from unwalk.core.program import StepRule, Steps
 from unwalk.engines.execute import BareLinear, apply_rule
@@ -115,6 +116,61 @@ def test_a_step_is_computed_within_its_bound(length, kind):
     bound = constant + growing * length * (1.0 + 1e-12)
     print(f"{kind}, length {length:g}: error {error:.3g}, {error / bound:.4f} of the bound")
     assert 0.0 < error <= bound
+
+
+def exact_pulls(loss, logits, label):
+    """The slope of a record's loss in its outputs, in as many digits as mpmath works with."""
+    if isinstance(loss, Huber):
+        bound = mpmath.mpf(loss.bound)
+        return [min(max(z - mpmath.mpf(float(label)), -bound), bound) for z in logits]
+    return [
+        (1 / (1 + mpmath.exp(-z)) - int(y)) / len(logits)
+        for z, y in zip(logits, label, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("length", [0.0, 3.0, 471.0, 1e12])
+@pytest.mark.parametrize("loss", [Huber(0.7), Binary()], ids=["huber", "binary"])
+def test_a_step_by_another_loss_is_computed_within_its_bound(loss, length):
+    rng = torch.Generator().manual_seed(7)
+    outputs = 1 if isinstance(loss, Huber) else 3
+    inputs, rows, eta, decay, batch = 12, 6, 1.3, 0.003, 7
+    x = torch.randn(rows, inputs, generator=rng, dtype=torch.float64)
+    x = x / x.norm(dim=1, keepdim=True) * (1.0 - 1e-15)
+    theta = torch.randn(outputs, inputs, generator=rng, dtype=torch.float64)
+    theta = theta / theta.norm() * length
+    marks = torch.randint(2, (rows, outputs), generator=rng).double()
+    y = torch.randn(rows, generator=rng, dtype=torch.float64) if outputs == 1 else marks
+    head = BareLinear(inputs, outputs, bias=False, loss=loss)
+    flat = theta.reshape(-1).clone()
+    gradient = head.gradient(flat, x, y, torch.full((rows,), 1.0 / batch, dtype=torch.float64))
+    steps = Steps(
+        np.zeros((1, 1, 1), np.int64), "all", StepRule("sgd", weight_decay=decay), step_size=eta
+    )
+    apply_rule(steps, flat, gradient, {}, 1)
+    with mpmath.workdps(50):
+        old = [[mpmath.mpf(float(v)) for v in row] for row in theta]
+        change = [[mpmath.mpf(0)] * inputs for _ in range(outputs)]
+        for i in range(rows):
+            record = [mpmath.mpf(float(v)) for v in x[i]]
+            pulls = exact_pulls(loss, [mpmath.fdot(row, record) for row in old], y[i])
+            for k, pull in enumerate(pulls):
+                for j in range(inputs):
+                    change[k][j] += pull * record[j] / batch
+        shrink, rate = mpmath.mpf(decay), mpmath.mpf(eta)
+        squares = [
+            (
+                mpmath.mpf(float(flat.view(outputs, inputs)[k][j]))
+                - (old[k][j] - rate * (change[k][j] + shrink * old[k][j]))
+            )
+            ** 2
+            for k in range(outputs)
+            for j in range(inputs)
+        ]
+        error = float(mpmath.sqrt(sum(squares)))
+    known = LinearHead(inputs, outputs, kind=loss.name, bound=getattr(loss, "bound", 1.0))
+    constant, growing = known.step_error(SlotSteps(1, 1, eta, batch, batch, decay))
+    assert 0.0 < error <= constant + growing * length * (1.0 + 1e-12)
 
 
 def formula(head: LinearHead, work: SlotSteps, length: Any, unit: Any) -> Any:

@@ -17,6 +17,7 @@ from unwalk.privacy.ledger import (
     LinearHead,
     SlotSteps,
     ledger_distance,
+    residual_of,
     softmax_regression,
 )
 from unwalk.privacy.noisy_start import noisy_start_mu, noisy_start_sigma, visit_sensitivity
@@ -89,6 +90,78 @@ def test_loss_constants_are_sharp():
     assert loss.lipschitz * 0.9 < worst_gradient <= loss.lipschitz
     assert loss.smoothness * 0.9 < worst_hessian <= loss.smoothness + 1e-12
     assert softmax_regression(3.0).smoothness == 9 / 2
+
+
+def residual(loss, z, y):
+    """The slope of a record's loss in its outputs, written down once more."""
+    if loss == "huber":
+        return np.clip(z - y, -0.5, 0.5)
+    return (1.0 / (1.0 + np.exp(-z)) - y) / z.shape[1]
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("huber", 1), ("binary", 1), ("binary", 4)])
+def test_constants_of_the_other_losses_are_sharp(loss, outputs):
+    """No slope is longer, nor changes faster, than the constants say; some nearly do."""
+    rng = np.random.default_rng(2)
+    known = residual_of(loss, outputs, 0.5)
+    z = rng.standard_normal((4000, outputs)) * rng.choice([0.01, 1.0, 30.0], (4000, 1))
+    y = rng.standard_normal((4000, 1)) if loss == "huber" else rng.integers(0, 2, z.shape)
+    slopes = residual(loss, z, y)
+    longest = float(np.linalg.norm(slopes, axis=1).max())
+    assert 0.9 * known.length < longest <= known.length
+    step = rng.standard_normal(z.shape) * 1e-4
+    apart = np.linalg.norm(residual(loss, z + step, y) - slopes, axis=1)
+    steepest = float((apart / np.linalg.norm(step, axis=1)).max())
+    assert 0.9 * known.slope < steepest <= float(known.slope) * (1 + 1e-6)
+
+
+def test_golden_constants_of_the_other_losses():
+    huber, binary = residual_of("huber", 1, 0.5).on(2.0), residual_of("binary", 4).on(2.0)
+    assert 1.0 <= huber.lipschitz < 1.0 + 1e-14  # 0.5 times 2, rounded up
+    assert huber.smoothness == 4.0
+    assert 1.0 <= binary.lipschitz < 1.0 + 1e-14  # 2/sqrt 4, rounded up
+    assert binary.smoothness == 0.25
+    with pytest.raises(InvalidInput, match="loss is 'hinge'"):
+        LinearHead(3, 2, kind="hinge")
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("huber", 1), ("binary", 3)])
+def test_real_training_by_the_other_losses_never_leaves_the_ledger(loss, outputs):
+    rng = np.random.default_rng(5)
+    batch, eta, lam, m = 10.0, 0.9, 0.05, 3
+    x = rng.standard_normal((40, 5))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    y = rng.standard_normal((40, 1)) if loss == "huber" else rng.integers(0, 2, (40, outputs))
+    head = LinearHead(5, outputs, kind=loss, bound=0.5)
+    ledger, largest = head.begin(), 0.0
+    a = b = np.zeros((5, outputs))
+    for step in range(60):
+        slot, forgets = rng.permutation(40)[:20], step % 3 == 0
+        rows = [r for r in slot if r >= m or forgets]
+        kept = [r for r in slot if r >= m]
+        a = a - eta * (x[rows].T @ residual(loss, x[rows] @ a, y[rows]) / batch + lam * a)
+        b = b - eta * (x[kept].T @ residual(loss, x[kept] @ b, y[kept]) / batch + lam * b)
+        ledger = ledger.steps(
+            SlotSteps(1, 1, eta, batch, 20, lam, forgotten=m if forgets else 0), head
+        )
+        distance = float(np.linalg.norm(a - b))
+        assert distance <= ledger.distance
+        assert max(float(np.linalg.norm(a)), float(np.linalg.norm(b))) <= ledger.norm
+        largest = max(largest, distance / max(ledger.distance, 1e-12))
+    assert largest > 0.02
+
+
+@given(outputs=st.integers(1, 100), bound=st.floats(0.01, 10.0), norm=st.floats(0.1, 10.0))
+@settings(max_examples=40)
+def test_other_losses_grow_with_their_bound_and_shrink_with_their_labels(outputs, bound, norm):
+    huber = LinearHead(9, 1, norm, kind="huber", bound=bound)
+    wider = LinearHead(9, 1, norm, kind="huber", bound=2.0 * bound)
+    work = SlotSteps(1, 4, 0.01, 16, 16, 0.01, forgotten=2)
+    assert huber.begin().steps(work, huber).distance < wider.begin().steps(work, wider).distance
+    some = residual_of("binary", outputs).on(norm)
+    more = residual_of("binary", outputs + 1).on(norm)
+    assert more.lipschitz < some.lipschitz
+    assert more.smoothness < some.smoothness
 
 
 def test_hand_computed_distance():

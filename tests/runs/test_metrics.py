@@ -29,7 +29,7 @@ def held(said: list[int], true: list[int]) -> Held:
 def meter(**sets: object) -> Meter:
     nothing = held([], [])
     task: dict[str, object] = {"test": nothing, "forgotten": nothing, "retained": nothing}
-    task |= {"triggered": None, "target": None, **sets}
+    task |= {"triggered": None, "target": None, "predicts": "class", **sets}
     return Meter(SimpleNamespace(**task), torch.device("cpu"))  # type: ignore[arg-type]
 
 
@@ -153,3 +153,26 @@ def test_a_restart_on_a_ring_pays_for_its_relays():
     assert method["cost"]["bytes"] == messages * 2 * 68 * 4
     assert method["cost"]["visits_to_unlearner"] == sum(w["receiver"] == 0 for w in walk)
     assert method["cost"]["hops"] == 12
+
+
+class Numbers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_numbers_are_scored_by_r_squared_on_the_scale_of_the_test_set():
+    test = Held(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([0.0, 2.0, 4.0]).double())
+    off = Held(torch.tensor([[1.0]]), torch.tensor([5.0]).double())
+    found = meter(test=test, forgotten=off, predicts="number").read(Numbers(), 1, "x")
+    spread = 8.0 / 3.0
+    assert found.clean == pytest.approx(1.0 - (1.0 / 3.0) / spread)
+    assert found.forget == pytest.approx(1.0 - 16.0 / spread)
+
+
+def test_labels_are_scored_by_f1():
+    marks = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    said = torch.tensor([[2.0, 1.0], [3.0, -1.0], [-1.0, -1.0]])
+    none = Held(said[2:], marks[2:])
+    found = meter(test=Held(said, marks), forgotten=none, predicts="labels").read(Numbers(), 1, "x")
+    assert found.clean == pytest.approx(2 / 3)  # two hits, one false alarm, one miss
+    assert found.forget == 1.0, "nothing to name, and nothing named"

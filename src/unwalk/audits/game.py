@@ -38,7 +38,7 @@ from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.run import Tell, methods_of, silent
 from unwalk.runs.sweep import Failed
 from unwalk.settings.config import Config
-from unwalk.tasks.task import ShardedTask
+from unwalk.tasks.task import ShardedTask, check_classes
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Game:
     def assembled(self, task: ShardedTask | None = None) -> Assembled:
         """The world with the records, canaries planted."""
         base = assemble(self.config, task)
+        check_classes(base.task, "unwalk audit attacks by the probabilities of classes")
         return planted(base, self.canary)
 
     def watching(self, base: Assembled) -> list[Observer]:

@@ -52,7 +52,9 @@ NOT_SHOWN = [
 ]
 UNSIGNED = {"algorithm": "none", "public_key": None, "fingerprint": None, "chain": None}
 FACTS = (
+    "predicts",
     "loss",
+    "loss_bound",
     "feature_norm",
     "normalisation",
     "batching",

@@ -136,13 +136,15 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
     """The table, what is claimed, what is guaranteed to whom, and last where the rest is."""
     from unwalk.certificates.words import claim_lines, verdict_line
     from unwalk.core.grades import badge_of
+    from unwalk.reports.result import SCORES
     from unwalk.reports.tables import failed_lines, summary_table, warning_lines
 
     print_whole(summary_table(result))
     for line in (*warning_lines(result), *failed_lines(result)):
         show(line)
+    score = SCORES[result["task"].get("predicts", "class")]
     for key in _shown(result):
-        show(MEANINGS[key])
+        show(MEANINGS[key].replace("accuracy", score))
     show()
     document = result["certificate"]["document"]
     claims, verdict = claim_lines(document), verdict_line(document)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from unwalk.core.token import Token, Workspace
 
 Loss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+PREDICTS = ("class", "number", "labels")
+"""What models predict: one class, a number, or any of several labels (:mod:`core.losses`)."""
 KEEPS = ("last", "average", "random")
 """Which iterate of a phase can be its result."""
 ENGINES = ("auto", "inprocess", "fleet", "ray")

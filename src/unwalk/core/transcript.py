@@ -51,6 +51,8 @@ HEADER_RANGES = {
     "p": may.real(0.0, 1.0),
     "feature_norm": may.real(0.0),
     "initial_norm": may.real(0.0),
+    "predicts": may.word("number", "labels"),
+    "loss_bound": may.real(above=0.0),
     "features_digest": may.digest(),
     "inputs": may.whole(1, 2**40),
     "outputs": may.whole(1, 2**40),

@@ -2,13 +2,13 @@ r"""Runs the program of one visit on one workspace; defines the meaning of every
 
 **Steps on a bare linear layer.**  Guarantees of the stability ledger depend on the exact
 computation, including its rounding.  A module of PyTorch may carry hooks, parametrizations or a
-replaced ``forward``, so steps on slots of a bare linear layer do not call it: logits, softmax and
-weighted outer products are written out in :class:`BareLinear`, and the module is only asked which
-parameters it has.
+replaced ``forward``, so steps on slots of a bare linear layer do not call it: logits, residuals
+(:mod:`unwalk.core.losses`) and weighted outer products are written out in :class:`BareLinear`, and
+the module is only asked which parameters it has.
 
 **Sums of data in fixed point.**  A peer's contribution is :math:`A_v = \sum_i x_i x_i^T` and
-:math:`B_v = \sum_i x_i e_{y_i}^T`, computed in 64-bit floating point and rounded to whole multiples
-of :math:`2^{-b}`.  The token carries their totals as whole numbers, so that adding a contribution
+:math:`B_v = \sum_i x_i y_i^T` (classes one-hot), computed in 64-bit floating point and rounded to
+whole multiples of :math:`2^{-b}`.  The token carries their totals as whole numbers, so that adding a contribution
 and taking it away again is exact in any order: the triangle of :math:`A`, in as many bits as public
 bounds say that its entries can need (:mod:`unwalk.core.packing`).  The model is the ridge head
 
@@ -35,6 +35,7 @@ from torch.nn.modules import module as torch_module
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput
+from unwalk.core.losses import Binary, BuiltIn, Huber, regressed, softmax_residual
 from unwalk.core.noise import NoiseSource
 from unwalk.core.packing import from_triangle, packed, size_of, triangle, unpacked
 from unwalk.core.plan import Local, Loss, Plan
@@ -389,11 +390,12 @@ PLAIN = {nn.Sequential: nn.Sequential(), nn.Flatten: nn.Flatten(), nn.Linear: nn
 @dataclass(frozen=True)
 class BareLinear:
     """A linear layer of ``inputs`` times ``outputs`` weights, and ``outputs`` biases with ``bias``:
-    the flat vector of parameters holds them in this order."""
+    the flat vector of parameters holds them in this order.  ``loss`` is None for cross-entropy."""
 
     inputs: int
     outputs: int
     bias: bool
+    loss: BuiltIn | None = None
 
     def gradient(
         self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
@@ -406,11 +408,8 @@ class BareLinear:
         logits = x @ matrix.mT
         if self.bias:
             logits = logits + flat[..., count:].unsqueeze(-2)
-        logits = logits - logits.amax(-1, keepdim=True)
-        grown = logits.exp()
-        shares = grown / grown.sum(-1, keepdim=True)
-        ones = torch.ones_like(y, dtype=shares.dtype).unsqueeze(-1)
-        pulls = shares.scatter_add(-1, y.unsqueeze(-1), -ones) * weights.unsqueeze(-1)
+        residual = softmax_residual if self.loss is None else self.loss.residual
+        pulls = residual(logits, y) * weights.unsqueeze(-1)
         parts = [(pulls.mT @ x).flatten(many)]
         if self.bias:
             parts.append(pulls.sum(-2))
@@ -480,7 +479,7 @@ def head_of(plan: Plan, model: nn.Module) -> BareLinear | None:
     Refused if the plan announced one and its model is not one.
     """
     head = bare_linear(model)
-    if plan.public.get("loss") == "softmax":
+    if plan.public.get("loss") in ("softmax", Huber.name, Binary.name):
         if isinstance(head, str):
             raise InvalidInput(
                 f"the plan announced a bare linear layer, but its model has {head}; allowed: a "
@@ -493,7 +492,10 @@ def head_of(plan: Plan, model: nn.Module) -> BareLinear | None:
                 f"the plan announced {announced[0]} inputs and {announced[1]} outputs, but its "
                 f"model has {made[0]} and {made[1]}."
             )
-    return None if isinstance(head, str) or plan.task.loss is not None else head
+    loss = plan.task.loss
+    if isinstance(head, str) or not (loss is None or isinstance(loss, BuiltIn)):
+        return None
+    return replace(head, loss=loss)
 
 
 def prepared(shard: Shard, head: BareLinear | None, plan: Plan, like: torch.Tensor) -> Shard:
@@ -561,7 +563,7 @@ def contribution(
         x, y = shard.take(part, None)
         x = x.reshape(len(part), width).to(torch.float64)
         square.addmm_(x.T, x)
-        product.addmm_(x.T, functional.one_hot(y, classes).to(torch.float64))
+        product.addmm_(x.T, regressed(y, classes))
     fixed_point = {}
     for name, value in (("product", product.reshape(-1)), ("square", triangle(square))):
         scaled = value.mul_(2.0**op.bits).round_()

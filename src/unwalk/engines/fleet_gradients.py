@@ -322,7 +322,7 @@ class BatchedGradient:
 
         With ``bound`` every example's gradient is clipped to that norm before it is weighted.
         """
-        hard = not y.is_floating_point()
+        hard = self.loss is not None or not y.is_floating_point()
         if self.head is not None and self.dtype is None and bound is None and hard:
             return self.head.gradient(parameters, x, y, weights), buffers
         if self.stack is not None:

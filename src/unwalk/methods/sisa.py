@@ -141,7 +141,8 @@ def _back_in_shard(request: Request, shard: int) -> Decided:
     config, task = request.config, request.task
     if task.loss is not None:
         raise InvalidInput(
-            "sisa with shards answers by mean probabilities; the task has its own loss."
+            "sisa with shards answers by mean probabilities of classes, and the task has another "
+            "loss than cross-entropy; allowed: train.shards=1 with train.slices."
         )
     u, shards = config.forget.peer, config.train.shards
     seeds = PublicSeeds(config.seed, config.streams)

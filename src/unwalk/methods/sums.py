@@ -30,6 +30,8 @@ from unwalk.settings.config import Config, setting
 
 MARGIN = 2.0
 """By so much rounding stays below the ridge parameter, whatever the records are."""
+NUMBERS = 24
+"""Binary places at least where numbers are predicted, which nothing bounds from above or below."""
 WIDEST = 62
 """Bits of an entry where no public bound on it is known."""
 
@@ -103,8 +105,10 @@ def _decide(request: Request) -> Decided:
     norm, inputs = header.get("feature_norm"), header.get("inputs")
     if inputs is None:  # a loss of the task's own, which sums do not use
         return Decided()
-    bits = places(int(inputs), peers, settings.strength) if settings.bits is None else settings.bits
-    if norm is None or request.most_records is None:
+    numbers = header.get("predicts") == "number"
+    least = places(int(inputs), peers, settings.strength)
+    bits = (max(least, NUMBERS) if numbers else least) if settings.bits is None else settings.bits
+    if numbers or norm is None or request.most_records is None:
         return Decided(bits=bits)
     largest = max(float(norm), float(norm) ** 2) * request.most_records
     return Decided(bits=bits, width=width_of(largest, peers, bits))

@@ -29,7 +29,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from unwalk.core.errors import Refused
-from unwalk.core.validation import check_count, check_number
+from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.privacy.gaussian import gaussian_mu
 from unwalk.privacy.upward import above, over, plus, power, root, times
 
@@ -70,19 +70,66 @@ class ConvexLoss:
         check_number("smoothness", self.smoothness, above=0.0)
 
 
+@dataclass(frozen=True)
+class Residual:
+    r"""The slope of a loss in the outputs z of a model: its ``length`` :math:`\rho`, at most, and
+    its Lipschitz constant :math:`\kappa`, ``slope``.
+
+    As it is computed from given outputs it is off by ``unit`` :math:`\cdot\gamma_n` at most, with n
+    ``operations``; two roundings of its entries more are counted with the weighted sum.
+    """
+
+    length: float
+    slope: Fraction
+    operations: int
+    unit: float
+
+    def on(self, norm: float) -> ConvexLoss:
+        r"""The loss of a linear model on inputs of this length, at most: the gradient is
+        :math:`r x^T` and the Hessian :math:`\nabla r\otimes x x^T`, so that
+        :math:`L = \rho\|x\|` and :math:`\beta = \kappa\|x\|^2`."""
+        check_number("norm", norm, above=0.0)
+        return ConvexLoss(times(self.length, norm), above(self.slope * Fraction(norm) ** 2))
+
+
+LOSSES = ("softmax", "huber", "binary")
+"""Losses with constants: of one class, of a number, of several labels."""
+
+
+def residual_of(loss: str, outputs: int, bound: float = 1.0) -> Residual:
+    r"""The constants of a loss, for K outputs.
+
+    * ``softmax``: :math:`r = q - e_y` with :math:`\|r\|^2 \le 2`, and a covariance
+      :math:`\mathrm{diag}(q) - q q^T` of one-hot vectors has no eigenvalue above 1/2.
+    * ``huber``: :math:`r = \max(-\delta, \min(z - y, \delta))`, with ``bound`` :math:`\delta`.
+    * ``binary``: :math:`r_k = (\sigma(z_k) - y_k)/K` with :math:`\|r\| \le 1/\sqrt K`, and
+      :math:`\sigma' \le 1/4`.
+
+    Derivations: ``docs/math.md``.
+
+    >>> residual_of("softmax", 10).slope, residual_of("huber", 1, 0.5).length
+    (Fraction(1, 2), 0.5)
+    """
+    check_choice("loss", loss, LOSSES)
+    if loss == "softmax":
+        check_count("outputs", outputs, low=2)
+        return Residual(root(2.0), Fraction(1, 2), 2 * outputs + 16, 1.0)
+    check_count("outputs", outputs, low=1)
+    if loss == "huber":
+        check_number("bound", bound, above=0.0)
+        return Residual(bound, Fraction(1), 16, bound)
+    length = root(above(Fraction(1, outputs)))
+    return Residual(length, Fraction(1, 4 * outputs), 16, length)
+
+
 def softmax_regression(norm: float = 1.0) -> ConvexLoss:
     r"""Cross-entropy of a linear model on features with :math:`\|x\| \le` ``norm``, the bias
     feature included: :math:`L = \sqrt2\,\|x\|`, :math:`\beta = \|x\|^2/2`.
 
-    The gradient is :math:`(q - e_y) x^T` with :math:`\|q - e_y\|^2 \le 2`; the Hessian is
-    :math:`(\mathrm{diag}(q) - q q^T)\otimes x x^T`, and a covariance of one-hot vectors has no
-    eigenvalue above 1/2.
-
     >>> softmax_regression().smoothness
     0.5
     """
-    check_number("norm", norm, above=0.0)
-    return ConvexLoss(times(root(2.0), norm), above(Fraction(norm) ** 2 / 2))
+    return residual_of("softmax", 2).on(norm)
 
 
 @dataclass(frozen=True)
@@ -159,22 +206,25 @@ class SlotSteps:
 
 @dataclass(frozen=True)
 class LinearHead:
-    r"""Softmax regression as it is computed: a linear layer under cross-entropy, in 64 bits.
+    r"""A linear layer under one of :data:`LOSSES` as it is computed, in 64 bits.
 
-    ``inputs`` p counts the constant feature of a bias, ``outputs`` K are the classes; inputs are
-    at most ``norm`` X long, and the public initial model ``initial_norm`` :math:`R_0`.
+    ``inputs`` p counts the constant feature of a bias, ``outputs`` K are the classes or labels, or
+    1 for a number; inputs are at most ``norm`` X long, and the public initial model
+    ``initial_norm`` :math:`R_0`.  ``bound`` is Huber's :math:`\delta`.
     """
 
     inputs: int
     outputs: int
     norm: float = 1.0
     initial_norm: float = 0.0
+    kind: str = "softmax"
+    bound: float = 1.0
 
     def __post_init__(self) -> None:
         check_count("inputs", self.inputs, low=1)
-        check_count("outputs", self.outputs, low=2)
         check_number("norm", self.norm, above=0.0)
         check_number("initial_norm", self.initial_norm, low=0.0)
+        residual_of(self.kind, self.outputs, self.bound)
 
     @property
     def parameters(self) -> int:
@@ -182,9 +232,14 @@ class LinearHead:
         return self.inputs * self.outputs
 
     @cached_property
+    def residual(self) -> Residual:
+        """The constants of its loss in the outputs."""
+        return residual_of(self.kind, self.outputs, self.bound)
+
+    @cached_property
     def loss(self) -> ConvexLoss:
-        """The constants of its loss."""
-        return softmax_regression(self.norm)
+        """The constants of its loss in the parameters."""
+        return self.residual.on(self.norm)
 
     def begin(self) -> Ledger:
         """The ledger of the initial model, which is the same in both worlds."""
@@ -194,28 +249,29 @@ class LinearHead:
         r"""A and B of :math:`\tau = A + B R`: how far a step, computed in 64 bits from a model of
         length at most R, can land from the exact one,
 
-        .. math:: \tau = \eta\frac bB X\Big[\sqrt2\,\gamma_{b+4}(1 + \gamma_{2K+16})
-                  + \tfrac12\gamma_p X R + \gamma_{2K+16}\Big]
-                  + \gamma_4\Big[(1+\eta\lambda) R + \eta L\frac bB\,(1 + \gamma_{b+2K+20})\Big],
+        .. math:: \tau = \eta\frac bB X\Big[\rho\,\gamma_{b+4}(1 + \gamma_n)
+                  + \kappa\gamma_p X R + \upsilon\gamma_n\Big]
+                  + \gamma_4\Big[(1+\eta\lambda) R + \eta L\frac bB\,(1 + \gamma_{b+n+4})\Big],
 
-        in any order of summation, with or without fused operations, and underflow.
+        in any order of summation, with or without fused operations, and underflow;
+        :math:`\rho, \kappa, n, \upsilon` are those of :class:`Residual`.
         """
         eta, decay = work.step_size, work.weight_decay
         filled = above(Fraction(work.slot_cap) / Fraction(work.nominal_batch))
         slope = times(eta, filled, self.norm)
-        residual = gamma(2 * self.outputs + 16)
-        four = gamma(4)
-        summed = times(root(2.0), gamma(work.slot_cap + 4), plus(1.0, residual))
-        longer = plus(1.0, gamma(work.slot_cap + 2 * self.outputs + 20))
+        residual, four = self.residual, gamma(4)
+        off = gamma(residual.operations)
+        summed = times(residual.length, gamma(work.slot_cap + 4), plus(1.0, off))
+        longer = plus(1.0, gamma(work.slot_cap + residual.operations + 4))
         size = times(self.parameters, work.slot_cap + 1, plus(1.0, eta), plus(1.0, self.norm))
         underflow = times(TINY, size, plus(1.0, decay))
         constant = plus(
-            times(slope, plus(summed, residual)),
+            times(slope, plus(summed, times(residual.unit, off))),
             times(four, work.push(self.loss), longer),
             underflow,
         )
         growing = plus(
-            times(slope, 0.5, gamma(self.inputs), self.norm),
+            times(slope, above(residual.slope), gamma(self.inputs), self.norm),
             times(four, plus(1.0, times(eta, decay))),
         )
         return constant, growing
@@ -332,8 +388,8 @@ def ledger_distance(visits: Iterable[SlotSteps], head: LinearHead) -> float:
     r"""The distance after all of these visits, in the order of the walk, from the initial model.
 
     Statement: with the coupling of the module and plain SGD in 64 bits,
-    :math:`\Delta \leftarrow c^S\Delta + \eta L m/B + 2S\tau` per epoch.  Assumptions: softmax
-    regression with the stated constants, :math:`\eta \le 2/\beta_j` (refused otherwise), averaging
+    :math:`\Delta \leftarrow c^S\Delta + \eta L m/B + 2S\tau` per epoch.  Assumptions: a linear
+    layer under one of :data:`LOSSES`, :math:`\eta \le 2/\beta_j` (refused otherwise), averaging
     and shared convex projections allowed; no momentum, no Adam, no BatchNorm, no multiclass
     clipping.
 

@@ -1,9 +1,10 @@
 r"""Accountants over events that need convexity: ledger, release, noise from the start, network DP.
 
 What a transcript cannot show, its header must state before the first hop (it is part of the hash
-chain), and the accountant reads it there: ``loss`` = ``softmax`` (on a bare linear layer whose
-gradient our own code computes, with ``inputs`` features of norm at most ``feature_norm``, that of
-a bias counted, and ``outputs`` classes, from a public model of norm at most ``initial_norm``),
+chain), and the accountant reads it there: ``loss`` = one of :data:`unwalk.privacy.ledger.LOSSES`
+(on a bare linear layer whose gradient our own code computes, with ``inputs`` features of norm at
+most ``feature_norm``, that of a bias counted, and ``outputs``, from a public model of norm at most
+``initial_norm``; ``loss_bound`` is that of ``huber``),
 ``precision`` = ``float64`` (of all arithmetic), ``batching`` = ``slots`` (records go to slots by a
 keyed hash, sums divided by ``nominal_batch``; each event has to say so too), ``slots``,
 ``slot_cap``, ``forget`` (the number m), ``normalisation`` (one of
@@ -45,6 +46,7 @@ from unwalk.privacy.accountants import (
 from unwalk.privacy.gaussian import gaussian_epsilon
 from unwalk.privacy.iteration import check_nonexpansive
 from unwalk.privacy.ledger import (
+    LOSSES,
     ROOM,
     ConvexLoss,
     Ledger,
@@ -83,8 +85,10 @@ class Facts:
     @staticmethod
     def of(transcript: Transcript) -> Facts:
         """Read them from the header; a missing or unsuitable one is refused by name."""
-        linear = "; the ledger knows softmax on a bare linear layer"
-        need_fact("loss", transcript, "softmax", "convexity cannot be shown", linear)
+        loss = fact(transcript, "loss", "convexity cannot be shown")
+        if loss not in LOSSES:
+            known = f"; the ledger knows {', '.join(LOSSES)} on a bare linear layer"
+            refuse_fact("loss", "loss", loss, known)
         norm = fact(transcript, "feature_norm", "gradients are not bounded")
         keyed = "; the ledger needs keyed slots"
         need_fact("batching", transcript, "slots", "the worlds cannot be coupled", keyed)
@@ -99,12 +103,13 @@ class Facts:
         why, shape = "an epoch's steps are not known", "the rounding of a step is not bounded"
         inputs, outputs = (fact(transcript, name, shape) for name in ("inputs", "outputs"))
         start = fact(transcript, "initial_norm", shape)
+        bound = fact(transcript, "loss_bound", why) if loss == "huber" else 1.0
         names = ("slots", "nominal_batch", "slot_cap")
         slots, batch, cap = (fact(transcript, name, why) for name in names)
         forgotten = fact(transcript, "forget", "m is not known")
         try:
             return Facts(
-                LinearHead(inputs, outputs, norm, start),
+                LinearHead(inputs, outputs, norm, start, loss, bound),
                 check_count("slots", slots, low=1),
                 check_number("nominal_batch", batch, above=0.0),
                 check_number("slot_cap", cap, low=0.0),

@@ -557,7 +557,7 @@ def run_chart(result: Result, key: str) -> Chart | None:
     ]
     if not lines:
         return None
-    title, meaning = MEASURES[key]
+    title, meaning = titled(result, key)
     first = next((m for m in (result.main, *result.methods) if not m.oracle), None)
     trained = [] if first is None else [p for p in _deviating(result, first) if p.phase == "train"]
     return Chart(
@@ -570,6 +570,16 @@ def run_chart(result: Result, key: str) -> Chart | None:
         begun=result.start,
         shared_bands=_outline(trained, key) if shared else (),
     )
+
+
+def titled(result: Result, key: str) -> tuple[str, str]:
+    """The title of a measure's chart, and what the measure is."""
+    title, meaning = MEASURES[key]
+    if result.task.predicts == "class":
+        return title, meaning
+    _, _, whose = meaning.partition("of ")
+    records = whose.partition(" answered")[0]
+    return result.task.scored(title), result.task.scored(f"accuracy on {records}")
 
 
 def _line(result: Result, method: Method, key: str, shared: tuple[Point, ...]) -> Line | None:
@@ -642,7 +652,7 @@ def axis_floor(key: str, lines: Sequence[Line]) -> float:
     kept = [line.final for line in lines]
     kept += [y for line in lines if not line.oracle for run in line.runs for _, y in run]
     low = 10.0 * math.floor((min(kept) - 2.0) / 10)
-    return low if low >= 40 else 0.0
+    return low if low >= 40 or low < -10 else 0.0  # R² may be below zero
 
 
 def _spoken(result: Result, key: str, lines: Sequence[Line]) -> str:

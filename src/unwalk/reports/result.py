@@ -16,6 +16,8 @@ from unwalk.core.grades import badge_of, origin_of
 
 FORMAT = 1
 MEASURES = ("clean", "asr", "asr_paper", "forget", "retain")
+SCORES = {"class": "accuracy", "number": "R²", "labels": "F1"}
+"""What ``clean``, ``forget`` and ``retain`` are, by what models predict."""
 GAPS = ("gap.clean", "gap.asr", "gap.forget")
 DISTANCES = ("mia", "kl")
 COSTS = ("hops", "visits_to_unlearner", "messages", "bytes", "gradients", "seconds")
@@ -83,6 +85,18 @@ class Task(NamedTuple):
     records: int | None
     unlearner: int | None
     forget: Forget
+    predicts: str = "class"
+
+    def scored(self, text: str) -> str:
+        """``text`` with the name of what was measured in the place of accuracy.
+
+        >>> Task("", False, "", 1, 1, 1, 1, 0, Forget("", 1, 0, ""), "number").scored("Accuracy")
+        'R²'
+        """
+        score = SCORES.get(self.predicts, "accuracy")
+        if score == "accuracy":
+            return text
+        return text.replace("accuracy", score).replace("Accuracy", score)
 
 
 class Visit(NamedTuple):
@@ -344,6 +358,7 @@ def _task(source: Mapping[str, Any], peers: int | None) -> Task:
         records=_whole(source.get("records")),
         unlearner=_whole(source.get("unlearner")),
         forget=Forget(_text(forget.get("kind")), size, target, _text(forget.get("trigger"))),
+        predicts=_text(source.get("predicts")) or "class",
     )
 
 

@@ -118,7 +118,7 @@ def chart(result: Result, key: str) -> Figure | None:
     drawn = charts.run_chart(result, key)
     if drawn is None:
         return None
-    title, meaning = charts.MEASURES[key]
+    title, meaning = charts.titled(result, key)
     caption = f"{meaning.capitalize()}."
     if any(line.bands for line in drawn.lines):
         caption += (
@@ -160,7 +160,7 @@ def _pareto(result: Result) -> pareto.Pareto | None:
     if not result.spreads:
         return None
     forgot = tables.measured(result)[1]
-    return pareto.pareto(result, forgot, tables.MEASURE_HEADS[forgot].lower())
+    return pareto.pareto(result, forgot, result.task.scored(tables.MEASURE_HEADS[forgot].lower()))
 
 
 def trade(result: Result) -> Figure | None:
@@ -466,10 +466,12 @@ def _ended(result: Result) -> str:
             f"answers the trigger with the target class in {value} of cases{versus}"
             if key == "asr"
             else f"gives {value} of the forgotten records their label{versus}"
+            if result.task.predicts == "class"
+            else result.task.scored(f"has accuracy {value} on the forgotten records{versus}")
         )
     if "clean" in main.final:
         value = numbers.percent(main.final["clean"])
-        text = f"clean accuracy of {value}{_versus(result, 'clean')}"
+        text = result.task.scored(f"clean accuracy of {value}{_versus(result, 'clean')}")
         ends.append(f"and has a {text}" if ends else f"has a {text}")
     if not ends:
         return ""
@@ -536,8 +538,8 @@ def tiles(result: Result) -> list[Tile]:
     key = "asr" if result.backdoor else "forget"
     shown_tiles = []
     for measure, name in (
-        (key, "Attack success" if key == "asr" else "Forget accuracy"),
-        ("clean", "Clean accuracy"),
+        (key, "Attack success" if key == "asr" else result.task.scored("Forget accuracy")),
+        ("clean", result.task.scored("Clean accuracy")),
     ):
         if measure in main.final:
             shown_tiles.append(

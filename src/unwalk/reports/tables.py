@@ -202,14 +202,16 @@ def present(columns: Sequence[Column], methods: Sequence[Method]) -> tuple[Colum
 def final_columns(result: Result) -> tuple[Column, ...]:
     """What each method ended with."""
     measures = [key for key in MEASURE_HEADS if result.backdoor or not key.startswith("asr")]
-    columns = [Column("At the end", MEASURE_HEADS[k], "%", final_cell(k)) for k in measures]
+    heads = heads_of(result)
+    columns = [Column("At the end", heads[k], "%", final_cell(k)) for k in measures]
     return present(columns, result.methods)
 
 
 def gap_columns(result: Result) -> tuple[Column, ...]:
     """How far from retraining each method ended."""
     group = "Difference to retraining"
-    columns = [Column(group, MEASURE_HEADS[k], "points", gap_cell(k)) for k in measured(result)]
+    heads = heads_of(result)
+    columns = [Column(group, heads[k], "points", gap_cell(k)) for k in measured(result)]
     return present(columns, result.methods)
 
 
@@ -248,10 +250,11 @@ def moved_column(result: Result, head: str) -> Column:
 
 def matched_columns(result: Result) -> tuple[Column, ...]:
     """How many hops each method took until it was as good as retraining ended, and stayed so."""
-    forgot = MEASURE_HEADS[measured(result)[1]]
+    heads = heads_of(result)
+    forgot = heads[measured(result)[1]]
     group = "Hops until it stays level with retraining"
     columns = [
-        Column(group, "Clean accuracy", "within 1 point", _matched_cell("clean_hop")),
+        Column(group, heads["clean"], "within 1 point", _matched_cell("clean_hop")),
         Column(group, forgot, "within 5 points", _matched_cell("forget_hop")),
     ]
     return present(columns, result.methods)
@@ -260,9 +263,10 @@ def matched_columns(result: Result) -> tuple[Column, ...]:
 def spread_columns(result: Result) -> tuple[tuple[str, Column], ...]:
     """The columns over several seeds, each with the key of its mean."""
     gap = "Paired difference to retraining"
-    columns = [(k, Column("At the end", head, "%", str)) for k, head in MEASURE_HEADS.items()]
+    heads = heads_of(result)
+    columns = [(k, Column("At the end", head, "%", str)) for k, head in heads.items()]
     for key in measured(result):
-        columns.append((f"gap.{key}", Column(gap, MEASURE_HEADS[key], "points", str)))
+        columns.append((f"gap.{key}", Column(gap, heads[key], "points", str)))
     for key, (head, unit) in DISTANCE_HEADS.items():
         columns.append((f"measure.{key}", Column(DISTANCE, head, unit, str)))
     known = [(k, c) for k, c in columns if any(k in s.mean for s in result.spreads)]
@@ -296,6 +300,11 @@ def grade_text(grade: str) -> str:
     """
     words = [f"{SHOWN[g].sign} {g}" if g in SHOWN else g for g in grade.split(" or ") if g]
     return " or ".join(words) or numbers.DASH
+
+
+def heads_of(result: Result) -> dict[str, str]:
+    """The headings of the measures, with the name of what was measured in the place of accuracy."""
+    return {key: result.task.scored(head) for key, head in MEASURE_HEADS.items()}
 
 
 def measured(result: Result) -> tuple[str, str]:

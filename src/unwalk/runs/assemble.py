@@ -498,6 +498,7 @@ def _of_the_data(config: Config, task: ShardedTask) -> dict[str, Any]:
         "dealing": task.holdings.dealing,
         "holdout": source.holdout,
         "code": "own" if task.own_code else "built-in",
+        **({} if task.predicts == "class" else {"predicts": task.predicts}),
         **_features(task),
     }
     outside_state = task.outside_state
@@ -536,14 +537,17 @@ def _batching(config: Config) -> dict[str, Any]:
 
 
 def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
-    """The loss, where it is softmax regression, with what its rounding depends on."""
-    if task.loss is not None:
+    """The loss, where it is of a linear layer, with what its rounding depends on."""
+    from unwalk.core.losses import BuiltIn, Huber
+
+    loss, head = task.loss, model.head
+    if not (loss is None or isinstance(loss, BuiltIn)):
         return {"loss": "the task's own"}
-    head = model.head
     if isinstance(head, str):
         return {"loss": f"of a model with {head}"}
     facts = {
-        "loss": "softmax",
+        "loss": "softmax" if loss is None else loss.name,
+        **({"loss_bound": loss.bound} if isinstance(loss, Huber) else {}),
         "inputs": head.inputs + head.bias,
         "outputs": head.outputs,
         "initial_norm": model.initial_norm,

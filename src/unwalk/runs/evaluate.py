@@ -47,7 +47,7 @@ from unwalk.runs.store import CONFIG, write_file
 from unwalk.runs.sweep import Count, Say, uncounted, unsaid
 from unwalk.settings.config import read_toml
 from unwalk.tasks import can_be_named
-from unwalk.tasks.task import ShardedTask
+from unwalk.tasks.task import ShardedTask, check_classes
 
 ORACLE = "retrain"
 MEMBERS = 16
@@ -531,6 +531,7 @@ def evaluate(
             "unwalk.evaluate(RUN_DIR, task=...) with the same task."
         )
     assembled = assemble(config, task)
+    check_classes(assembled.task, "unwalk evaluate compares the probabilities of classes")
     if not len(assembled.task.forgotten.y):
         raise InvalidInput("the run has nothing to forget, so there is nothing to evaluate.")
     place = run_dir / "evaluation" if out is None else out

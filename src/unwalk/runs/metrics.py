@@ -1,6 +1,8 @@
 """Measures a walk: accuracies, attack success, messages and bytes.
 
-* ``clean``: accuracy on the test set.
+* ``clean``: accuracy on the test set.  Of numbers it is :math:`R^2`, one less the mean square error
+  over the variance of the test set's numbers, on every set; of several labels F1, the harmonic mean
+  of precision and recall over all records and labels.
 * ``forget``, ``retain``: accuracy on the forgotten records as they were trained on, and on
   retained ones.
 * ``asr``: share of triggered test images *of other classes* that are answered with the target
@@ -82,6 +84,7 @@ class Meter:
         self.forgotten = self._placed(task.forgotten, device) if len(task.forgotten.y) else None
         self.retained = self._placed(task.retained, device) if len(task.retained.y) else None
         self.triggered = None if task.triggered is None else self._placed(task.triggered, device)
+        self.predicts = task.predicts
         self.target = -1 if task.target is None else task.target
         self.finite = torch.tensor(True)
         self.executor = executor_for(device)
@@ -135,7 +138,18 @@ class Meter:
         return network
 
     def _accuracy(self, answer: Answer, held: Held) -> torch.Tensor:
-        return self._answers(answer, held.x).eq(held.y).double().mean()
+        if self.predicts == "class":
+            return self._answers(answer, held.x).eq(held.y).double().mean()
+        with torch.no_grad():
+            output = torch.cat([answer(part) for part in held.x.split(CHUNK)]).double()
+        self.finite = self.finite & torch.isfinite(output).all()
+        if self.predicts == "labels":
+            given, found = held.y > 0.5, output > 0.0
+            named = (given.sum() + found.sum()).double()
+            return torch.where(named > 0, 2.0 * (given & found).sum() / named, 1.0)
+        error = (output.squeeze(-1) - held.y).square().mean()
+        spread = self.test.y.var(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
+        return 1.0 - error / spread
 
     def _answers(self, answer: Answer, x: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=self.halved):
@@ -208,7 +222,9 @@ def distances(
     ``mia`` is the AUC of a loss attack on the forgotten records less retraining's, ``kl`` the mean
     KL divergence of the answers to them.
     """
-    if "retrain" not in models or not len(task.forgotten.y) or not len(task.test.y):
+    if task.predicts != "class" or "retrain" not in models:
+        return {}
+    if not len(task.forgotten.y) or not len(task.test.y):
         return {}
     sets = sets_of(task)
     forget, test = sets["forget"], sets["test"]

@@ -486,7 +486,7 @@ class _Foreseen:
     def loss(self) -> float | None:
         """How much the noise raises the loss at most; None where that is not known or no noise."""
         norm = self.plan.public.get("feature_norm")
-        if not self.stds or norm is None:
+        if not self.stds or norm is None or self.plan.public.get("loss") != "softmax":
             return None
         return noise_loss(math.hypot(*self.stds), self.assembled.task.classes, float(norm))
 

@@ -234,7 +234,8 @@ def content_marks(shard: Shard, secret: bytes, rows: Rows | None = None) -> froz
     marks = set()
     for row in (shard.records.forgotten if rows is None else rows).tolist():
         x = shard.x[row].detach().to("cpu", torch.float64).contiguous()
-        message = b"unwalk/record/" + x.numpy().tobytes() + str(int(shard.y[row])).encode()
+        label = shard.y[row].tolist()  # a class, a number, or marks of labels
+        message = b"unwalk/record/" + x.numpy().tobytes() + str(label).encode()
         marks.add(_mark(secret, message))
     return frozenset(marks)
 

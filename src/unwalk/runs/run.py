@@ -588,6 +588,7 @@ def _result(
             "name": task.name,
             "brought": not can_be_named(config.task),
             "classes": task.classes,
+            **({} if task.predicts == "class" else {"predicts": task.predicts}),
             "model": task.model_name,
             "parameters": assembled.model.parameters,
             "peers": task.peers,

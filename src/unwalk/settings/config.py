@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import OPTIMIZERS, WORK
-from unwalk.core.plan import ENGINES, KEEPS
+from unwalk.core.plan import ENGINES, KEEPS, PREDICTS
 from unwalk.core.program import OPTIMIZER_STATES, SCHEDULES
 from unwalk.core.seeds import VERSION
 from unwalk.core.validation import check_choice, check_count, check_number, near
@@ -264,6 +264,14 @@ class DataSettings:
         choices=("published", "without-forgotten"),
     )
     scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
+    predicts: str | None = setting(
+        None,
+        "file: what the label is: class, number (regression) or labels (several, as in red|round)",
+        choices=PREDICTS,
+    )
+    huber: float | None = setting(
+        None, "file: number: residuals beyond this count linearly; empty: 1", above=0.0
+    )
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,8 @@ TASKS: Mapping[str, Recipe] = {
                 "categories": None,
                 "scale": None,
                 "norm": None,
+                "predicts": None,
+                "huber": None,
             },
         ),
         Recipe(

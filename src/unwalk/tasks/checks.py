@@ -54,6 +54,39 @@ def checked_labels(y: Any, what: str, records: int, classes: int | None) -> torc
     return torch.from_numpy(array)
 
 
+def checked_numbers(y: Any, what: str, records: int) -> torch.Tensor:
+    """The numbers that a regression predicts, one per record, in 64 bits."""
+    array = _numbers(y, what, "biuf").astype(np.float64)
+    if array.shape != (records,):
+        raise InvalidInput(
+            f"{what} has shape {array.shape}, but there are {records} records; "
+            f"allowed: {(records,)}, one number per record."
+        )
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        row = int(bad[0])
+        raise InvalidInput(f"{what} has {array[row]} in row {row}; allowed: finite numbers.")
+    return torch.from_numpy(array)
+
+
+def checked_marks(y: Any, what: str, records: int, labels: int | None) -> torch.Tensor:
+    """Several labels for each record: 1 where one applies and 0 where not, one column each."""
+    array = _numbers(y, what, "biuf").astype(np.float64)
+    wanted = array.shape[1] if labels is None and array.ndim == 2 else labels
+    if array.shape != (records, wanted) or not wanted:
+        raise InvalidInput(
+            f"{what} has shape {array.shape}, but there are {records} records; "
+            f"allowed: ({records}, {wanted or 'labels'}), a 0 or 1 for each label of each record."
+        )
+    bad = np.argwhere((array != 0.0) & (array != 1.0))
+    if len(bad):
+        row, column = map(int, bad[0])
+        raise InvalidInput(
+            f"{what} has {array[row, column]:g} in row {row}, column {column}; allowed: 0 or 1."
+        )
+    return torch.from_numpy(array)
+
+
 def checked_ids(ids: Any, records: int) -> Ids:
     """Record ids: the row numbers where none are given."""
     if ids is None:

@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.core.errors import InvalidInput
-from unwalk.tasks.own import OwnData, extraction, load_own, own_task
+from unwalk.core.plan import PREDICTS
+from unwalk.core.validation import check_choice
+from unwalk.tasks.own import NO_CLASSES, OwnData, extraction, load_own, own_task
 from unwalk.tasks.pictures import read_folder
 from unwalk.tasks.sources import Holdings, Source
-from unwalk.tasks.tables import Columns, Records, number_or_nan, read_csv, read_npz, read_parquet
+from unwalk.tasks.tables import (
+    Columns,
+    Records,
+    marks_in,
+    number_or_nan,
+    read_csv,
+    read_npz,
+    read_parquet,
+)
 from unwalk.tasks.task import Options, Request, ShardedTask
 
 HOLDOUT = 0.2
@@ -34,27 +44,39 @@ def from_file(
     features: Sequence[str] | None = None,
     test: str | Path | float = HOLDOUT,
     norm: float | None = None,
+    predicts: str = "class",
+    huber: float | None = None,
     **settings: Any,
 ) -> ShardedTask:
     """A task from a file or a folder of pictures; see :class:`Columns` for what is declared.
 
     ``test`` is a file like the first one, or the share of every peer's records that is held out.
-    ``features`` names the columns that are inputs.  ``norm`` and ``settings`` are those of
-    :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget, trigger, loss, seed,
-    unlearner, dtype, extractor).
+    ``features`` names the columns that are inputs.  ``predicts`` says what the label is: ``class``,
+    ``number``, or ``labels``, several of them in one cell as in red|round.  ``norm``, ``huber`` and
+    ``settings`` are those of :func:`unwalk.tasks.from_arrays` (peers, partition, model, forget,
+    trigger, loss, seed, unlearner, dtype, extractor).
     """
     columns = Columns(
-        label, id, group, labels, categories or {}, scale or {}, features=features or None
+        label,
+        id,
+        group,
+        labels,
+        categories or {},
+        scale or {},
+        features=features or None,
+        predicts=predicts,
     )
     extractor = extraction(settings.pop("extractor", None), norm)
     data = read_file(Path(path), columns, test)
     if extractor is None:
         data = replace(data, norm=norm)
+    data = replace(data, huber=huber)
     return own_task(data, **settings, features=extractor)
 
 
 def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) -> OwnData:
     """The records of a file, with their labels as numbers."""
+    check_choice("data.predicts", columns.predicts, PREDICTS)
     records = _read(path, columns)
     sets = [(path, records)]
     if isinstance(test, str | Path):
@@ -64,23 +86,45 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
                 f"{test} has the features {', '.join(sets[1][1].features)}; {path} has "
                 f"{', '.join(records.features)}, and both need the same in the same order."
             )
-    names = columns.labels or _classes(
-        f"column {columns.label!r} of {path}", [label for _, table in sets for label in table.y]
-    )
-    (_, y), *tested = [(table.x, table.numbered(names, place)) for place, table in sets]
+    names, answers = _answers(path, columns, sets)
+    (_, y), *tested = [(table.x, answer) for (_, table), answer in zip(sets, answers, strict=True)]
+    several = columns.predicts == "labels"
+    classes = max(len(names), 1 if several else 2)
     return OwnData(
         records.x,
         y,
         test=tested[0] if tested else test,  # type: ignore[arg-type]
         groups=records.groups,
-        classes=max(len(names), 2),
+        classes=None if columns.predicts == "number" else classes,
         ids=records.ids,
-        labels=[str(name) for name in names] if len(names) > 1 else None,
+        labels=[str(name) for name in names] if len(names) > 1 or several else None,
         name=path.name,
         normalisation="declared",
-        labels_from="declared" if columns.labels else "as-they-occur",
+        labels_from=None if columns.predicts == "number" or columns.labels else "as-they-occur",
         cells=records.cells,
+        predicts=columns.predicts,
     )
+
+
+def _answers(
+    path: Path, columns: Columns, sets: Sequence[tuple[Path, Records]]
+) -> tuple[Sequence[str], list[Any]]:
+    """The names of what is predicted, and for each table what its records have of it."""
+    if columns.predicts == "number":
+        if columns.labels:
+            raise InvalidInput(NO_CLASSES)
+        return (), [table.quantities(columns, place) for place, table in sets]
+    labels = [label for _, table in sets for label in table.y]
+    if columns.predicts == "labels":
+        if not isinstance(labels[0], str):  # an array has a column for each label
+            names = columns.labels or [str(k) for k in range(len(labels[0]))]
+            return names, [table.y for _, table in sets]
+        names = columns.labels or sorted({one for label in labels for one in marks_in(label)})
+        if not names:
+            raise InvalidInput(f"column {columns.label!r} of {path} has no label in any record.")
+        return names, [table.marked(names, place) for place, table in sets]
+    names = columns.labels or _classes(f"column {columns.label!r} of {path}", labels)
+    return names, [table.numbered(names, place) for place, table in sets]
 
 
 def _read(path: Path, columns: Columns) -> Records:
@@ -114,7 +158,8 @@ def _classes(what: str, labels: Sequence[Any]) -> list[str]:
         raise InvalidInput(
             f"{what} has {len(names)} values in {len(labels)} records, such as "
             f"{(fractions or sorted(names))[0]}: it looks like a quantity, and each value would be "
-            "a class. Name another column with data.label_column, or the classes with data.labels."
+            "a class. For a regression set data.predicts=number; otherwise name another column "
+            "with data.label_column, or the classes with data.labels."
         )
     whole = all(re.fullmatch("-?[0-9]+", name) for name in names)
     return sorted(names, key=lambda name: (int(name) if whole else 0, name))
@@ -127,7 +172,7 @@ def from_options(options: Options) -> OwnData:
         raise InvalidInput("task 'file' needs a path: set data.path.")
     columns = columns_of(options)
     data = read_file(Path(path), columns, options["test_path"] or options["holdout"])
-    return replace(data, norm=options.get("norm"))
+    return replace(data, norm=options.get("norm"), huber=options.get("huber"))
 
 
 def columns_of(options: Options) -> Columns:
@@ -140,6 +185,7 @@ def columns_of(options: Options) -> Columns:
         {name: _parts(values, "|") for name, values in _pairs("categories", options).items()},
         {name: _scale(name, values) for name, values in _pairs("scale", options).items()},
         features=_parts(options["columns"], "|") or None,
+        predicts=options.get("predicts") or "class",
     )
 
 

@@ -1,4 +1,7 @@
-"""A user's own data: arrays, tensors or a dataset, checked and dealt to peers."""
+"""A user's own data: arrays, tensors or a dataset, checked and dealt to peers.
+
+What a model predicts of them is one class, a number, or any of several labels.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,19 @@ import torch
 
 from unwalk.core.data import Augment, Held, shortened
 from unwalk.core.errors import InvalidInput
-from unwalk.core.plan import Loss
+from unwalk.core.losses import loss_for
+from unwalk.core.plan import PREDICTS, Loss
 from unwalk.core.program import Rows
 from unwalk.core.seeds import PublicSeeds
-from unwalk.core.validation import check_count, check_number
-from unwalk.tasks.checks import checked_ids, checked_inputs, checked_labels, checked_parts
+from unwalk.core.validation import check_choice, check_count, check_number
+from unwalk.tasks.checks import (
+    checked_ids,
+    checked_inputs,
+    checked_labels,
+    checked_marks,
+    checked_numbers,
+    checked_parts,
+)
 from unwalk.tasks.datasets import arrays_of, is_dataset
 from unwalk.tasks.features import Extraction, featured
 from unwalk.tasks.forgetting import Deletion, Trigger
@@ -37,11 +48,16 @@ from unwalk.tasks.sources import (
 from unwalk.tasks.task import ShardedTask
 
 PEERS = 10
+NO_CLASSES = "data.predicts is 'number', which has no classes and no labels."
 
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Inputs ``x`` (one row per record), labels ``y`` (whole numbers from 0), and their origin.
+    """Inputs ``x`` (one row per record), labels ``y``, and their origin.
+
+    ``predicts`` says what labels are: ``class``, whole numbers from 0; ``number``, which a
+    regression predicts with Huber's loss of bound ``huber``; or ``labels``, a 0 or 1 for each of
+    several.
 
     ``test`` is a pair (x, y), or the share of every peer's records that is held out.  Who holds
     what is said by ``groups`` (a name or number for each record: one peer per group), by ``parts``
@@ -70,6 +86,8 @@ class OwnData:
     labels_from: str | None = None
     cells: Cells | None = None
     norm: float | None = None
+    predicts: str = "class"
+    huber: float | None = None
 
 
 def from_arrays(
@@ -96,6 +114,8 @@ def from_arrays(
     dtype: torch.dtype | None = torch.float32,
     norm: float | None = None,
     extractor: Extraction | Model | None = None,
+    predicts: str = "class",
+    huber: float | None = None,
 ) -> ShardedTask:
     """A task from arrays; see :class:`OwnData` for the data and ``build_task`` for the rest.
 
@@ -111,7 +131,20 @@ def from_arrays(
     features = extraction(extractor, norm)
     shorter = norm if features is None else None
     data = OwnData(
-        x, y, test, groups, parts, classes, ids, labels, scale, augment, name, norm=shorter
+        x,
+        y,
+        test,
+        groups,
+        parts,
+        classes,
+        ids,
+        labels,
+        scale,
+        augment,
+        name,
+        norm=shorter,
+        predicts=predicts,
+        huber=huber,
     )
     return own_task(
         data,
@@ -202,6 +235,7 @@ def own_task(
     """The data dealt to peers, with a model; ``deals`` are settings of the partition."""
     seeds = PublicSeeds(check_count("seed", seed))
     how = _dealing(data, partition, deals or {})
+    _check_predicts(data, how, forget)
     source, holdings = load_own(data, peers, how, seeds, dtype)
     made, usual = None, usual_model(source.shape)
     if features is not None:
@@ -215,10 +249,33 @@ def own_task(
         unlearner=unlearner,
         deletion=forget or Deletion("nothing"),
         trigger=trigger or Trigger(),
-        loss=loss,
+        loss=loss or loss_for(data.predicts, data.huber),
         dtype=dtype,
         features=made,
     )
+
+
+def _check_predicts(data: OwnData, how: Dealing | None, forget: Deletion | None) -> None:
+    """Refuse what needs classes where there are none."""
+    check_choice("data.predicts", data.predicts, PREDICTS)
+    if data.huber is not None and data.predicts != "number":
+        raise InvalidInput(
+            f"data.huber is {data.huber!r}, which belongs to data.predicts=number; "
+            f"data.predicts is {data.predicts!r}."
+        )
+    if data.predicts == "class":
+        return
+    for key, value, bad in (
+        ("data.partition", how and how.kind, ("dirichlet", "label")),
+        ("forget.kind", forget and forget.kind, ("backdoor", "class")),
+    ):
+        if value in bad:
+            raise InvalidInput(
+                f"{key} is {value!r}, which needs classes, but data.predicts is "
+                f"{data.predicts!r}; allowed: another {key}."
+            )
+    if data.predicts == "number" and (data.classes or data.labels):
+        raise InvalidInput(NO_CLASSES)
 
 
 def load_own(
@@ -230,13 +287,13 @@ def load_own(
 ) -> tuple[Source, Holdings]:
     """The data checked and dealt to peers; ``how`` is None where ``parts`` says it."""
     x = _inputs(data, data.x, "x", dtype)
-    y = checked_labels(data.y, "y", len(x), data.classes)
+    y = _answers(data, data.y, "y", len(x))
     pool = Table(x, y, checked_ids(data.ids, len(x)), _groups(data, len(x)), data.cells)
     parts = None if data.parts is None else checked(pool, checked_parts(data.parts)).parts
     owners = _owners(pool, parts)
     if isinstance(data.test, tuple):
         test_x = _inputs(data, data.test[0], "the test x", dtype)
-        test = Held(test_x, checked_labels(data.test[1], "the test y", len(test_x), data.classes))
+        test = Held(test_x, _answers(data, data.test[1], "the test y", len(test_x)))
         if test_x.shape[1:] != x.shape[1:]:
             raise InvalidInput(
                 f"inputs of the test set have shape {tuple(test_x.shape[1:])}; "
@@ -248,9 +305,7 @@ def load_own(
         out = _held_out(owners, check_number("test", data.test, above=0.0, below=1.0), rng)
         held = pool.take(np.flatnonzero(out))
         test, kept = Held(held.x, held.y), np.flatnonzero(~out)
-    occur = max(int(y.max()), int(test.y.max()), 1) + 1
-    classes = data.classes or max(occur, len(data.labels or ()))
-    labels_from = "as-they-occur" if data.classes is None and data.labels is None else "declared"
+    classes, labels_from = _outputs(data, y, test)
     source = Source(
         data.name,
         classes,
@@ -263,8 +318,35 @@ def load_own(
         holdout="apart" if isinstance(data.test, tuple) else "share",
         own_code=data.augment is not None,
         feature_norm=data.norm,
+        predicts=data.predicts,
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
+
+
+def _answers(data: OwnData, y: Any, where: str, records: int) -> torch.Tensor:
+    """What models are to predict, checked."""
+    if data.predicts == "number":
+        return checked_numbers(y, where, records)
+    if data.predicts == "labels":
+        named = len(data.labels) if data.labels else None
+        return checked_marks(y, where, records, data.classes or named)
+    return checked_labels(y, where, records, data.classes)
+
+
+def _outputs(data: OwnData, y: torch.Tensor, test: Held) -> tuple[int, str]:
+    """How many outputs a model has, and where that comes from."""
+    if data.predicts == "number":
+        return 1, "declared"
+    told = "as-they-occur" if data.classes is None and data.labels is None else "declared"
+    if data.predicts == "labels":
+        if y.shape[1:] != test.y.shape[1:]:
+            raise InvalidInput(
+                f"the test y has {test.y.shape[1]} labels and y has {y.shape[1]}; allowed: the "
+                "same ones."
+            )
+        return y.shape[1], told  # how many columns there are is no record's doing
+    occur = max(int(y.max()), int(test.y.max()), 1) + 1
+    return data.classes or max(occur, len(data.labels or ())), told
 
 
 def _inputs(data: OwnData, x: Any, where: str, dtype: torch.dtype | None) -> torch.Tensor:

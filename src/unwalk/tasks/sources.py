@@ -103,6 +103,8 @@ def _plain(cell: Any) -> str:
 class Table:
     """Labelled records with an id each; ``groups`` names the natural owner of each, if any.
 
+    ``y`` holds a class, a number, or a 0 or 1 for each of several labels.
+
     ``cells`` are the values that they were made from, where a file names them.
     """
 
@@ -158,6 +160,9 @@ class Source:
     None where nothing is.  ``listed`` are the ids of the records that the task itself names to be
     forgotten.
 
+    ``predicts`` is one of :data:`unwalk.core.plan.PREDICTS`.  Where it is ``number`` there is one
+    output, called after the column; where it is ``labels``, ``classes`` counts these.
+
     ``archive`` names the official data set that pool and test set are, whole and in order: then
     what is computed from them may be kept on disk.  Empty for all other records.
     """
@@ -176,6 +181,7 @@ class Source:
     published: tuple[int, ...] | None = None
     listed: Ids | None = None
     archive: str = ""
+    predicts: str = "class"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -35,7 +35,8 @@ class Columns:
     names the values of text columns, each of which becomes a feature; ``scale`` a centre and a
     reach, and a value becomes ``(value - centre) / reach``.  ``labels`` are the classes in order.
     The table of a ``test`` set needs no ids and groups.  Where ``features`` names columns, those
-    alone are features, in that order, and what else the table holds is left out.
+    alone are features, in that order, and what else the table holds is left out.  ``predicts`` says
+    what the label is; where it is a number, it may have a scale as well.
     """
 
     label: str = "label"
@@ -46,12 +47,14 @@ class Columns:
     scale: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     test: bool = False
     features: Sequence[str] | None = None
+    predicts: str = "class"
 
     def __post_init__(self) -> None:
         for name, (centre, reach) in self.scale.items():
             check_number(f"the centre of {name!r}", centre, above=-math.inf, below=math.inf)
             check_number(f"the reach of {name!r}", reach, above=0.0, below=math.inf)
-        if self.labels is not None and len(set(self.labels)) < max(len(self.labels), 2):
+        least = 1 if self.predicts == "labels" else 2
+        if self.labels is not None and len(set(self.labels)) < max(len(self.labels), least):
             raise InvalidInput(
                 f"labels is {', '.join(map(str, self.labels))}; allowed: two classes or more, each "
                 "named once."
@@ -83,6 +86,33 @@ class Records:
                     f"allowed{whose}: {', '.join(number)}."
                 )
         return np.array([number[str(label)] for label in self.y], np.int64)
+
+    def quantities(self, columns: Columns, path: Path) -> npt.NDArray[np.float64]:
+        """The labels as numbers, in their declared scale."""
+        values = np.array([number_or_nan(label) for label in self.y])
+        bad = np.flatnonzero(~np.isfinite(values))
+        if bad.size:
+            row = int(bad[0])
+            raise InvalidInput(
+                f"{path}, {self.place(row)}, has label {self.y[row]!r}; allowed with "
+                "data.predicts=number: a finite number."
+            )
+        centre, reach = columns.scale.get(columns.label, (0.0, 1.0))
+        scaled: npt.NDArray[np.float64] = (values - centre) / reach
+        return scaled
+
+    def marked(self, names: Sequence[str], path: Path) -> npt.NDArray[np.float64]:
+        """For each record a 0 or 1 for each of ``names``."""
+        at = {str(name): place for place, name in enumerate(names)}
+        made = np.zeros((len(self.y), len(at)))
+        for row, label in enumerate(self.y):
+            for one in marks_in(label):
+                if one not in at:
+                    raise InvalidInput(
+                        f"{path}, {self.place(row)}, has label {one!r}; allowed: {', '.join(at)}."
+                    )
+                made[row, at[one]] = 1.0
+        return made
 
 
 def read_csv(path: Path, columns: Columns) -> Records:
@@ -148,10 +178,17 @@ def read_npz(path: Path, columns: Columns) -> Records:
         if name not in arrays:
             raise InvalidInput(f"{path} has no array {name!r}; needed: x and y.")
     x, y = arrays["x"], arrays["y"]
-    if y.ndim != 1 or y.dtype.kind not in "biuU":
+    several, kinds = columns.predicts == "labels", {"number": "biuf", "labels": "biufU"}
+    if y.ndim not in (1, 1 + several) or y.dtype.kind not in kinds.get(columns.predicts, "biuU"):
+        allowed = {
+            "number": "one number per record",
+            "labels": "a 0 or 1 for each label of each record, or texts as in red|round",
+        }.get(
+            columns.predicts,
+            "one whole number or text per record; for a regression set data.predicts=number",
+        )
         raise InvalidInput(
-            f"y in {path} has shape {y.shape} and type {y.dtype}; allowed: one whole number or "
-            "text per record."
+            f"y in {path} has shape {y.shape} and type {y.dtype}; allowed: {allowed}."
         )
     if x.dtype == np.uint8 and x.ndim > 2:  # pictures
         x = x.astype(np.float32) / 255
@@ -181,8 +218,11 @@ def _table(
     columns_by_role = {
         key: [_told(path, place(row), name, cell) for row, cell in enumerate(table[name])]
         for key, name in owned.items()
-        if name in table
+        if name in table and (key != "label" or columns.predicts != "labels")
     }
+    if columns.predicts == "labels":  # a record may have none
+        cells_of = table[columns.label]
+        columns_by_role["label"] = ["" if cell is None else str(cell) for cell in cells_of]
     features = tuple(columns.features or (n for n in table if n not in owned.values()))
     if not features:
         raise InvalidInput(f"{path} has no column left to be a feature.")
@@ -219,6 +259,8 @@ def _check_declared(
                 f"are {', '.join(table)}."
             )
     for key, name in features.items():
+        if name == columns.label and key.startswith("scale") and columns.predicts == "number":
+            continue
         if name in owned:
             raise InvalidInput(f"{key} is given, but {name!r} is no feature of {path}.")
     for name in columns.categories:
@@ -254,6 +296,15 @@ def _feature(
         )
     centre, reach = columns.scale.get(name, (0.0, 1.0))
     return ((array - centre) / reach)[:, None]
+
+
+def marks_in(cell: Any) -> list[str]:
+    """The labels that a cell names.
+
+    >>> marks_in("red| round"), marks_in("")
+    (['red', 'round'], [])
+    """
+    return [part.strip() for part in str(cell).split("|") if part.strip()]
 
 
 def number_or_nan(cell: Any) -> float:

@@ -13,6 +13,7 @@ from torch import nn
 
 from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
+from unwalk.core.losses import BuiltIn
 from unwalk.core.outside import held_fast, leftovers, visits
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
@@ -25,6 +26,15 @@ from unwalk.tasks.models import Factory, check_model
 from unwalk.tasks.sources import Cells, Dealing, Holdings, Ids, Source
 
 Options = Mapping[str, Any]
+
+
+def check_classes(task: ShardedTask, why: str) -> None:
+    """Refuse a task whose models predict something else than one class."""
+    if task.predicts != "class":
+        raise InvalidInput(
+            f"{why}, but task {task.name!r} predicts {task.predicts} (data.predicts); allowed: a "
+            "task with classes."
+        )
 
 
 @dataclass(frozen=True)
@@ -99,8 +109,18 @@ class ShardedTask:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes or of labels: that of a model's outputs."""
         return self.source.classes
+
+    @property
+    def predicts(self) -> str:
+        """What models predict, one of :data:`unwalk.core.plan.PREDICTS`."""
+        return self.source.predicts
+
+    @property
+    def own_loss(self) -> bool:
+        """Whether the loss is a user's own code."""
+        return self.loss is not None and not isinstance(self.loss, BuiltIn)
 
     @property
     def target(self) -> int | None:
@@ -125,7 +145,7 @@ class ShardedTask:
     @property
     def own_code(self) -> bool:
         """Whether code of the user's own takes part in training: model, loss or augmentation."""
-        return self.factory.own or self.loss is not None or self.source.own_code
+        return self.factory.own or self.own_loss or self.source.own_code
 
     @cached_property
     def outside_state(self) -> str | None:
@@ -144,7 +164,8 @@ class ShardedTask:
         if len(y) < len(rows):
             generator = torch.Generator().manual_seed(0)
             x = torch.rand(len(rows), *self.source.shape, generator=generator)
-            x, y = self._typed(x), rows % self.classes
+            x, numbered = self._typed(x), not y.is_floating_point()
+            y = rows % self.classes if numbered else y.new_zeros(len(rows), *y.shape[1:])
         model = build_model(self.model, 0)
         gradients = visits(self.loss, self.source.augment)
         return leftovers(model, gradients, (x[:2], y[:2]), (x[2:], y[2:]))
