@@ -10,7 +10,8 @@ the module is only asked which parameters it has.
 :math:`B_v = \sum_i x_i y_i^T` (classes one-hot), computed in 64-bit floating point and rounded to
 whole multiples of :math:`2^{-b}`.  The token carries their totals as whole numbers, so that adding
 a contribution and taking it away again is exact in any order: the triangle of :math:`A`, in as many
-bits as public bounds say that its entries can need (:mod:`unwalk.core.packing`).  The model is the ridge head
+bits as public bounds say that its entries can need (:mod:`unwalk.core.packing`).  The model is
+the ridge head
 
 .. math:: W = (A + \lambda I)^{-1} B,
 
