@@ -34,7 +34,7 @@ import torch
 from unwalk.core.data import Held
 from unwalk.core.errors import UnwalkError
 from unwalk.core.seeds import PublicSeeds
-from unwalk.measures.divergence import klom_percentile
+from unwalk.measures.divergence import klom_dealt, klom_percentile
 from unwalk.measures.intervals import resampled
 from unwalk.measures.margins import margins
 from unwalk.runs.assemble import Assembled, assemble, resolve
@@ -49,8 +49,8 @@ SETS = (2, 3, 5)
 METHODS = ("finetune", "rrdu", "neggrad", "scrub", "salun", "pga")
 BEFORE, ORACLE = "trained", "retrain"
 POINTS = ("forget", "retain", "validation")
-LEAST, DEALS = 4, 199
-"""The fewest models of an arm that make a row, and how often models are dealt anew."""
+LEAST = 4
+"""The fewest models of an arm that make a row."""
 MOST = 2000
 """How many retained and how many validation records the models are compared on."""
 ORACLES = 1000
@@ -196,7 +196,7 @@ def table(found: Mapping[str, Floats], sets: Sequence[int], methods: Sequence[st
                 ours = _arm(found, number, name, which)
                 if min(len(ours), len(oracles)) < LEAST:
                     continue
-                value, dealt = klom_percentile(ours, oracles), _dealt(ours, oracles)
+                value, dealt = klom_percentile(ours, oracles), klom_dealt(ours, oracles)
                 means = [ours.mean(1), oracles.mean(1)]
                 gap = resampled(lambda a, b: float(a.mean() - b.mean()), means)
                 accuracies = [_arm(found, number, n, "accuracy").mean() for n in (name, ORACLE)]
@@ -222,14 +222,6 @@ def table(found: Mapping[str, Floats], sets: Sequence[int], methods: Sequence[st
                     }
                 )
     return rows
-
-
-def _dealt(ours: Any, oracles: Any) -> list[float]:
-    """KLOM between two sides to which the models of both are dealt at random."""
-    rng, every = np.random.default_rng(0), np.concatenate([ours, oracles])
-    orders = [rng.permutation(len(every)) for _ in range(DEALS)]
-    side = len(ours)
-    return [klom_percentile(every[order[:side]], every[order[side:]]) for order in orders]
 
 
 def _arm(found: Mapping[str, Floats], number: int, name: str, which: str) -> Any:

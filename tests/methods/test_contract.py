@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from tests.methods.test_seal import FLAT
 from tests.runs.small import BLOBS, small, small_run
+from unwalk.audits.audit import audit
+from unwalk.audits.game import Game
 from unwalk.cli import app
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import EDITS
@@ -22,6 +24,7 @@ from unwalk.methods import METHODS
 from unwalk.methods.contract import checked
 from unwalk.runs.assemble import assemble
 from unwalk.runs.compare import compare
+from unwalk.runs.evaluate import evaluate
 
 OWN = "tests.methods.own_method:RECORD"
 BY_FUNCTION = "tests.methods.own_method:method"
@@ -121,6 +124,15 @@ def test_a_users_method_is_an_option_of_the_command(tmp_path):
     assert ended.exit_code == 0, ended.output
     assert "Twice over" in ended.output
     assert "[twice]" in (out / "config.toml").read_text()
+
+
+def test_a_users_method_is_evaluated_and_audited(tmp_path):
+    small_run(method=OWN, compare=["retrain"], out=tmp_path / "run")
+    found = evaluate(tmp_path / "run", members=2, measures=["accuracy", "relearn"])
+    assert {row["label"] for row in found["rows"]} >= {"twice over", "retraining"}
+    document = audit(Game(small(method=OWN, compare=[])), 8)
+    ((label, grade),) = ((row["label"], row["grade"]) for row in document["rows"])
+    assert (label, grade) == ("twice over", "refused")
 
 
 @pytest.mark.parametrize(

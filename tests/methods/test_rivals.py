@@ -164,6 +164,18 @@ def test_neggrad_takes_the_difference_of_both_gradients():
     assert torch.allclose(at.theta, start - eta * expected, rtol=0, atol=1e-12)
 
 
+def test_neggrad_takes_no_step_at_u_beyond_its_clip():
+    clip, eta = 1e-3, 0.1
+    at = At(start=trained())
+    start = at.theta
+    at.visit(NegGrad(descent(batch=5, rate=eta), 0.8, clip))
+    assert float((at.theta - start).norm()) == pytest.approx(eta * clip, rel=1e-9)
+    elsewhere, free = At(start=trained()), At(start=trained())
+    elsewhere.visit(NegGrad(descent(batch=5, rate=eta), 0.8, clip), peer=1)
+    free.visit(NegGrad(descent(batch=5, rate=eta), 0.8), peer=1)
+    assert torch.equal(elsewhere.theta, free.theta), "other peers descend as ever"
+
+
 def test_neggrad_raises_the_forgotten_loss_and_keeps_the_retained_one():
     at = At(start=trained())
     forgotten, retained = at.loss(FORGOTTEN), at.loss(RETAINED)

@@ -20,6 +20,7 @@ from unwalk.reports.charts import run_chart
 from unwalk.reports.result import read
 from unwalk.reports.tables import summary_table, warning_lines
 from unwalk.runs import compare as comparing
+from unwalk.runs.assemble import resolve
 from unwalk.runs.compare import compare
 from unwalk.runs.run import forget
 
@@ -180,6 +181,20 @@ def test_every_method_runs_or_says_why_not():
     assert all(
         one["reason"] and "fault of the program" not in one["reason"] for one in result["failed"]
     )
+
+
+@pytest.mark.parametrize("task", ["blobs", "tests.runs.own_records:blobs"])
+def test_the_same_table_on_other_data_by_changing_one_option(task):
+    """Data that name nothing to forget: some records, as the settings of the result say."""
+    settings = {"peers": 3, "train.hops": 3, "unlearn.hops": 2, "langevin.steps": 2}
+    compared = compare(resolve({"task": task, "compare": named("all"), **settings}), 1).result
+    rows = {one["name"] for one in (*compared["methods"], *compared["failed"])}
+    assert rows == set(METHODS)
+    ran = {one["name"]: one for one in compared["methods"]}
+    assert {"rrdu", "finetune", "scrub", "salun", "rewind", "restart"} <= set(ran)
+    assert all(one["final"]["forget"] is not None for one in compared["methods"])
+    assert compared["config"]["forget.kind"] == (None if task == "blobs" else "records")
+    assert "nothing to claim" not in json.dumps(compared)
 
 
 def test_one_seed_has_no_deviation():

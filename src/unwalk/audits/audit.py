@@ -8,6 +8,7 @@ import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,7 +22,7 @@ from unwalk.core.errors import UnwalkError
 from unwalk.core.validation import check_count
 from unwalk.methods import METHODS
 from unwalk.reports.audit_page import chart_file, render_audit
-from unwalk.runs.assemble import Assembled
+from unwalk.runs.assemble import Assembled, with_something_to_forget
 from unwalk.runs.compare import USUAL, CellOptions
 from unwalk.runs.run import Tell, growing_folder, methods_of, silent
 from unwalk.runs.store import write_file
@@ -74,6 +75,8 @@ def audit(
     task, jobs = how["task"], how["jobs"]
     check_count("pairs", pairs, low=FEWEST)
     check_count("jobs", jobs, low=1)
+    if task is None:
+        game = replace(game, config=with_something_to_forget(game.config))
     base = game.assembled(task)
     Worlds.of(base, game.coins, game.seeds)
     game.watching(base)

@@ -50,10 +50,10 @@ def evaluate(
     if json_:
         print(json.dumps(result, allow_nan=False))
         return
-    from unwalk.reports.evaluation_page import evaluation_table, left_out_lines
+    from unwalk.reports.evaluation_page import evaluation_table, lines_below
 
     print_whole(evaluation_table(result))
-    for line in left_out_lines(result):
+    for line in lines_below(result):
         show(line)
     show()
     page = (run_dir / "evaluation" if out is None else out) / "evaluate.html"

@@ -18,6 +18,8 @@ BINS = 20
 FLOOR = 1e-5
 CLIP = 100.0
 PERCENTILE = 95.0
+DEALS = 199
+"""How often models are dealt anew to both sides."""
 
 
 def kl_to_retraining(unlearned: npt.ArrayLike, retrained: npt.ArrayLike) -> Floats:
@@ -61,6 +63,15 @@ def klom(unlearned: npt.ArrayLike, retrained: npt.ArrayLike) -> Floats:
 def klom_percentile(unlearned: npt.ArrayLike, retrained: npt.ArrayLike) -> float:
     """The 95th percentile of KLOM over records."""
     return float(np.percentile(klom(unlearned, retrained), PERCENTILE))
+
+
+def klom_dealt(unlearned: Matrix, retrained: Matrix) -> list[float]:
+    """KLOM's percentile where the models of both sides are dealt to them at random, in each deal:
+    what it would be if both were the same kind of models."""
+    rng, every = np.random.default_rng(0), np.concatenate([unlearned, retrained])
+    orders = [rng.permutation(len(every)) for _ in range(DEALS)]
+    side = len(unlearned)
+    return [klom_percentile(every[order[:side]], every[order[side:]]) for order in orders]
 
 
 def _histogram(margins: Matrix, low: Floats, high: Floats) -> Matrix:

@@ -5,7 +5,8 @@ Descent on the retained and ascent on the forgotten records at once,
 .. math:: \ell = \alpha\,\ell_{u\setminus f} - (1 - \alpha)\,\ell_f,
 
 at the forgetting peer u, whose batches pair retained with forgotten records; everybody else
-descends on retained records.  The token goes to u first and later with probability p.
+descends on retained records.  The token goes to u first and later with probability p.  Steps at u
+are clipped, which the paper does not do: ascent has no bound, and the walk may diverge.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class NegGradSettings:
         0.95, "weight of the retained records' loss; 1 - alpha is the forgotten ones'",
         above=0.0, high=1.0,
     )  # fmt: skip
+    clip: float | None = setting(
+        5.0, "bound on the norm of every step's gradient at u; empty: none", above=0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,13 @@ class NegGrad(Descending):
     """Network-SGD on retained records; at u each batch has forgotten ones beside it, uphill."""
 
     alpha: float
+    clip: float | None = None
     name: str = field(default="neggrad", init=False)
 
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, above=0.0, high=1.0)
+        if self.clip is not None:
+            check_number("clip", self.clip, above=0.0)
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, "retained")
@@ -60,13 +67,20 @@ class NegGrad(Descending):
         share = (1.0 - self.alpha) / self.alpha
         batches, weights = paired(op.batches, visit.records.forgotten, share, visit.rng)
         return replace(
-            op, batches=batches, weights=weights, scale=self.alpha, data="mixed", batching="other"
+            op,
+            batches=batches,
+            weights=weights,
+            scale=self.alpha,
+            clip=self.clip,
+            data="mixed",
+            batching="other",
         )
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
     descent, u = in_minibatches(unlearn_descent(config)), config.forget.peer
-    method = NegGrad(descent, config.of(NegGradSettings).alpha)
+    own = config.of(NegGradSettings)
+    method = NegGrad(descent, own.alpha, own.clip)
     route = walks.FirstTo(u, walks.Restart(u, decided.p))
     return unlearn_phase(config, method, route, reset_optimizer=config.unlearn.reset_optimizer)
 

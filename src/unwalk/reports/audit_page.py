@@ -134,7 +134,11 @@ def page_table(document: Document) -> Table:
         for row in document["rows"]
     ]
     rows += [
-        Row(Cell(one["label"], ("see below",)), [*[Cell(numbers.DASH)] * 7, Cell("not played")])
+        Row(
+            Cell(one["label"], ("not played",)),
+            [Cell(numbers.sentence(one["reason"]), kind="why", span=len(HEADS))],
+            "is-failed",
+        )
         for one in document["failed"]
     ]
     return plain_table("Claimed and audited", ("method", *HEADS), rows)
@@ -248,7 +252,6 @@ def render_audit(document: Document) -> str:
         story=verdict_lines(document),
         picture=chart(document),
         table_of_rows=page_table(document),
-        failed=[f"{one['label']} was not played: {one['reason']}" for one in document["failed"]],
         claims=[
             f"{label}: {grade}. {numbers.sentence(reason)}"
             for label, grade, reason in dict.fromkeys(

@@ -13,7 +13,9 @@ from unwalk.reports import numbers
 from unwalk.reports.page import render_page
 from unwalk.reports.tables import Body, Cell, Head, Row, Table, terminal_table
 
-HEADS = ("Method", "Value", "95 % interval", "Retraining", "Gap", "95 % interval of the gap", "")
+HEADS = ("Method", "Gap", "Value", "Retraining", "95 % interval of the gap", "", "95 % interval")
+NOT_MEASURED = "not measured"
+"""The measure of rows that have a reason instead of numbers."""
 NOTES = (
     "A gap is the difference to retraining, which never saw the forgotten records. A gap whose "
     "interval holds 0 is level.",
@@ -49,12 +51,12 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     unit = row["unit"]
     said = "; ".join(text for text in (row["side"], row["note"]) if text)
     return [
-        number(row["value"], unit),
-        _ends(row["low"], row["high"], unit),
-        number(row["retraining"], unit),
         _signed(row["gap"], unit),
+        number(row["value"], unit),
+        number(row["retraining"], unit),
         _ends(row["gap_low"], row["gap_high"], unit, signed=True),
         said,
+        _ends(row["low"], row["high"], unit),
     ]
 
 
@@ -71,25 +73,23 @@ def evaluation_table(result: Mapping[str, Any]) -> rich.table.Table:
     members = numbers.counted(result["members"], "member")
     table = terminal_table(f"{result['task']}, evaluated over {members}")
     table.add_column("measure and method", no_wrap=True)
-    for head in ("value", "retraining", "gap", "95 % interval", ""):
+    for head in ("gap", "value", "retraining", "95 % interval", ""):
         table.add_column(head, justify="left" if not head else "right")
-    for title, rows in _titled(result["rows"]):
+    measured = [row for row in result["rows"] if row["measure"] != NOT_MEASURED]
+    for title, rows in _titled(measured):
         table.add_row(Text(title, style="bold"))
         for row in rows:
-            value, _, reference, gap, ends, said = _cells(row)
-            table.add_row(
-                *(Text(t) for t in (f"  {row['label']}", value, reference, gap, ends, said))
-            )
+            table.add_row(*map(Text, (f"  {row['label']}", *_cells(row)[:-1])))
     table.caption = Text("gap: difference to retraining; its interval is over members")
     return table
 
 
-def left_out_lines(result: Mapping[str, Any]) -> list[str]:
-    """A line for each measure that has no rows, for a method or at all; warnings first."""
+def lines_below(result: Mapping[str, Any]) -> list[str]:
+    """What is said below the table: warnings, and what has no numbers, with the reason."""
     return [f"warning: {text}" for text in result["warnings"]] + [
-        f"{one['measure']}{' of ' + one['method'] if one['method'] else ''} is left out: "
-        f"{one['reason']}"
-        for one in result["left_out"]
+        f"{row['label']}, {NOT_MEASURED}: {row['note']}"
+        for row in result["rows"]
+        if row["measure"] == NOT_MEASURED
     ]
 
 
@@ -99,6 +99,12 @@ def page_table(result: Mapping[str, Any]) -> Table:
     for title, rows in _titled(result["rows"]):
         shown = [
             Row(Cell(numbers.sentence(row["label"])), [Cell(text) for text in _cells(row)])
+            if row["measure"] != NOT_MEASURED
+            else Row(
+                Cell(numbers.sentence(row["label"])),
+                [Cell(row["note"], kind="why", span=len(HEADS) - 1)],
+                "is-failed",
+            )
             for row in rows
         ]
         bodies.append(Body(shown, numbers.sentence(title)))
@@ -120,7 +126,7 @@ def render_evaluation(result: Mapping[str, Any]) -> str:
         "were retrained, each with a seed of its own.",
         notes=NOTES,
         table=page_table(result),
-        left_out=left_out_lines(result),
+        warnings=result["warnings"],
         command=result["command"],
         version=result["unwalk"],
     )

@@ -140,7 +140,7 @@ def render_sweep(result: Mapping[str, Any]) -> str:
         story=f"Every method at every point of a grid of {varied}, with {seeds}.",
         notes=NOTES,
         table=page_table(result),
-        left_out=[],
+        warnings=[],
         command=result["command"],
         version=result["unwalk"],
         source="sweep.json",

@@ -40,7 +40,7 @@ from unwalk.settings.config import (
     settings_digest,
     table,
 )
-from unwalk.tasks import TASKS, Deletion, Trigger, build_task
+from unwalk.tasks import TASKS, Deletion, Trigger, build_task, can_be_named
 
 if TYPE_CHECKING:
     from unwalk.core.noise import NoiseSource
@@ -80,6 +80,23 @@ def check(config: Config) -> Config:
     check_count("streams", config.streams, low=1, high=VERSION)
     _check_device(config.device, config.model.precision)
     return config
+
+
+COMPARED_ON = 8
+"""How many records methods are compared on, where nobody names any."""
+
+
+def with_something_to_forget(config: Config) -> Config:
+    """The same settings, for comparisons and audits, which need something to be forgotten.
+
+    Records drawn at random, where data of the user's own name none and the settings do not either.
+    """
+    recipe, forget = TASKS.get(config.task), config.forget
+    nothing = can_be_named(config.task) and (recipe is None or recipe.forget.kind == "nothing")
+    if forget.kind is not None or not nothing:
+        return config
+    size = COMPARED_ON if forget.size is None else forget.size
+    return replace(config, forget=replace(forget, kind="records", size=size))
 
 
 def load_methods(*names: Value) -> None:

@@ -22,7 +22,7 @@ from unwalk.measures.intervals import mean_interval
 from unwalk.methods import METHODS
 from unwalk.reports import render, trade_picture
 from unwalk.reports.exports import Exported
-from unwalk.runs.assemble import Assembled, assemble
+from unwalk.runs.assemble import Assembled, assemble, with_something_to_forget
 from unwalk.runs.metrics import distances
 from unwalk.runs.run import (
     Runner,
@@ -131,6 +131,8 @@ def compare(
     A seed is a cell of the sweep (:mod:`unwalk.runs.sweep`).  Where a fleet carries out the walks
     (``performance.engine``), this process finishes all seeds at the same time.
 
+    Where data of the user's own name nothing to forget, it is records drawn at random.
+
     A method that cannot be run is left out, with its reason under ``failed``.  If no method can,
     the first reason is raised.
     """
@@ -138,6 +140,8 @@ def compare(
     task, command = how["task"], how["command"]
     check_count("seeds", seeds, low=1)
     check_count("jobs", how["jobs"], low=1)
+    if task is None:
+        config = with_something_to_forget(config)
     assembled = assemble(config, task)
     if config.certificate.key:
         load_key(Path(config.certificate.key))

@@ -50,6 +50,8 @@ from unwalk.tasks.task import ShardedTask
 BEFORE = "trained"
 """The name of the model before anything was forgotten."""
 PARTS = ("outputs", "relearn", "poison")
+FAILED = "failed"
+"""What a file holds instead of arrays: why there are none."""
 POISON = 0.32**0.5
 """Standard deviation of the poison, in standard deviations of the inputs (Pawelczyk et al.)."""
 NEUTRAL = ("method", "compare", "certificate.", "noise.", "performance.")
@@ -118,6 +120,7 @@ def gather(
             arguments = (base, task, chunk, tuple(methods), wanted, place)
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
+    found: dict[tuple[str, str, int], Arrays] = {}
     for name, result in sweep(cells, jobs=jobs, count=count, say=say, noun="member"):
         part = name.split()[0]
         if not isinstance(result, Failed):
@@ -127,11 +130,14 @@ def gather(
         else:
             reasons = {(part, method): result.reason for method in methods}
         failed = {**reasons, **failed}
-    found = {}
     for part in parts:
         for method in (BEFORE, *methods):
             for seed in seeds:
-                if (kept := _read(place, part, method, seed)) is not None:
+                if (kept := _read(place, part, method, seed)) is None:
+                    continue
+                if FAILED in kept:
+                    failed.setdefault((part, method), str(kept[FAILED]))
+                else:
                     found[part, method, seed] = kept
     return Ensemble(assembled, seeds, tuple(methods), labels, found, failed)
 
@@ -203,24 +209,49 @@ def _make(
     runners = [Runner(one) for one in assembled]
     plans = [runner.assembled.training() for runner in runners]
     begun = [r.begin("train", plan, None) for r, plan in zip(runners, plans, strict=True)]
-    ends = {BEFORE: _carried(runners, begun)}
+    trained = _carried(runners, begun)
+    retrained: list[Walked] | None = None
+    relearn = Relearning(runners, trained) if "relearn" in parts else None
     failed: list[tuple[str, str, str]] = []
-    for name in methods:
-        try:
-            begun = [r.forget(name, w) for r, w in zip(runners, ends[BEFORE], strict=True)]
-            ends[name] = _carried(runners, begun)
-        except UnwalkError as error:
-            failed += [(part, name, str(error)) for part in parts]
-    for part in parts:
+
+    def made_of(part: str, name: str, walked: Sequence[Walked]) -> Made:
         if part == "outputs":
-            made = _outputs(runners, ends)
-        elif part == "relearn":
-            made, unfit = _relearned(runners, ends)
-            failed += [("relearn", name, why) for name, why in unfit.items()]
-        else:
-            made = _statistics(task, noised, ends)
-        for (name, number), arrays in made.items():
-            _write(place, part, name, seeds[number], arrays)
+            return _outputs(runners, walked, retrained)
+        if part == "relearn" and relearn is not None:
+            return relearn.of(walked)
+        return _statistics(task, noised, walked)
+
+    def give_up(part: str, name: str, error: Exception) -> None:
+        """A refusal is kept, since it would come again; a fault of the program is not."""
+        failed.append((part, name, Failed.by(error).reason))
+        if isinstance(error, UnwalkError):
+            for seed in seeds:
+                _write(place, part, name, seed, {FAILED: np.array(str(error))})
+
+    for name in dict.fromkeys((BEFORE, "retrain", *methods)):
+        wanted = [p for p in parts if not (p == "relearn" and name == BEFORE)]
+        left = [p for p in wanted if not all(_file(place, p, name, s).exists() for s in seeds)]
+        if not left and name != "retrain":
+            continue
+        try:
+            walked = trained
+            if name != BEFORE:
+                begun = [r.forget(name, w) for r, w in zip(runners, trained, strict=True)]
+                walked = _carried(runners, begun)
+        except Exception as error:
+            for part in left:
+                give_up(part, name, error)
+            continue
+        if name == "retrain":
+            retrained = walked
+        for part in left:
+            try:
+                made = made_of(part, name, walked)
+            except Exception as error:
+                give_up(part, name, error)
+                continue
+            for seed, arrays in zip(seeds, made, strict=True):
+                _write(place, part, name, seed, arrays)
     return failed
 
 
@@ -231,24 +262,25 @@ def member(base: Assembled, seed: int) -> Assembled:
     return replace(base, config=config, noise=noise_of(config, settings_digest(config), base.task))
 
 
-Made = dict[tuple[str, int], dict[str, Any]]
+Made = list[dict[str, Any]]
+"""Arrays to be kept, for each member."""
 
 
-def _outputs(runners: Sequence[Runner], ends: Mapping[str, Sequence[Walked]]) -> Made:
+def _outputs(
+    runners: Sequence[Runner], walked: Sequence[Walked], retrained: Sequence[Walked] | None
+) -> Made:
     """Logits on every set, the readings along the walk, and the cost of each hop."""
     sets = sets_of(runners[0].assembled.task)
-    made: Made = {}
-    for name, walked in ends.items():
-        for number, walk in enumerate(walked):
-            model, config = walk.model, runners[number].config
-            arrays: dict[str, Any] = {
-                key: logits_of(model, held.x, torch.device(config.device))
-                for key, held in sets.items()
-            }
-            facts = _facts(
-                walk, config.forget.peer, ends.get("retrain", [None] * len(walked))[number]
-            )
-            made[name, number] = {**arrays, "facts": np.array(json.dumps(facts))}
+    made: Made = []
+    for number, walk in enumerate(walked):
+        config = runners[number].config
+        arrays: dict[str, Any] = {
+            key: logits_of(walk.model, held.x, torch.device(config.device))
+            for key, held in sets.items()
+        }
+        oracle = None if retrained is None else retrained[number]
+        facts = _facts(walk, config.forget.peer, oracle)
+        made.append({**arrays, "facts": np.array(json.dumps(facts))})
     return made
 
 
@@ -277,48 +309,53 @@ def _facts(walk: Walked, unlearner: int, retrained: Walked | None) -> dict[str, 
     }
 
 
-def _relearned(
-    runners: Sequence[Runner], ends: Mapping[str, Sequence[Walked]]
-) -> tuple[Made, dict[str, str]]:
+class Relearning:
     """The measure of forgetting along two walks that go on: with half of D_f, and without it."""
-    task, config = runners[0].assembled.task, runners[0].config
-    shard, rows = task.shard(task.unlearner), task.records(task.unlearner).forgotten
-    used, kept_out = (rows, rows) if len(rows) == 1 else (rows[::2], rows[1::2])
-    absent = np.setdiff1d(rows, used)
-    again = task.with_shard(replace(shard, records=Records(shard.records.size, absent=absent)))
-    device = torch.device(config.device)
-    unused = Meter(task, device)
-    unused.forgotten = Held(*shard.take(torch.from_numpy(kept_out), None)).to(device)
-    descent = unlearn_descent(config)
-    arms: list[tuple[str, ShardedTask, Method, Meter]] = [
-        ("some", again, NetworkSGD(descent), unused),
-        ("none", task, Finetune(descent), Meter(task, device)),
-    ]
-    key = "forget" if task.triggered is None else "asr"
-    made: Made = {}
-    failed: dict[str, str] = {}
-    for name, walked in ends.items():
-        if name == BEFORE:
-            continue
+
+    def __init__(self, runners: Sequence[Runner], trained: Sequence[Walked]) -> None:
+        task, self.config = runners[0].assembled.task, runners[0].config
+        shard, rows = task.shard(task.unlearner), task.records(task.unlearner).forgotten
+        used, kept_out = (rows, rows) if len(rows) == 1 else (rows[::2], rows[1::2])
+        absent = np.setdiff1d(rows, used)
+        again = task.with_shard(replace(shard, records=Records(shard.records.size, absent=absent)))
+        device = torch.device(self.config.device)
+        unused = Meter(task, device)
+        unused.forgotten = Held(*shard.take(torch.from_numpy(kept_out), None)).to(device)
+        descent = unlearn_descent(self.config)
+        self.arms: list[tuple[str, ShardedTask, Method, Meter]] = [
+            ("some", again, NetworkSGD(descent), unused),
+            ("none", task, Finetune(descent), Meter(task, device)),
+        ]
+        self.runners = runners
+        (self.key,) = {meter.only_forgetting() for *_, meter in self.arms}
+        self.levels = {
+            arm: [self._value(meter.read(walk.model, 0, "before")) for walk in trained]
+            for arm, _, _, meter in self.arms
+        }
+
+    def of(self, walked: Sequence[Walked]) -> Made:
+        """Both arms from where the walks of a method ended."""
         if walked[0].constituents is not None:
-            failed[name] = "several models answer together, and no walk goes on from them"
-            continue
+            raise InvalidInput("several models answer together, and no walk goes on from them")
+        config = self.config
         facts: list[dict[str, Any]] = [{"horizon": config.unlearn.hops} for _ in walked]
-        for arm, on, method, meter in arms:
+        for arm, on, method, meter in self.arms:
             phase = Phase(arm, method, walks.Uniform(), config.unlearn.hops, reset_optimizer=True)
             begun = [_going_on(walk, on, phase, meter, config.evaluate.every) for walk in walked]
-            levels = [_value(meter.read(before.model, 0, "before"), key) for before in ends[BEFORE]]
-            first = [_value(meter.read(walk.model, 0, "end"), key) for walk in walked]
-            for number, walk in enumerate(_carried(runners, begun)):
+            first = [self._value(meter.read(walk.model, 0, "end")) for walk in walked]
+            for number, walk in enumerate(_carried(self.runners, begun)):
                 start = walked[number].outcome.plan.hops
-                later = [[r.hop - start, _value(r, key)] for r in walk.readings]
+                later = [[r.hop - start, self._value(r)] for r in walk.readings]
                 facts[number][arm] = {
-                    "before": levels[number],
+                    "before": self.levels[arm][number],
                     "series": [[0, first[number]], *later],
                 }
-        for number, one in enumerate(facts):
-            made[name, number] = {"facts": np.array(json.dumps(one))}
-    return made, failed
+        return [{"facts": np.array(json.dumps(one))} for one in facts]
+
+    def _value(self, reading: Reading) -> float:
+        value = reading.values()[self.key]
+        assert value is not None
+        return value
 
 
 def _going_on(walk: Walked, task: ShardedTask, phase: Phase, meter: Meter, every: int) -> Begun:
@@ -337,12 +374,6 @@ def _going_on(walk: Walked, task: ShardedTask, phase: Phase, meter: Meter, every
         tell=silent,
     )
     return Begun(watch, walk.outcome.progress.fork(plan.header()))
-
-
-def _value(reading: Reading, key: str) -> float:
-    value = reading.values()[key]
-    assert value is not None
-    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,20 +402,14 @@ def _poisoned(task: ShardedTask, seed: int) -> Noised:
     return Noised(task.with_shard(replace(shard, x=x)), noise, std)
 
 
-def _statistics(
-    task: ShardedTask, tasks: Sequence[Noised], ends: Mapping[str, Sequence[Walked]]
-) -> Made:
+def _statistics(task: ShardedTask, tasks: Sequence[Noised], walked: Sequence[Walked]) -> Made:
     """How far each model leans to the noise of its own forgotten inputs, at the clean inputs."""
-    made: Made = {}
-    for name, walked in ends.items():
-        for number, walk in enumerate(walked):
-            model = walk.model
-            device = next(model.parameters()).device
-            clean = task.forgotten.to(device)
-            gradients = _input_gradients(model, clean, task)
-            noised = tasks[number]
-            found = statistics(noised.noise.numpy(), gradients.cpu().numpy(), noised.std)
-            made[name, number] = {"statistics": found}
+    made: Made = []
+    for noised, walk in zip(tasks, walked, strict=True):
+        clean = task.forgotten.to(next(walk.model.parameters()).device)
+        gradients = _input_gradients(walk.model, clean, task)
+        found = statistics(noised.noise.numpy(), gradients.cpu().numpy(), noised.std)
+        made.append({"statistics": found})
     return made
 
 

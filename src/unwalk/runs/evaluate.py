@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
 from unwalk.core.validation import check_choice, check_count
 from unwalk.measures.attacks import auc, true_positives_at
-from unwalk.measures.divergence import kl_to_retraining, klom_percentile
+from unwalk.measures.divergence import kl_to_retraining, klom_dealt, klom_percentile
 from unwalk.measures.forgetting_quality import (
     challenge_score,
     forgetting_quality,
@@ -38,13 +39,13 @@ from unwalk.measures.population import by_confidence, by_loss, rmia
 from unwalk.measures.relearning import relearn_difference, relearn_time, resurfaced
 from unwalk.measures.ulira import ENOUGH, LEAST, ulira
 from unwalk.methods import METHODS
-from unwalk.reports.evaluation_page import render_evaluation
+from unwalk.reports.evaluation_page import NOT_MEASURED, render_evaluation
 from unwalk.reports.result import TOOK
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.ensemble import BEFORE, Ensemble, gather
 from unwalk.runs.run import methods_of
 from unwalk.runs.store import CONFIG, write_file
-from unwalk.runs.sweep import Count, Say, uncounted, unsaid
+from unwalk.runs.sweep import Count, Failed, Say, uncounted, unsaid
 from unwalk.settings.config import read_toml
 from unwalk.tasks import can_be_named
 from unwalk.tasks.task import ShardedTask, check_classes
@@ -54,7 +55,7 @@ MEMBERS = 16
 FARTHER = 2
 TELLING = 16
 """Models a side from which on KLOM tells margins that lie three standard deviations apart."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,44 @@ class Table:
     def __init__(self, ensemble: Ensemble) -> None:
         self.ensemble = ensemble
         self.rows: list[Row] = []
+        self.only: str | None = None
+        """The one method that rows are added for, if not for all."""
 
     def names(self, part: str = "outputs", *, before: bool = True) -> Iterator[str]:
         """The methods that have this part, the model before forgetting first."""
         for name in ((BEFORE,) if before else ()) + self.ensemble.methods:
-            if self.ensemble.has(part, name):
+            if self.only in (None, name) and self.ensemble.has(part, name):
                 yield name
+
+    def fill(self, family: str) -> None:
+        """Add the rows of a measure.
+
+        If that fails, it is done method by method, and a method that fails is a row with its
+        reason.
+        """
+        part, rows_of = MEASURES[family]
+        found = len(self.rows)
+        try:
+            rows_of(self)
+            return
+        except Exception as error:
+            if isinstance(error, NeedsMore):
+                self.failed(family, "", str(error))
+                return
+        del self.rows[found:]
+        for name in list(self.names(part)):
+            self.only, found = name, len(self.rows)
+            try:
+                rows_of(self)
+            except Exception as error:
+                del self.rows[found:]
+                self.failed(family, name, Failed.by(error).reason)
+        self.only = None
+
+    def failed(self, family: str, name: str, reason: str) -> None:
+        """A row that says why a method, or every one, has no numbers of a measure, or of any."""
+        note = f"{family}: {reason}" if family else reason
+        self.rows.append(self.blank(family, NOT_MEASURED, name, note=note))
 
     def pairs(
         self,
@@ -156,6 +189,9 @@ class Table:
     ) -> None:
         """One row; retraining has no gap to itself."""
         own = name == ORACLE
+        numbers = (found.value, found.low, found.high, reference, gap.value, gap.low, gap.high)
+        if not all(math.isfinite(one) for one in numbers if one is not None):
+            raise InvalidInput(f"{measure} is not a finite number.")
         row = self.blank(family, measure, name, unit, note)
         self.rows.append(
             replace(
@@ -180,13 +216,23 @@ class Table:
 
     def blank(self, family: str, measure: str, name: str, unit: str = "", note: str = "") -> Row:
         """A row without numbers."""
-        label = "before forgetting" if name == BEFORE else METHODS[name].title
+        label = (
+            "before forgetting"
+            if name == BEFORE
+            else METHODS[name].title
+            if name
+            else "every method"
+        )
         return Row(family, measure, name, label, unit, None, note=note)
 
     def margins(self, name: str, which: str) -> npt.NDArray[np.float64]:
         """Margins of all members on a set (members by records)."""
         logits = self.ensemble.stacked("outputs", name, which)
         return np.stack([margins(one, self.ensemble.labels[which]) for one in logits])
+
+
+class NeedsMore(InvalidInput):
+    """A measure that no method can have with so few members."""
 
 
 NO_SIDE = 9
@@ -301,7 +347,7 @@ def _ulira(table: Table) -> None:
     """U-LiRA; chance is one half for the AUC, and the rate itself for true positives."""
     members = len(table.ensemble.seeds)
     if members < LEAST:
-        raise InvalidInput(f"U-LiRA needs {LEAST} members or more; --members is {members}.")
+        raise NeedsMore(f"U-LiRA needs {LEAST} members or more; --members is {members}.")
     note = "" if members >= ENOUGH else f"{members} members; {ENOUGH} are usual"
     theirs = table.margins(ORACLE, "forget")
     for name in table.names():
@@ -339,32 +385,31 @@ def _halves(
 
 
 def _klom(table: Table) -> None:
-    """KLOM at the 95th percentile; retraining's own is one half of its members to the other."""
+    """KLOM at the 95th percentile, beside that of the same models dealt to both sides at random.
+
+    Retraining's own is one half of its members to the other.  The gap is that to the median of the
+    deals, and its interval leaves out 0 where one in twenty deals goes as far.
+    """
     side = len(table.ensemble.seeds) // 2
     if side < 2:
-        raise InvalidInput("KLOM needs 4 members or more.")
+        raise NeedsMore("KLOM needs 4 members or more.")
     for which in ("forget", "retain", "test"):
         for name in table.names():
             ours, same, other = _halves(table, name, which)
-            gap = resampled(_klom_gap, [ours, same, other])
-            floor = klom_percentile(same, other)
+            found, floor = (klom_percentile(one, other) for one in (ours, same))
+            dealt = klom_dealt(ours, other)
+            low, middle, high = (found - one for one in np.percentile(dealt, [97.5, 50.0, 2.5]))
             title = f"KLOM, 95th percentile, {which} records"
-            note = f"{side} models a side"
-            found = Interval(klom_percentile(ours, other))
-            table.add("klom", title, name, found, floor, gap, FARTHER, "nats", note)
+            gap, note = Interval(middle, low, high), f"{side} models a side"
+            table.add("klom", title, name, Interval(found), floor, gap, FARTHER, "nats", note)
             table.not_level_with(side)
-
-
-def _klom_gap(ours: Matrix, same: Matrix, other: Matrix) -> float:
-    """Both are resampled together: repeated models raise either KLOM."""
-    return klom_percentile(ours, other) - klom_percentile(same, other)
 
 
 def _quality(table: Table) -> None:
     """Forgetting quality and the challenge's score; retraining's own is half against half."""
     side = len(table.ensemble.seeds) // 2
     if side < 2:
-        raise InvalidInput("forgetting quality needs 4 members or more.")
+        raise NeedsMore("forgetting quality needs 4 members or more.")
     oracle = table.ensemble.facts("outputs", ORACLE)
 
     for name in table.names():
@@ -549,7 +594,7 @@ def evaluate(
         say=say,
     )
     table = Table(ensemble)
-    left_out = _filled(table, chosen)
+    _fill(table, chosen)
     order = list(dict.fromkeys((row.family, row.measure) for row in table.rows))
     rows = sorted(table.rows, key=lambda row: order.index((row.family, row.measure)))
     result = {
@@ -563,7 +608,6 @@ def evaluate(
         "seeds": list(ensemble.seeds),
         "measures": chosen,
         "rows": [asdict(row) for row in rows],
-        "left_out": left_out,
         "warnings": _warnings(ensemble),
     }
     write_file(place / "evaluate.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -589,25 +633,22 @@ def _warnings(ensemble: Ensemble) -> list[str]:
     ]
 
 
-def _filled(table: Table, chosen: Sequence[str]) -> list[dict[str, str]]:
-    """Add the rows of all measures; what has none, with its reason, is returned."""
+def _fill(table: Table, chosen: Sequence[str]) -> None:
+    """Add the rows of all measures; at the end what has no numbers, with its reason."""
     ensemble = table.ensemble
-    left_out = [
-        {"measure": part, "method": method, "reason": reason}
-        for (part, method), reason in ensemble.failed.items()
-    ]
     if not ensemble.has("outputs", ORACLE):
         why = ensemble.failed.get(("outputs", ORACLE), "retraining did not run.")
         raise InvalidInput(f"there is nothing to compare with: {why}")
     for name in chosen:
-        part, fill = MEASURES[name]
-        if not ensemble.has(part, ORACLE):
-            continue
-        try:
-            fill(table)
-        except InvalidInput as error:
-            left_out.append({"measure": name, "method": "", "reason": str(error)})
-    return left_out
+        if ensemble.has(MEASURES[name][0], ORACLE):
+            table.fill(name)
+    for reason in dict.fromkeys(ensemble.failed.values()):
+        of = [key for key, why in ensemble.failed.items() if why == reason]
+        names = dict.fromkeys(name for _, name in of)
+        for name in [""] if len(names) == len(ensemble.methods) else names:
+            # without outputs a method has no numbers at all
+            parts = sorted({part for part, one in of if name in ("", one)})
+            table.failed("" if "outputs" in parts else " and ".join(parts), name, reason)
 
 
 def _csv(rows: Sequence[Row]) -> str:

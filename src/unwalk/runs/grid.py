@@ -19,7 +19,7 @@ from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.reports.exports import csv_text, sheets_of
 from unwalk.reports.sweep_page import render_sweep
-from unwalk.runs.assemble import assemble
+from unwalk.runs.assemble import assemble, with_something_to_forget
 from unwalk.runs.compare import (
     USUAL,
     SweepOptions,
@@ -83,6 +83,8 @@ def sweep_grid(
     check_count("seeds", seeds, low=1)
     check_count("jobs", jobs, low=1)
     configs = [configure(point) for point in points]
+    if task is None:
+        configs = [with_something_to_forget(config) for config in configs]
     base = configs[0]
     runs = [[replace(config, seed=config.seed + n) for config in configs] for n in range(seeds)]
     assembled, resume, overwrite = assemble(base, task), how["resume"], how["overwrite"]
