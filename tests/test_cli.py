@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -418,6 +419,17 @@ def test_bad_input_to_compare_leaves_nothing(call, words, named):
     refused(call, ["compare", *SMALL, *words], *named)
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--grid", "unlearn.p"], ["--grid is 'unlearn.p'", "KEY=A,B"]),
+        (["--grid", "peers=4", "--grid", "peers=5"], ["--grid names peers twice", "peers=4,5"]),
+    ],
+)
+def test_a_bad_grid_leaves_nothing(call, words, named):
+    refused(call, ["sweep", *SMALL, *words], *named)
+
+
 def test_results_are_not_replaced_by_accident(call):
     assert call("run", *SMALL, "--out", "first").code == 0
     said = call("run", *SMALL, "--out", "first")
@@ -467,6 +479,24 @@ def test_an_interrupt_says_how_to_go_on_and_that_works(call, tmp_path):
         assert (tmp_path / "a folder" / name).read_bytes() == (
             tmp_path / "whole" / name
         ).read_bytes()
+
+
+def test_a_full_disk_says_how_to_go_on_and_that_works(call, monkeypatch, tmp_path):
+    flush, flushed = os.fsync, []
+
+    def full(handle: int) -> None:
+        flushed.append(handle)
+        if len(flushed) == 6:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    words = ["run", *SMALL, "--out", "first"]
+    said = call(*words)
+    again = shlex.join(["unwalk", *words, "--resume"])
+    text = f"unwalk: no room is left on the disk; make some, then go on with: {again}\n"
+    assert (said.code, said.err) == (2, text)
+    assert call(*words, "--resume").code == 0
 
 
 def test_an_interrupt_before_anything_was_kept_says_so(call, monkeypatch):

@@ -1,5 +1,6 @@
 """Sweeps: cells that fail, that are killed, that ended before."""
 
+import errno
 import os
 import signal
 import sys
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import InvalidInput, NoRoom, Refused
 from unwalk.runs.sweep import KILLED, Cell, Failed, sweep
 
 
@@ -44,6 +45,10 @@ def wait_for(deaths, times):
     return "waited"
 
 
+def fill():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def squares(notes, numbers=range(4)):
     return [Cell(str(n), square, (n, notes)) for n in numbers]
 
@@ -73,6 +78,12 @@ def test_a_cell_that_fails_leaves_its_reason_and_ends_no_other(notes, jobs):
     assert (f"{os.getpid()}\n" in processes) == (jobs == 1)
     if jobs > 1:
         assert {found[str(n)]["threads"] for n in range(4)} == {"1"}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_full_disk_stops_a_sweep_so_that_it_can_be_resumed(notes, jobs):
+    with pytest.raises(NoRoom, match="no room is left on the disk"):
+        list(sweep([Cell("full", fill), *squares(notes)], jobs=jobs))
 
 
 def test_what_ended_before_is_read_and_what_failed_is_tried_again(tmp_path, notes):

@@ -22,7 +22,6 @@ from unwalk.cli.terminal import (
     SettingOptions,
     WalkOptions,
     cell_options,
-    changes_of,
     check_export,
     command_line,
     export_to,
@@ -209,6 +208,24 @@ def compare(
     _show_end(result, folder.out)
 
 
+def _axes(grid: list[str]) -> dict[str, list[str]]:
+    """The settings that a grid varies, with their values."""
+    axes: dict[str, list[str]] = {}
+    for text in grid:
+        key, equals, values = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise InvalidInput(
+                f"--grid is {text!r}; allowed: KEY=A,B,..., as in unlearn.p=0.1,0.2."
+            )
+        if key in axes:
+            both = ",".join([*axes[key], values])
+            raise InvalidInput(
+                f"--grid names {key} twice; give all of its values at once: {key}={both}."
+            )
+        axes[key] = values.split(",")
+    return axes
+
+
 def sweep(
     given: SettingOptions,
     comparison: MethodsOptions,
@@ -232,7 +249,7 @@ def sweep(
             from unwalk.reports.sweep_page import failed_lines, sweep_table
             from unwalk.runs.grid import points_of, sweep_grid
 
-        axes = {key: values.split(",") for key, values in changes_of(grid).items()}
+        axes = _axes(grid or [])
         base = main_and_others(comparison.methods)
         result = sweep_grid(
             points_of(axes),

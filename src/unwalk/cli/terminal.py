@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import NO_ROOM, InvalidInput, NoRoom, Refused
 from unwalk.core.grades import explained
 
 if TYPE_CHECKING:
@@ -381,15 +381,24 @@ def progress(out: Path | None) -> Generator[Bars]:
         with bars.progress:
             yield bars
     except KeyboardInterrupt:
-        from unwalk.runs.store import partial_of
-
-        if out is not None and partial_of(out).exists():
-            words = [a for a in sys.argv[1:] if a != "--resume"]
-            text = f"go on with: {shlex.join(['unwalk', *words, '--resume'])}"
-        else:
-            text = "nothing was kept"
-        say(f"unwalk: stopped; {text}")
+        say(f"unwalk: stopped; {_next(out) or 'nothing was kept'}")
         raise typer.Exit(130) from None
+    except (OSError, NoRoom) as error:
+        if isinstance(error, OSError) and error.errno not in NO_ROOM:
+            raise
+        after = _next(out) or "give the same command again"
+        say(f"unwalk: {NoRoom()}; make some, then {after}")
+        raise typer.Exit(2) from None
+
+
+def _next(out: Path | None) -> str:
+    """How to go on with what was kept for ``out``; empty if nothing was."""
+    from unwalk.runs.store import partial_of
+
+    if out is None or not partial_of(out).exists():
+        return ""
+    words = [a for a in sys.argv[1:] if a != "--resume"]
+    return f"go on with: {shlex.join(['unwalk', *words, '--resume'])}"
 
 
 def say(text: str) -> None:

@@ -6,10 +6,16 @@
       InvalidInput      a value, a file or a key that cannot be used; the command line exits with 2
       Diverged          a step produced NaN or infinity
       Refused           an accountant or a certificate refuses to claim what it cannot prove
+      NoRoom            the disk is full; what was written before is kept
       Corrupt           a file, transcript or token that is not what it says it is
 """
 
 from __future__ import annotations
+
+import errno
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of a full disk and of a quota that is used up."""
 
 
 class UnwalkError(Exception):
@@ -34,6 +40,13 @@ class Refused(UnwalkError):
     def __init__(self, message: str, code: str = "", instead: str = "") -> None:
         super().__init__(message)
         self.code, self.instead = code, instead
+
+
+class NoRoom(UnwalkError):
+    """The disk is full; what was written before is kept."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__("no room is left on the disk")
 
 
 class Corrupt(UnwalkError):

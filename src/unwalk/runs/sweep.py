@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from unwalk.core.errors import UnwalkError, told
+from unwalk.core.errors import NO_ROOM, NoRoom, UnwalkError, told
 from unwalk.core.validation import check_count
 
 KILLED = "its process was killed twice; it may need more memory than there is: try fewer --jobs"
@@ -64,6 +64,8 @@ class Failed:
     @staticmethod
     def by(error: Exception) -> Failed:
         """The failure that an exception means, with its sentence, or its type and first line."""
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            error = NoRoom()
         if isinstance(error, UnwalkError):
             return Failed(str(error), error)
         told_by = UnwalkError(told(error))
@@ -88,7 +90,8 @@ def sweep(
     """The name of every cell with its result or :class:`Failed`, in the order in which they end.
 
     One job works in this process.  Several are processes of this machine, each with one thread, or
-    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.
+    workers of the Ray cluster at the address ``cluster``.  A result is what JSON can hold.  A full
+    disk ends the sweep, since no other cell could keep its result.
     ``noun`` is what ``say`` calls a cell.
     """
     check_count("jobs", jobs, low=1)
@@ -104,6 +107,8 @@ def sweep(
     with closing(_results(left, jobs, cluster, say, noun)) as results:
         for name, result in results:
             done += 1
+            if isinstance(result, Failed) and isinstance(result.error, NoRoom):
+                raise result.error
             if not isinstance(result, Failed):
                 keep(folder, name, result)
                 if jobs > 1 or cluster is not None:

@@ -19,13 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from unwalk.core.errors import UnwalkError
+from unwalk.core.errors import NO_ROOM, UnwalkError
 
 NAME = "reserve"
 RESERVE = 4 << 20
 LOOK = 0.5
 """Seconds between looks whether there is room again."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
