@@ -106,6 +106,13 @@ class MemoryDesk:
         self.views[form.id] = view
         return view
 
+    async def offers(self) -> Sequence[request_form.Offer]:
+        reason = "seal cannot be certified for this model."
+        return [
+            request_form.Offer("exact", "rewind", "as if they had never been there", 20, 20_000),
+            request_form.Offer("certified", "seal", "within a budget", reason=reason),
+        ]
+
     def settle(self, id: str, stage: str = "done", pending: tuple[str, ...] = ()) -> None:
         """Let a request come to its end, with a certificate."""
         form, chapter = self.asked[id], len(self.files) + 1

@@ -64,7 +64,7 @@ def test_a_request_is_durable_and_the_same_when_asked_again(folder):
     ("names", "more", "why"),
     [
         (["person-1-001", "nobody"], ["--grade", "exact"], "no record 'nobody'"),
-        (["person-1-001", "no", "one"], [], "no records 'no', 'one'"),
+        (["person-1-001", "no", "one"], ["--method", "rewind"], "no records 'no', 'one'"),
         (["person-1-001"], ["--grade", "certified"], "cannot be proved .*momentum"),
         (["person-1-001"], ["--epsilon", "1"], "'certified' cannot be proved"),
         (["person-1-001"], ["--method", "seal"], "'certified' cannot be proved"),
@@ -86,12 +86,27 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(folder, names, more, wh
 
 
 @pytest.mark.parametrize(
-    ("record", "more"), [(4, []), (5, ["--method", "rewind"]), (6, ["--method", "restart"])]
+    ("record", "more"), [(5, ["--method", "rewind"]), (6, ["--method", "restart"])]
 )
-def test_without_a_grade_a_request_is_for_one_that_the_network_gives(folder, record, more):
+def test_without_a_grade_a_request_is_for_that_of_its_method(folder, record, more):
     file = ids(folder, f"person-0-00{record}")
     said = json.loads(run("forget", "--peer", folder / "peer-0", "--ids", file, *more, "--json"))
     assert (said["grade"], said["stage"]) == ("exact", "received")
+
+
+def test_without_a_grade_it_is_listed_what_the_network_offers_and_nothing_is_asked(folder):
+    text = " ".join(run("forget", "--peer", folder / "peer-2").split())
+    assert "--grade exact --method rewind as if the records had never been there; what it" in text
+    refused = "--grade certified --method seal not here: hop 1, start at peer 2: the token carries"
+    assert f"{refused} 'momentum'" in text
+    where = ("forget", "--peer", folder / "peer-2", "--ids", ids(folder, "person-2-001"))
+    with pytest.raises(InvalidInput, match=r"nothing was asked.*--grade or --method"):
+        run(*where)
+    listed = json.loads(run("forget", "--peer", folder / "peer-2", "--json"))["offers"]
+    assert [o["method"] for o in listed] == ["rewind", "restart", "seal"]
+    with closing(sqlite3.connect(folder / "peer-2" / "store" / "records.sqlite")) as db:
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        assert "requests" not in tables
 
 
 def test_the_advice_of_a_refusal_at_a_peer_can_be_followed(folder):
@@ -112,7 +127,7 @@ def test_an_address_needs_the_token_and_ids_or_a_vanished_peer_are_needed(folder
             "forget", "--peer", "http://127.0.0.1:1/", "--ids", ids(folder, "a"), "--grade", "exact"
         )
     with pytest.raises(InvalidInput, match="--ids, or --vanished"):
-        run("forget", "--peer", folder / "peer-1")
+        run("forget", "--peer", folder / "peer-1", "--grade", "exact")
     token = folder.parent / "token"
     token.write_text("x" * 40)
     token.chmod(0o600)

@@ -22,7 +22,7 @@ from unwalk.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from unwalk.peers.forgetting.plans import Book
-    from unwalk.peers.forgetting.request_form import RequestForm, RequestView
+    from unwalk.peers.forgetting.request_form import Offer, RequestForm, RequestView
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.record_store import Records
     from unwalk.peers.web.client import Asker
@@ -40,7 +40,9 @@ def forget(
         None, help="Instead of ids: a peer that is gone for good, with all its records."
     ),
     grade: str | None = typer.Option(
-        None, help="exact or certified; empty: exact, or what --method or a budget is for."
+        None,
+        help="exact or certified, or name a --method or a budget; with none of them it is listed "
+        "what this network offers, and nothing is asked.",
     ),
     epsilon: float | None = typer.Option(None, help="Epsilon of a certified request; empty: 1."),
     delta: float | None = typer.Option(None, help="Delta of a certified request; empty: 1e-5."),
@@ -69,6 +71,14 @@ def forget(
     )
 
     address = _address(peer)
+    if vanished is None and (grade, method, epsilon, delta) == (None, None, None, None):
+        _tell_offers(_offers(peer, address, token, authority, name), json_)
+        if ids is not None:
+            raise InvalidInput(
+                f"nothing was asked: {peer} answers requests in several ways. Choose one with "
+                "--grade or --method; --grade exact takes the first of the exact ones that can be."
+            )
+        return
     if (ids is None) == (vanished is None) or (vanished is not None and address is not None):
         raise InvalidInput("name --ids, or --vanished with the folder of another peer.")
     if vanished is not None:
@@ -89,6 +99,39 @@ def forget(
     if wait:
         request = _until_done(bundle, form.id)
     _tell(request, bundle, json_)
+
+
+def _offers(
+    peer: str, address: str | None, token: Path | None, authority: Path | None, name: str | None
+) -> list[Offer]:
+    if address is not None:
+        return _asker(address, token, authority, name).offers()
+    from unwalk.peers.forgetting.offers import offers_at
+    from unwalk.peers.identity.trust import Bundle
+
+    checked = Bundle.read(Path(peer))
+    with _opened(checked):
+        return list(offers_at(checked))
+
+
+def _tell_offers(offers: list[Offer], json_: bool) -> None:
+    """What a request would cost, a method a line."""
+    from unwalk.reports.numbers import human_bytes
+
+    if json_:
+        print(json.dumps({"offers": [asdict(offer) for offer in offers]}))
+        return
+    show("for records that were used in training:")
+    for offer in offers:
+        show(f"  --grade {offer.grade} --method {offer.method}", soft_wrap=True)
+        if offer.reason is not None:
+            show(f"    not here: {offer.reason}", soft_wrap=True)
+        elif offer.hops is None:
+            show(f"    {offer.words}; what it costs is known after training", soft_wrap=True)
+        else:
+            cost = f"{offer.hops} hops, {human_bytes(offer.bytes or 0)} of tokens"
+            show(f"    {offer.words}; {cost if offer.hops else 'no hops'}", soft_wrap=True)
+    show("records that no visit used are erased without a walk")
 
 
 def _address(peer: str) -> str | None:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from unwalk.core.errors import InvalidInput, UnwalkError
 from unwalk.peers import process_memory
+from unwalk.peers.decisions.decided import chapters_in
 from unwalk.peers.identity.credentials import now, read_certificate
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.identity.trust import Bundle, read_network
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.lifecycle.leaving import GONE
 from unwalk.peers.protocol.hoplog import Entry, chain_start, check_chain
-from unwalk.peers.status import chapters_in, running, status
+from unwalk.peers.status import running, status
 from unwalk.peers.storage.database import RECORDS_DATABASE, read_only
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.error_file import keep_short

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from unwalk.peers.decisions.decided import kept_chapter
+from unwalk.peers.decisions.decided import chapters_in
 from unwalk.peers.decisions.votes import VOTER
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import codec
@@ -122,15 +122,6 @@ def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:
     with suppress(sqlite3.OperationalError):
         found |= {peer for (peer,) in db.execute("SELECT peer FROM lies").fetchall()}
     return [bundle.network.peers[peer].name for peer in sorted(found)]
-
-
-def chapters_in(db: sqlite3.Connection, peers: int) -> list[Spec]:
-    """The chapters that were decided, as far as the store knows."""
-    found: list[Spec] = []
-    with suppress(sqlite3.OperationalError):
-        for (text,) in db.execute("SELECT text FROM agenda ORDER BY number").fetchall():
-            found.append(kept_chapter(text, peers))
-    return found
 
 
 def chapters_of(folder: Path) -> list[Spec]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +53,15 @@ def words_of(run: str, spec: Spec) -> bytes:
 def kept_chapter(text: str, peers: int) -> Spec:
     """The chapter in a text that was decided here, whoever was revoked since."""
     return Spec.from_json(_fields(text, len(text))["spec"], peers)
+
+
+def chapters_in(db: sqlite3.Connection, peers: int) -> list[Spec]:
+    """The chapters that were decided, as far as a store's database knows."""
+    found: list[Spec] = []
+    with suppress(sqlite3.OperationalError):
+        for (text,) in db.execute("SELECT text FROM agenda ORDER BY number").fetchall():
+            found.append(kept_chapter(text, peers))
+    return found
 
 
 def _fields(text: str, longest: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from unwalk.peers.protocol import codec
 from unwalk.peers.protocol.handover import Generation
 from unwalk.peers.protocol.hoplog import BARE, Entry, bare_text, bare_visit
 from unwalk.peers.protocol.schedule import Spec, line, started
-from unwalk.peers.storage.store import Arrival, Store
+from unwalk.peers.storage.store import Arrival, Store, Stored
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS agenda (
@@ -88,7 +88,9 @@ def put_visits(store: Store, run: str, visits: Sequence[dict[str, Any]]) -> None
             db.execute("INSERT OR REPLACE INTO visits VALUES (?, ?, ?)", row)
 
 
-def visits_of(store: Store, run: str, after: int = 0, limit: int = 1 << 30) -> list[dict[str, Any]]:
+def visits_of(
+    store: Stored, run: str, after: int = 0, limit: int = 1 << 30
+) -> list[dict[str, Any]]:
     """The visits of a run that are known here, in order."""
     query = "SELECT visit FROM visits WHERE run = ? AND place > ? ORDER BY place LIMIT ?"
     return [json.loads(row[0]) for row in store.db.execute(query, (run, after, limit))]
@@ -236,7 +238,7 @@ def _served(visits: Sequence[dict[str, Any]], arrival: Arrival) -> bool:
 
 
 def find_arrival(
-    store: Store,
+    store: Stored,
     runs: Sequence[str],
     specs: Sequence[Spec],
     peer: int,

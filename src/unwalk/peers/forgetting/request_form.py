@@ -223,3 +223,19 @@ class RequestView:
     chapter: int | None = None
     reason: str | None = None
     certificate: str | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to answer a request for records that were used.
+
+    ``hops`` and ``bytes`` are what its walk costs, without what a lost token or a peer that is away
+    adds; None where it is not possible, and ``reason`` says why.
+    """
+
+    grade: str = field(metadata={"json_schema_extra": {"enum": GRADES}})
+    method: str
+    words: str
+    hops: int | None = None
+    bytes: int | None = field(default=None, metadata={"description": "Of all tokens that travel."})
+    reason: str | None = None

@@ -204,8 +204,27 @@ class Incoming:
             self.fd = -1
 
 
+class Stored:
+    """What can be read of a store, also while its peer runs."""
+
+    def __init__(self, db: sqlite3.Connection, tokens: Path) -> None:
+        self.db, self.tokens = db, tokens
+
+    def file(self, digest: str) -> Path:
+        """Where the token with this digest lies."""
+        return self.tokens / f"{digest}.safetensors"
+
+    def arrivals(self, run: str) -> list[Arrival]:
+        """The tokens of a run that are kept from first contact on."""
+        query = "SELECT number, opener, done, peer, token FROM arrivals WHERE run = ? ORDER BY done"
+        return [
+            Arrival((number, opener), done, peer, token)
+            for number, opener, done, peer, token in self.db.execute(query, (run,))
+        ]
+
+
 @dataclass(eq=False)
-class Store:
+class Store(Stored):
     """A peer's store; one process at a time."""
 
     folder: Path
@@ -303,10 +322,6 @@ class Store:
             return
         self.mark.write(self.changes, digest_of(self.path), flush=True)
         self._settled = self.changes
-
-    def file(self, digest: str) -> Path:
-        """Where the token with this digest lies."""
-        return self.tokens / f"{digest}.safetensors"
 
     def token_files(self) -> list[Path]:
         """The files of all tokens here; unlike with ``glob`` an unreadable folder is an error."""
@@ -569,14 +584,6 @@ class Store:
         numbers, tensors = split_local(local)
         name = self.write(pieces(tensors, {})) if tensors else ""
         return KeptLocal(json.dumps(numbers), name)
-
-    def arrivals(self, run: str) -> list[Arrival]:
-        """The tokens of a run that are kept from first contact on."""
-        query = "SELECT number, opener, done, peer, token FROM arrivals WHERE run = ? ORDER BY done"
-        return [
-            Arrival((number, opener), done, peer, token)
-            for number, opener, done, peer, token in self.db.execute(query, (run,))
-        ]
 
     def archive(self, run: str = "") -> None:
         """Look up which files stay whatever becomes of ``run``, the one under way."""

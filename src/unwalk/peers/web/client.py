@@ -14,7 +14,13 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from unwalk.core.errors import InvalidInput, UnwalkError
-from unwalk.peers.forgetting.request_form import Conflict, RequestForm, RequestView, UnknownRecords
+from unwalk.peers.forgetting.request_form import (
+    Conflict,
+    Offer,
+    RequestForm,
+    RequestView,
+    UnknownRecords,
+)
 from unwalk.peers.web.views import CertificateView
 
 TIMEOUT = 60.0
@@ -68,6 +74,10 @@ class Asker:
     def submit(self, form: RequestForm) -> RequestView:
         """Hand a request in; the errors are those of :meth:`unwalk.peers.web.views.Desk.submit`."""
         return RequestView(**self._json("POST", "/v1/requests", asdict(form)))
+
+    def offers(self) -> list[Offer]:
+        """What a request would cost now, by method."""
+        return [Offer(**o) for o in self._json("GET", "/v1/offers")["offers"]]
 
     def request(self, id: str) -> RequestView:
         """One request."""

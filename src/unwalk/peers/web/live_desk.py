@@ -15,8 +15,9 @@ from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.core.grades import badge_of
 from unwalk.core.plan import Graph
 from unwalk.peers.forgetting import certificate_archive, peer_certificate
+from unwalk.peers.forgetting.offers import offers_at
 from unwalk.peers.forgetting.plans import Book, for_peers
-from unwalk.peers.forgetting.request_form import RequestForm, RequestView
+from unwalk.peers.forgetting.request_form import Offer, RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Request, Requests
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
@@ -190,6 +191,11 @@ class Reception:
         chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
         chapters.wake.set()
         return self._view(found)
+
+    async def offers(self) -> Sequence[Offer]:
+        """What a request would cost now, by method."""
+        self._desk()
+        return await asyncio.to_thread(offers_at, self.chapters.bundle)
 
     def _view(self, request: Request) -> RequestView:
         """A request; if it left the method open, with the one that its chapter took."""

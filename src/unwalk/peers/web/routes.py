@@ -29,6 +29,7 @@ from unwalk.peers.web.views import (
     NAME,
     CertificateList,
     Desk,
+    OfferList,
     Overview,
     PageQuery,
     RequestPage,
@@ -106,6 +107,15 @@ async def submit_request(request: Request) -> Json:
     form = RequestForm.from_json(load(await request.body()))
     view = await _desk(request).submit(form)
     return Json(to_json(view), 202, {"Location": f"/v1/requests/{view.id}"})
+
+
+@asked("GET", "/v1/offers", answer=OfferList, refusals=(404,))
+async def list_offers(request: Request) -> OfferList:
+    """What a request to forget would cost now: each method with its walk, or why it is not."""
+    try:
+        return OfferList(tuple(await _desk(request).offers()))
+    except InvalidInput as error:
+        raise Problem(404, str(error)) from error
 
 
 @asked(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 from unwalk.core.grades import SHOWN
-from unwalk.peers.forgetting.request_form import REQUEST_ID, RequestForm, RequestView
+from unwalk.peers.forgetting.request_form import REQUEST_ID, Offer, RequestForm, RequestView
 
 PEER_STATES = ("up", "silent", "left", "unknown")
 MOST_LISTED = 200
@@ -175,6 +175,13 @@ class CertificateList:
 
 
 @dataclass(frozen=True)
+class OfferList:
+    """Every way in which this network could forget records of this peer now."""
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What 'unwalk verify --json' says, which may hold more than this.
 
@@ -216,6 +223,9 @@ class Desk(Protocol):
         Raises ``UnknownRecords``, ``Conflict``, another ``InvalidInput``, or ``Refused`` where the
         grade cannot be reached; nothing is changed then.
         """
+
+    async def offers(self) -> Sequence[Offer]:
+        """What a request would cost now, by method; ``InvalidInput`` where nothing can be asked."""
 
     def requests(self, after: str | None, limit: int) -> Sequence[RequestView]:
         """Newest first, at most ``limit``, older than the request ``after`` if one is named.

@@ -1,0 +1,71 @@
+"""What a request to forget would cost at a peer now: each method with its walk, or why it is not.
+
+It looks at the walk that was, not at any record: what holds for records that were used holds for
+all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+from unwalk.core.errors import Refused
+from unwalk.core.grades import advised
+from unwalk.peers.decisions import history
+from unwalk.peers.decisions.decided import chapters_in
+from unwalk.peers.forgetting.plans import Book, first_visit, for_peers, line
+from unwalk.peers.forgetting.request_form import Offer
+from unwalk.peers.handover.visit import token_size
+from unwalk.peers.identity.trust import Bundle
+from unwalk.peers.protocol.schedule import METHODS, Spec, marked, run_of
+from unwalk.peers.storage.database import read_only
+from unwalk.peers.storage.store import Stored
+
+NO_TOKEN = "the token from before this peer's first visit is no longer here."
+NO_VISIT = "this peer was not visited yet: its records were not used, and are erased without a walk"
+WORDS = {
+    "exact": "as if the records had never been there",
+    "certified": "within epsilon and delta (1 and 1e-5 if not given)",
+}
+
+
+def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -> tuple[Offer, ...]:
+    """Every method between peers, exact ones first; ``store`` is None where the peer never ran."""
+    places = line(book.hops, specs)
+    run = book.network.run_id
+    runs, visits = [run, *(run_of(run, spec) for spec in specs)], {}
+    if store is not None:
+        visits = {n: history.visits_of(store, runs[n]) for n in {chapter for chapter, _ in places}}
+    known = all(len(visits.get(n, ())) >= place for n, place in places)
+    first = first_visit(peer, places, visits) if known else None
+    size = token_size(book.training)
+
+    def offer(method: str, grade: str) -> Offer:
+        words = WORDS[grade]
+        try:
+            book.check(peer, grade, method, 1)
+        except Refused as error:
+            return Offer(grade, method, words, reason=advised(for_peers(error)))
+        if not known:
+            return Offer(grade, method, words)
+        if first is None:
+            return Offer(grade, method, NO_VISIT, 0, 0)
+        if method == "rewind":
+            assert store is not None
+            if history.find_arrival(store, runs, specs, peer, first) is None:
+                return Offer(grade, method, words, reason=NO_TOKEN)
+        hops = book.hops_of(method, len(places), first)
+        return Offer(grade, method, words, hops, hops * size)
+
+    ordered = sorted(METHODS.items(), key=lambda item: (item[1] != "exact", item[0] != "rewind"))
+    return tuple(offer(method, grade) for method, grade in ordered)
+
+
+def offers_at(bundle: Bundle) -> tuple[Offer, ...]:
+    """The same from a peer's folder, whether it runs or not."""
+    book, path = Book(bundle.network), bundle.store / "state.sqlite"
+    if not path.exists():
+        return offers(book, bundle.index, (), None)
+    with closing(read_only(path)) as db:
+        specs = marked(chapters_in(db, len(bundle.network.peers)))
+        return offers(book, bundle.index, specs, Stored(db, bundle.store / "tokens"))
