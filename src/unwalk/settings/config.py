@@ -187,11 +187,7 @@ NOISE_ON = ("weights", "gradient")
 class GraphSettings:
     """Who may hand the token to whom."""
 
-    kind: str = setting(
-        "complete",
-        "complete, ring, torus, star, random-regular, erdos-renyi or edge-list",
-        choices=GRAPHS,
-    )
+    kind: str = setting("complete", ", ".join(GRAPHS), choices=GRAPHS)
     degree: int = setting(4, "degree of the random regular graph")
     probability: float = setting(0.3, "edge probability of the Erdos-Renyi graph")
     path: str = setting("", "file for kind = edge-list: two peer numbers per line")
