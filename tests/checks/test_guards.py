@@ -121,7 +121,7 @@ GUARDS = (
     Guard(
         "weights are within a limit",
         "peers/storage/token_files.py",
-        "if value > largest:",
+        "if not low <= value <= high:",
         "if False:",
         "tests/peers/test_tokens_and_talk.py::test_weights_that_are_too_large_are_refused",
         "DID NOT RAISE",

@@ -261,13 +261,11 @@ class Walk:
         if phase.keep == "average":
             mean = state.kept.setdefault("average", torch.zeros_like(state.parameters))
             mean.lerp_(state.parameters, 1.0 / phase_hop)
-        elif phase.keep == "random":
-            chosen = 1 + int(self.plan.seeds.numpy(phase.name, "iterate").integers(phase.hops))
-            if phase_hop == chosen:
-                state.kept["random"] = state.parameters.clone()
-        if phase_hop == phase.hops and state.kept:
-            (result,) = state.kept.values()
-            state.parameters.copy_(result)
+        elif phase.keep == "random" and phase_hop == kept_from(self.plan, phase):
+            state.kept["random"] = state.parameters.clone()
+        if phase_hop == phase.hops:
+            if phase.keep != "last":
+                state.parameters.copy_(state.kept[phase.keep])
             state.kept.clear()
 
     def shard(self, peer: int) -> Shard:
@@ -279,6 +277,16 @@ class Walk:
             ready = prepared(given, self.head, self.plan, self.state.parameters)
             self.ready[peer] = (given, ready)
         return ready
+
+
+def kept_from(plan: Plan, phase: Phase) -> int:
+    """The visit of a phase from which on its token holds another iterate beside the last one.
+
+    It is the result once the last visit is done.  Where the last iterate is the result, none is.
+    """
+    if phase.keep == "random":
+        return 1 + int(plan.seeds.numpy(phase.name, "iterate").integers(phase.hops))
+    return 1 if phase.keep == "average" else phase.hops
 
 
 def buffer_name(name: str) -> str:
