@@ -299,7 +299,7 @@ class Scene:
             parcel = service.state.held
             file = service.gate.open(service.store.file(parcel.token))
             service.gate.content(parcel, file)
-            service.gate.counts(file, await service.place(parcel.chain))
+            service.gate.agrees(file, await service.place(parcel.chain))
         except Exception as error:
             self.wrong(what, f"taken, and then {error!r}"[:600])
         await here.close()

@@ -17,7 +17,7 @@ import torch
 from tests.peers.deletions import SEALED, ask, check, ended, hamlet, trained_on
 from tests.peers.harness import ROUTE, Village, check_end, lived
 from unwalk.core.token import Token
-from unwalk.engines.execute import execute
+from unwalk.engines.execute import execute as plain_execute
 from unwalk.peers.handover import visit as visits
 from unwalk.peers.handover.visit import Work
 from unwalk.peers.storage import token_files
@@ -132,7 +132,7 @@ def test_a_visit_that_leaves_too_large_values_is_cut_off_and_handed_on(tmp_path,
 
 def test_values_that_are_not_finite_are_cut_off_too(tmp_path, monkeypatch):
     """Also what a peer keeps for itself: else it would spoil each of its visits."""
-    honest, spoilt = execute, list[int]()
+    honest, spoilt = plain_execute, list[int]()
 
     def execute(program: Any, bench: Any) -> Any:
         found = honest(program, bench)
@@ -159,7 +159,7 @@ def test_values_that_are_not_finite_are_cut_off_too(tmp_path, monkeypatch):
 
 def test_a_token_that_ends_its_visit_is_let_go_and_the_walk_recovers(tmp_path, monkeypatch):
     """Whatever a model says to values that it does not understand; also after a start."""
-    honest = execute
+    honest = plain_execute
     bad = 3  # it makes the third visit
 
     def execute(program: Any, bench: Any) -> Any:
@@ -209,7 +209,7 @@ def test_a_token_that_was_taken_earlier_and_is_none_is_let_go_at_the_start(
         gate = type(service.gate)
         with monkeypatch.context() as credulous:
             credulous.setattr(gate, "content", lambda *_: None)
-            credulous.setattr(gate, "counts", lambda *_: None)
+            credulous.setattr(gate, "agrees", lambda *_: None)
             credulous.setattr(token_files, "_whole", int)
             credulous.setattr(service.work, "most_bytes", 1 << 20)
             credulous.setattr(service.work, "longest_header", 1 << 20)

@@ -123,8 +123,8 @@ class OfferChecks:
         if not path or path[-1] != said.receiver:
             raise Corrupt("the move does not end at its receiver.")
         self._peers([said.mover], "mover")
-        if said.attempt > ATTEMPTS:
-            raise Corrupt(f"attempt is {said.attempt}; allowed: up to {ATTEMPTS}.")
+        if said.attempt >= ATTEMPTS:
+            raise Corrupt(f"attempt is {said.attempt}; allowed: up to {ATTEMPTS - 1}.")
         return Move(said.receiver, path, said.memory)
 
     def _entry(self, parcel: Parcel, entry: Entry) -> None:
@@ -168,20 +168,28 @@ class OfferChecks:
         shapes = self.work.shapes(done, file.header["optimizer_steps"])
         check_token(file, shapes, largest)
 
-    def final_content(self, path: Path) -> None:
-        """The bytes of the token after the last hop."""
+    @staticmethod
+    def agrees(file: TokenFile, place: Place) -> None:
+        """Refuse a token that is not where its log says, or remembers another way to there.
+
+        Whoever visits signs that the token came from there, and follows the route from there.  What
+        its optimizer has counted is what the log's visits tell of.
+        """
+        if (file.header["at"], file.header["memory"]) != (place.last, place.memory):
+            raise Refused("the token is at another place of the route than its log.")
+        said = file.header["optimizer_steps"]
+        if place.steps is not None and said != place.steps:
+            raise Refused(f"the token counts {said} optimizer steps, its log {place.steps}.")
+
+    def final_content(self, path: Path, place: Place | None) -> None:
+        """The bytes of the token after the last hop; ``place`` is where its log ends, if known."""
         file = self.open(path)
         done = file.header["hop"] - self.work.base
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")
         self._tensors(file, done)
-
-    @staticmethod
-    def counts(file: TokenFile, place: Place) -> None:
-        """Refuse a token whose optimizer has counted other steps than its log tells of."""
-        said = file.header["optimizer_steps"]
-        if place.steps is not None and said != place.steps:
-            raise Refused(f"the token counts {said} optimizer steps, its log {place.steps}.")
+        if place is not None:
+            self.agrees(file, place)
 
     def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
         """The sender has to follow the route, which anybody can draw again.

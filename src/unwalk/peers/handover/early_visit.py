@@ -116,7 +116,7 @@ class EarlyVisits:
         try:
             file = walk.gate.open(path)
             walk.gate.content(parcel, file)
-            walk.gate.counts(file, await walk.place(parcel.chain))
+            walk.gate.agrees(file, await walk.place(parcel.chain))
         except (Corrupt, Refused) as error:
             raise Unusable(str(error)) from error
         return file
