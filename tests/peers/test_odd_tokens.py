@@ -20,6 +20,7 @@ from unwalk.core.token import Token
 from unwalk.engines.execute import execute as plain_execute
 from unwalk.peers.handover import visit as visits
 from unwalk.peers.handover.visit import Work
+from unwalk.peers.lifecycle import accuracy
 from unwalk.peers.storage import token_files
 from unwalk.peers.storage.token_files import open_token
 
@@ -222,6 +223,23 @@ def test_a_token_that_was_taken_earlier_and_is_none_is_let_go_at_the_start(
     here = lived(tmp_path, script, PEERS, visit=0.8, seed=ROUTE, train__hops=5)
     assert [e for e in here.events if e["event"] == "token let go"]
     check_end(here.folder, here.network, HONEST)
+
+
+def test_a_model_that_fails_where_it_is_only_measured_ends_nobody(tmp_path, monkeypatch):
+    class Failing(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise IndexError("index 7 is out of bounds")
+
+    monkeypatch.setattr(accuracy, "build_model", lambda *_: Failing(6, 3))
+    monkeypatch.setattr(accuracy, "_fill", lambda *_: None)
+
+    async def script(here: Any) -> None:
+        await here.until(here.trained)
+        await here.until(lambda: all(c.accuracy_meter.last[1] == 4 for c in here.peers.values()))
+        await here.until(lambda: all(c.accuracy_meter.then > 0 for c in here.peers.values()))
+        assert not any(c.accuracy_meter.points for c in here.peers.values())
+
+    hamlet(tmp_path, script, PEERS, train__hops=4)
 
 
 def test_the_model_that_a_seal_releases_is_the_sealed_one(tmp_path):
