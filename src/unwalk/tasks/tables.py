@@ -23,6 +23,7 @@ from unwalk.tasks.sources import Cells
 
 ARRAYS = ("x", "y", "id", "group")
 DECLARED = ("categories", "scale")
+ROLES = ("label", "id", "group")
 
 Array = npt.NDArray[Any]
 
@@ -254,9 +255,10 @@ def _check_declared(
     features |= {f"feature {name!r}": name for name in columns.features or ()}
     for key, name in {"label": columns.label, **optional, **features}.items():
         if name is not None and name not in table:
+            how = f"; set data.{key}_column (in Python: {key}) to one of them"
             raise InvalidInput(
                 f"{path} has no column {name!r}{near(name, table)}, named as {key}; its columns "
-                f"are {', '.join(table)}."
+                f"are {', '.join(table)}{how if key in ROLES else ''}."
             )
     for key, name in features.items():
         if name == columns.label and key.startswith("scale") and columns.predicts == "number":
@@ -290,9 +292,17 @@ def _feature(
     if wrong.size:
         row = int(wrong[0])
         _told(path, place(row), name, cells[row])
+        where = f"{path}, {place(row)}, column {name!r}: {cells[row]!r}"
+        if wrong.size == len(array):
+            raise InvalidInput(
+                f"{where} is text, as in every record; declare the column's values with "
+                "data.categories, name it as the column of id or group, or leave it out with "
+                "data.columns."
+            )
+        others = f"one of {wrong.size} such values" if wrong.size > 1 else "the only such value"
         raise InvalidInput(
-            f"{path}, {place(row)}, column {name!r}: {cells[row]!r} is not a finite number; put "
-            f"one there, or declare the column's values in categories."
+            f"{where} is not a finite number, {others}; put one there that does not come from the "
+            "other records, or declare the column's values with data.categories."
         )
     centre, reach = columns.scale.get(name, (0.0, 1.0))
     return ((array - centre) / reach)[:, None]
