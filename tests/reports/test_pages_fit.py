@@ -1,4 +1,4 @@
-"""Pages in a browser: no line of a certificate is cut off on a phone, no table has room it wastes."""
+"""Pages in a browser: no line of a certificate is cut off on a phone, no table wastes room."""
 
 from __future__ import annotations
 

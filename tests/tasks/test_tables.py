@@ -168,7 +168,7 @@ def put(row: int, column: int, value: Any) -> Change:
         (
             None,
             {"label": "lable"},
-            r"no column 'lable' \(did you mean label\?\), named as label; its columns are .* label; "
+            r"no column 'lable' \(did you mean label\?\), named as label; its columns are .*; "
             r"set data.label_column \(in Python: label\) to one of them",
         ),
         (None, {"group": "ward"}, "has no column 'ward', named as group; .* set data.group_column"),
@@ -227,7 +227,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         from_file(tmp_path / "gone.csv")
     with pytest.raises(InvalidInput, match=r"task 'file' needs a path: set data\.path"):
         build_task("file")
-    with pytest.raises(InvalidInput, match=r"task is 'a\.csv'; .* --task file .* data\.path=a\.csv"):
+    with pytest.raises(
+        InvalidInput, match=r"task is 'a\.csv'; .* --task file .* data\.path=a\.csv"
+    ):
         build_task("a.csv")
     with pytest.raises(InvalidInput, match=r"task 'file' has no option 'pth' \(did you mean path"):
         build_task("file", options={"pth": "x"})

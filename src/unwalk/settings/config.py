@@ -367,6 +367,7 @@ class ForgetSettings:
     kind: str | None = setting(None, "backdoor, records, class, peer, listed or nothing")
     size: int | None = setting(None, "number of records (backdoor, records)")
     label: int | None = setting(None, "which class (kind = class)")
+    ids: str | None = setting(None, "listed: a file with the records' ids, one a line")
     peer: int = setting(0, "the peer that has to forget", low=0)
     cap: int | None = setting(
         None, "account for this many records, to hide how many they are", low=1
