@@ -65,6 +65,25 @@ def test_scales_are_declared(table):
     )
 
 
+def test_what_is_missing_is_declared(tmp_path):
+    rows = [["p0", "east", "", "f", "ill"], ["p1", "west", "NA", " ", "well"], *ROWS[2:]]
+    path = write(tmp_path / "gaps.csv", rows)
+    declared = {"categories": {"sex": ("f", "m", "unknown")}, "scale": {"age": (40, 10)}}
+    missing = {"age": 50, "sex": "unknown"}
+    task = from_file(path, group="hospital", test=0.1, missing=missing, **declared)
+    found = records(task)
+    assert found["p0"] == ([1.0, 1.0, 0.0, 0.0], "ill")
+    assert found["p1"] == ([1.0, 0.0, 0.0, 1.0], "well")
+    options: dict[str, Any] = {"path": str(path), "categories": "sex=f|m|unknown"}
+    options |= {"group_column": "hospital", "holdout": 0.1, "scale": "age=40:10"}
+    options["missing"] = "age=50; sex=unknown"
+    assert records(build_task("file", options=options)) == found
+    with pytest.raises(InvalidInput, match=r"'other' is not one of its declared values"):
+        from_file(path, group="hospital", missing={"age": 50, "sex": "other"}, **declared)
+    with pytest.raises(InvalidInput, match="no column 'ages' .* named as missing of 'ages'"):
+        from_file(path, group="hospital", missing={"ages": 50}, **declared)
+
+
 def test_the_same_on_the_command_line(table):
     options = {
         "path": str(table),

@@ -260,6 +260,9 @@ class DataSettings:
         choices=("published", "without-forgotten"),
     )
     scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
+    missing: str | None = setting(
+        None, "file: what stands for empty, NA and NaN, as in age=50; sex=unknown"
+    )
     predicts: str | None = setting(
         None,
         "file: what the label is: class, number (regression) or labels (several, as in red|round)",

@@ -164,6 +164,7 @@ TASKS: Mapping[str, Recipe] = {
                 "labels": None,
                 "categories": None,
                 "scale": None,
+                "missing": None,
                 "norm": None,
                 "predicts": None,
                 "huber": None,
