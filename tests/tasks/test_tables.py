@@ -80,7 +80,7 @@ def test_what_is_missing_is_declared(tmp_path):
     assert records(build_task("file", options=options)) == found
     with pytest.raises(InvalidInput, match=r"'other' is not one of its declared values"):
         from_file(path, group="hospital", missing={"age": 50, "sex": "other"}, **declared)
-    with pytest.raises(InvalidInput, match="no column 'ages' .* named as missing of 'ages'"):
+    with pytest.raises(InvalidInput, match=r"no column 'ages' .* named as missing of 'ages'"):
         from_file(path, group="hospital", missing={"ages": 50}, **declared)
 
 
