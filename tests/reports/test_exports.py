@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from unwalk.core.errors import InvalidInput
 from unwalk.cli.terminal import export_to
+from unwalk.core.errors import InvalidInput
 from unwalk.reports.exports import (
     FORMATS,
     Exported,
