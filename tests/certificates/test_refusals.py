@@ -38,6 +38,7 @@ TALK = {
         "handover/receiving_places",
         "handover/walk",
         "identity/trust",
+        "lifecycle/beginning",
         "lifecycle/certifying",
         "lifecycle/next_chapter",
         "transport/wire",

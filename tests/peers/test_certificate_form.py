@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ import pytest
 from tests.certificates.mutations import SENTENCE, mutants, told, written
 from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
 from tests.peers.liars import Liar
-from unwalk.certificates.document import misformed, read_certificate
+from unwalk.certificates.document import misformed, read_certificate, text_of
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.certificate_archive import packed, unpack
 from unwalk.peers.forgetting.erasure import Receipt
 from unwalk.peers.forgetting.peer_certificate import compose, rule_without
+from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.web.live_desk import Reception
 
@@ -163,6 +165,25 @@ def test_a_peers_own_page_and_lists_survive_its_changed_files(past, tmp_path):
             assert [n for n, _ in found] == [past.places["quiet"].parent.name]
     finally:
         place.write_text(good)
+
+
+def test_a_certificate_that_was_issued_again_within_a_tick_of_the_clock_is_read_again(
+    past, tmp_path
+):
+    shutil.copytree(past.here.folder / "peer-0", tmp_path / "peer-0")
+    copy = Bundle.read(tmp_path / "peer-0")
+    place = copy.store / peer_certificate.FOLDER / past.places["chapter"].parent.name
+    document = read_certificate(place / "certificate.json")
+    for second in (1, 2):
+        new = place / "new"
+        issued = f"2026-01-01T00:00:0{second}+00:00"
+        changed = {**document, "peers": {**document["peers"], "issued": issued}}
+        new.write_text(text_of(resigned(past, changed)))
+        os.utime(new, ns=(10**18, 10**18))
+        new.rename(place / "certificate.json")
+        read = peer_certificate.own(copy, place / "certificate.json")
+        assert read is not None
+        assert read["peers"]["issued"] == issued
 
 
 def test_what_no_peer_takes_of_another_stands_in_no_certificate(past):

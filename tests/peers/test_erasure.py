@@ -30,7 +30,7 @@ from unwalk.peers.storage.database import compact, open_database
 from unwalk.peers.storage.store import Store
 from unwalk.peers.storage.token_files import pieces
 
-RUN = "walk"
+RUN = "0123456789abcdef" * 2
 PLACES = range(0, 1500, 12)
 POINTS = [
     "before commit",
@@ -217,7 +217,7 @@ def test_a_receipt_travels_and_is_checked(tmp_path, bundles):
             replace(receipt, **change).check(trust)
     with pytest.raises(Refused, match="for chapter 1, not 3"):
         receipt.check(trust, chapter=3)
-    with pytest.raises(Refused, match="for run walk, not another"):
+    with pytest.raises(Refused, match=f"for run {RUN}, not another"):
         receipt.check(trust, run="another")
     stolen = replace(receipt, peer="peer-1").signed(bundles[2])
     with pytest.raises(Refused, match="of peer-1 was signed by peer-2"):
@@ -253,8 +253,9 @@ def test_a_receipt_of_another_network_s_peer_is_refused(tmp_path, bundles):
         ("extra", 1),
     ],
 )
-def test_a_receipt_of_another_form_is_refused(name, value):
-    good = Receipt("net", RUN, 1, "peer-0", ("a" * 64,), 0, "2026-01-01T00:00:00+00:00", "00", "x")
+def test_a_receipt_of_another_form_is_refused(name, value, bundles):
+    plain = Receipt("net", RUN, 1, "peer-0", ("a" * 64,), 0, "2026-01-01T00:00:00+00:00", "0" * 64)
+    good = plain.signed(bundles[0])
     assert Receipt.from_json(good.to_json()) == good
     with pytest.raises(Corrupt):
         Receipt.from_json({**good.to_json(), name: value})

@@ -22,7 +22,7 @@ from tests.peers.deletions import (
     trained_on,
 )
 from unwalk.certificates.document import read_certificate, text_of
-from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.plans import first_visit
@@ -136,9 +136,10 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
         spec = Spec(1, 1, "restart", "exact", None, None, ("x",), 1, 12, 0, 12, 1)
         value = mine.write(spec)
         good = {"number": 1, "value": value, "after": 0, "peer": 0, "receipt": {}}
+        good |= {"begun": True, "without": []}
         good |= {"decision": {"decided": None, "certificates": []}, "poll": mine.poll.record()}
         before = store.db.execute("SELECT COUNT(*) FROM agenda").fetchone()
-        tried = 0
+        tried, allowed = 0, [("begun", True), ("without", [])]
         here.peers[0].door.rate.rate = 1e6
         assert set(next_chapter.answers) == set(get_args(ms.NETWORK)), "each is answered"
         head = ms.head(here.network.name, here.network.run_id)
@@ -148,7 +149,7 @@ def test_malformed_messages_about_chapters_change_nothing(tmp_path):
             said = {**head, "kind": kind, **{name: good[name] for name in names}}
             for name in names:
                 for junk in JUNK:
-                    if name in ("number", "after") and junk is None:
+                    if (name in ("number", "after") and junk is None) or (name, junk) in allowed:
                         continue
                     message = json.dumps({**said, name: junk}).encode()
                     answer = codec.parse(await here.peers[0].answer(1, message), 1 << 20)
@@ -199,14 +200,16 @@ def test_a_certificate_that_was_changed_is_found_out(tmp_path):
     place, authority = certificate(here, 2, "chapter-1"), here.folder / "ca.pem"
     good = read_certificate(place)
     assert peer_certificate.verified(place, authority)["problems"] == []
-    for change in (
-        {"pending": ["peer-1"]},
-        {"requests": ["other"]},
-        {"receipts": good["peers"]["receipts"][:1]},
-    ):
+    one, *others = good["peers"]["receipts"]
+    waiting = sorted(receipt["peer"] for receipt in others)
+    lesser = [{"receipts": [one]}, {"receipts": [one], "pending": waiting}]
+    for change in ({"requests": ["other"]}, *lesser):
         wrong = {**good, "peers": {**good["peers"], **change}}
         place.write_text(text_of(wrong))
         assert peer_certificate.verified(place, authority)["problems"], change
+    place.write_text(text_of({**good, "peers": {**good["peers"], "pending": ["peer-1"]}}))
+    with pytest.raises(Corrupt, match="pending does not name members without a receipt"):
+        read_certificate(place)
     place.write_text(text_of(good))
     visits = place.with_name(peer_certificate.VISITS)
     text = visits.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 import threading
 from contextlib import closing, contextmanager
@@ -23,15 +22,10 @@ from tests.peers.deletions import (
     trained_on,
 )
 from tests.peers.own_files import names_of, peer
-from unwalk.certificates.document import FORMAT, text_of
-from unwalk.certificates.signing import sign
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import advised
-from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.request_form import RequestForm
 from unwalk.peers.forgetting.requests import Requests
-from unwalk.peers.identity.network_file import read_document
-from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.records.record_store import Records
 from unwalk.peers.web.live_desk import Reception
 
@@ -176,35 +170,6 @@ def test_a_submission_leaves_the_loop_free_and_a_refused_grade_says_what_to_do(t
             await here.close()
 
     asyncio.run(main())
-
-
-def test_a_certificate_that_was_issued_again_within_a_tick_of_the_clock_is_read_again(tmp_path):
-    network(tmp_path, peers=2)
-    bundle = Bundle.read(tmp_path / "peer-0")
-    content, signature = read_document(bundle.folder / "network.json")
-    place = bundle.store / peer_certificate.FOLDER / "quiet-1"
-    place.mkdir(parents=True)
-    said = dict.fromkeys(peer_certificate.STATED) | {
-        "network_file": {"network": content, "signature": signature},
-        "issuer": bundle.name,
-        "issued": "now",
-        "chapter": 0,
-        "decided": False,
-    }
-
-    def write(version: int) -> None:
-        new = place / "new"
-        document = {"certificate": FORMAT, "peers": {**said, "version": version}}
-        chain = bundle.certificate_pem.decode()
-        new.write_text(text_of(sign(document, bundle.keys.signing, chain)))
-        os.utime(new, ns=(10**18, 10**18))
-        new.rename(place / "certificate.json")
-
-    for version in (1, 2):
-        write(version)
-        ((_, document),), changed = peer_certificate.read_all(bundle)
-        assert not changed
-        assert document["peers"]["version"] == version
 
 
 def forge(text: str) -> str:

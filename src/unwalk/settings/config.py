@@ -594,6 +594,8 @@ LATER: Mapping[str, Value] = {
     "data.trained": None,
     "data.extractor_digest": None,
     "data.forget_set": None,
+    "data.predicts": None,
+    "data.huber": None,
     "sums.bits": None,
 }
 """Settings that came after runs were named, with what they were before: these do not count."""

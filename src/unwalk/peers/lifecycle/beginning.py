@@ -97,6 +97,8 @@ class Beginning:
         return {"begin": self._said()}
 
     def _hear(self, peer: int, said: ms.AgendaBegin) -> None:
+        if said.without != sorted({*said.without} & {*range(len(self.progress.network.peers))}):
+            raise Corrupt("without does not name peers of the network, each once, in order.")
         self.heard[peer] = (monotonic(), said)
         self._judge()
 
