@@ -227,7 +227,7 @@ def test_who_was_away_takes_over_a_chapter_that_a_revocation_covers(tmp_path):
         await here.until(lambda: bool(here.peers[2].specs))
         await here.until(lambda: here.stage(0, "r") == "erasing")
 
-    hamlet(tmp_path, script, train__hops=6)
+    hamlet(tmp_path, script, train__hops=8, seed=ROUTE)
 
 
 def test_a_request_whose_decision_lost_too_many_votes_ends_with_a_reason(tmp_path):
@@ -253,4 +253,4 @@ def test_a_request_whose_decision_lost_too_many_votes_ends_with_a_reason(tmp_pat
         assert "votes of peer-1" in found.reason
         assert len(trained_on(here, 0)) == before - 1, "it is erased all the same"
 
-    hamlet(tmp_path, script, peers=2, train__hops=6)
+    hamlet(tmp_path, script, peers=2, train__hops=8, seed=ROUTE)
