@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +30,7 @@ from unwalk.methods.contract import own
 from unwalk.methods.network_sgd import train_descent, train_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Request
 from unwalk.methods.seal import SealSettings
+from unwalk.privacy.upward import length
 from unwalk.settings.config import (
     Config,
     Value,
@@ -430,17 +430,13 @@ class ModelFacts:
     @staticmethod
     def of(task: Task, seed: int) -> ModelFacts:
         """The facts of the model that a run with this seed begins with."""
-        import torch
-
-        from unwalk.core.token import build_model
-        from unwalk.engines.execute import bare_linear
+        from unwalk.core.token import build_model, flat
+        from unwalk.engines.execute import bare_linear, length_of
 
         model = build_model(task.model, PublicSeeds(seed).integer("model"))
-        parameters, head, norm = list(model.parameters()), bare_linear(model), 0.0
+        parameters, head = list(model.parameters()), bare_linear(model)
+        norm = 0.0 if isinstance(head, str) else length_of(flat(model))
         trained = sum(p.nbytes for p in parameters if p.requires_grad)
-        if not isinstance(head, str):
-            start = [p.detach().to(torch.float64).reshape(-1) for p in parameters]
-            norm = length(torch.cat(start).tolist())
         return ModelFacts(
             parameters=sum(p.numel() for p in parameters),
             precision=str(parameters[0].dtype).removeprefix("torch."),
@@ -555,10 +551,10 @@ def _batching(config: Config) -> dict[str, Any]:
 
 def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     """The loss, where it is of a linear layer, with what its rounding depends on."""
-    from unwalk.core.losses import BuiltIn, Huber
+    from unwalk.core.losses import Huber, is_built_in
 
     loss, head = task.loss, model.head
-    if not (loss is None or isinstance(loss, BuiltIn)):
+    if not (loss is None or is_built_in(loss)):
         return {"loss": "the task's own"}
     if isinstance(head, str):
         return {"loss": f"of a model with {head}"}
@@ -573,17 +569,6 @@ def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     if norm is None or task.source.augment is not None:
         return facts
     return {**facts, "feature_norm": length([norm, 1.0 if head.bias else 0.0])}
-
-
-def length(vector: Sequence[float]) -> float:
-    """The length of a vector, rounded up.
-
-    >>> length([0.0, 0.0]), length([1.0]), 1.0 < length([1.0, 1e-9]) < 1.0 + 1e-15
-    (0.0, 1.0, True)
-    """
-    values = [value for value in vector if value]
-    near = math.hypot(*values)  # within one unit in the last place
-    return near if len(values) < 2 else math.nextafter(math.nextafter(near, math.inf), math.inf)
 
 
 def nominal_facts(

@@ -35,7 +35,7 @@ from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Graph, Kept, Local, Progress
-from unwalk.core.token import Token
+from unwalk.core.token import Token, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
 from unwalk.runs.metrics import Reading
@@ -289,6 +289,10 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
         parts[f"the records of peer {peer}"] = _digest(_ids(ids), x, y)
     if task.features is not None:
         parts["the map to features"] = task.features.extractor.digest
+    loss = task.loss
+    parts["the loss"] = _digest(f"own {_named(loss)}" if task.own_loss else repr(loss))
+    model = build_model(task.model, 0)
+    parts["the model"] = _digest(repr(model), *(_named(type(part)) for part in model.modules()))
     parts["the choice of forgotten records"] = _digest(
         json.dumps(task.records(u).forgotten.tolist())
     )
@@ -296,6 +300,12 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
     if graph.kind == "edge-list":
         parts["the graph"] = _digest(_edges(graph))
     return parts
+
+
+def _named(thing: object) -> str:
+    """A function or a class by its name, an object by that of its class."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:
