@@ -52,12 +52,11 @@ from unwalk.core.program import (
     StepRule,
     Steps,
 )
-from unwalk.core.rounding import grid_for, onto_ball
+from unwalk.core.rounding import grid_for, length, onto_ball
 from unwalk.core.token import State, Workspace
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.edits import edit, soft_targets
 from unwalk.engines.per_example import Batch, add_clipped
-from unwalk.privacy.upward import length
 
 
 @dataclass(eq=False)

@@ -7,7 +7,6 @@ number is never below the exact result.  Zero stays zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 
 
@@ -74,17 +73,6 @@ def root(square: float) -> float:
     (0.0, True)
     """
     return 0.0 if square == 0.0 else math.nextafter(math.sqrt(square), math.inf)
-
-
-def length(vector: Sequence[float]) -> float:
-    """The length of a vector, rounded up.
-
-    >>> length([0.0, 0.0]), length([1.0]), 1.0 < length([1.0, 1e-9]) < 1.0 + 1e-15
-    (0.0, 1.0, True)
-    """
-    values = [value for value in vector if value]
-    near = math.hypot(*values)  # within one unit in the last place
-    return near if len(values) < 2 else math.nextafter(math.nextafter(near, math.inf), math.inf)
 
 
 def power(base: float, exponent: int) -> float:

@@ -30,7 +30,6 @@ from unwalk.methods.contract import own
 from unwalk.methods.network_sgd import train_descent, train_phase
 from unwalk.methods.record import Calibrated, Decided, MethodRecord, Request
 from unwalk.methods.seal import SealSettings
-from unwalk.privacy.upward import length
 from unwalk.settings.config import (
     Config,
     Value,
@@ -552,6 +551,7 @@ def _batching(config: Config) -> dict[str, Any]:
 def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     """The loss, where it is of a linear layer, with what its rounding depends on."""
     from unwalk.core.losses import Huber, is_built_in
+    from unwalk.core.rounding import length
 
     loss, head = task.loss, model.head
     if not (loss is None or is_built_in(loss)):
