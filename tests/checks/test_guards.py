@@ -280,6 +280,59 @@ GUARDS = (
         "tests/peers/test_http.py::test_nothing_without_the_token",
         "assert 200 == 401",
     ),
+    Guard(
+        "a route does not lead through a peer that is passed over",
+        "peers/handover/checks.py",
+        "if over & set(drawn.path):",
+        "if False:",
+        "tests/peers/test_log_lies.py"
+        "::test_entries_that_do_not_go_on_from_the_one_before_them_are_refused",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "an entry that comes with a token is signed by the peer that it names",
+        "peers/handover/checks.py",
+        'if signer != expected or body.get("peer") != signer:',
+        "if False:",
+        "tests/peers/test_log_lies.py"
+        "::test_entries_that_do_not_go_on_from_the_one_before_them_are_refused",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "a visit is signed by the peer that made it",
+        "peers/decisions/history.py",
+        "if trust.network.index(signer) != hop.receiver:",
+        "if False:",
+        "tests/peers/test_lies.py::test_an_issuer_cannot_leave_visits_out_or_take_others",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "votes on an end are for what is shown of it",
+        "peers/decisions/decided.py",
+        "if decision.value != closing.digest:",
+        "if False:",
+        "tests/peers/test_ends_in_certificates.py"
+        "::test_every_chapter_on_the_line_is_shown_with_its_end",
+        "not enough values to unpack",
+    ),
+    Guard(
+        "a peer greets with its own key",
+        "peers/transport/wire.py",
+        "if signer != name:",
+        "if False:",
+        "tests/peers/test_wire.py"
+        "::test_a_peer_that_greets_with_the_key_of_another_is_not_taken_for_it",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "what a peer signs alone is no certificate of its network",
+        "certificates/verify.py",
+        'if known and "peers" not in document and of_a_peer(document):',
+        "if False:",
+        "tests/peers/test_certificates_kept.py"
+        "::test_what_a_peer_signs_alone_is_no_certificate_of_its_network",
+        "assert True is False",
+    ),
 )
 QUICK = GUARDS[0]
 """The one that the normal suite breaks: its test needs no network and no torch."""

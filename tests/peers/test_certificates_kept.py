@@ -26,10 +26,12 @@ from tests.peers.liars import Liar
 from tests.peers.own_files import unreadable
 from unwalk.certificates.document import read_certificate, text_of
 from unwalk.certificates.signing import sign
+from unwalk.certificates.verify import verify
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.certificate_archive import pack
 from unwalk.peers.forgetting.erasure import Receipt, left_of
+from unwalk.peers.identity.credentials import now
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.provision import revoke
 from unwalk.peers.storage.disk_space import means_no_files
@@ -37,6 +39,7 @@ from unwalk.peers.web.live_desk import Reception
 
 TIME = "2026-01-01T00:00:00+00:00"
 AWAY = "peer-3"
+UNSIGNED = ("signature", "signer")
 
 
 @dataclass
@@ -89,7 +92,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
 def _without_peers(place: Path, bundle: Bundle) -> None:
     """A certificate that this peer's key signed, and that says nothing of peers."""
     document = read_certificate(place)
-    plain = {k: v for k, v in document.items() if k not in ("peers", "signature", "signer")}
+    plain = {k: v for k, v in document.items() if k not in ("peers", *UNSIGNED)}
     place.write_text(text_of(sign(plain, bundle.keys.signing, None)))
 
 
@@ -101,6 +104,17 @@ def test_files_that_are_not_a_peers_own_certificates_are_issued_again(past: Past
     for number, id in ((1, "one"), (2, "two")):
         said = check(past.here, 0, f"chapter-{number}")["peers"]
         assert (said["chapter"], said["requests"], said["pending"]) == (number, [id], [])
+
+
+def test_what_a_peer_signs_alone_is_no_certificate_of_its_network(past: Past) -> None:
+    document = read_certificate(certificate(past.here, 0, "chapter-1"))
+    bundle, authority = Bundle.read(past.here.folder / "peer-0"), past.here.folder / "ca.pem"
+    for names, known in ((UNSIGNED, True), (("peers", *UNSIGNED), False)):
+        plain = {k: v for k, v in document.items() if k not in names}
+        signed = sign(plain, bundle.keys.signing, bundle.certificate_pem.decode())
+        verdict = verify(signed, None, trust=str(authority), now=now())
+        assert verdict.known is known
+        assert any("SIGNED BY A PEER" in text for text in verdict.unchecked) is not known
 
 
 def test_a_certificate_that_cannot_be_read_for_a_while_is_neither_changed_nor_forgotten(

@@ -286,7 +286,7 @@ def test_a_certificate_that_ends_meanwhile_ends_the_peer_and_not_the_walk(shell)
 
 
 def test_a_running_peer_learns_of_a_revocation(shell):
-    folder = init(shell, hops=3000)
+    folder = init(shell, hops=3000, options=["--begin-with=none"])
     process, _ = shell.begin("peer", "start", folder / "peer-0", "--http=none")
     until(lambda: status(folder / "peer-0")["running"])
     log = folder / "peer-0" / "store" / "log.jsonl"

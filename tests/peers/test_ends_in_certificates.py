@@ -192,6 +192,9 @@ def test_every_chapter_on_the_line_is_shown_with_its_end(told, tmp_path):
     for name in ("hidden", "visits", "model"):
         text = replace(closing, **{name: "0" * 64}).text
         assert forged(told, tmp_path, ends=[training, before, [2, text, *chapter[2:]]])
+    other = replace(closing_from(before[1]), hidden="0" * 64).text  # nothing else is bound to it
+    (problem,) = forged(told, tmp_path, ends=[training, [1, other, *before[2:]], chapter])
+    assert "are for another one" in problem
 
 
 def test_a_chapter_that_was_given_up_has_no_certificate(told, tmp_path):

@@ -16,12 +16,10 @@ from tests.peers.own_files import unreadable
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Local
 from unwalk.peers.forgetting.erasure import (
-    Kept,
     Receipt,
     erase_since,
     hidden_name,
     receipt_of,
-    unfinished,
 )
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import handover as pr
@@ -30,7 +28,7 @@ from unwalk.peers.storage.database import compact, open_database
 from unwalk.peers.storage.store import Store
 from unwalk.peers.storage.token_files import pieces
 
-RUN = "0123456789abcdef" * 2
+RUN, EARLIER = "0123456789abcdef" * 2, "0" * 32
 PLACES = range(0, 1500, 12)
 POINTS = [
     "before commit",
@@ -61,10 +59,10 @@ def filled(folder) -> tuple[Store, list[str]]:
     store = Store(folder)
     names = [store.write(pieces(tensors(k), {})) for k in range(6)]
     state = pr.begin(0, 3, 9, 0, "0" * 64, names[0])
-    for hop in range(1, 5):
+    for hop, run in enumerate((EARLIER, RUN, RUN, RUN), start=1):
         moments = {"momentum": torch.tensor(np.random.default_rng(50 + hop).standard_normal(32))}
         local = store.write_local(Local(visits=hop, moments=moments))
-        store.save(RUN, state, {}, local=((0, 0), hop, local))
+        store.save(run, state, {}, local=((0, 0), hop, local))
     store.pinned.clear()
     spare = store.write(pieces(tensors(99), {}))
     store.pinned.clear()
@@ -80,7 +78,13 @@ def needles() -> dict[str, bytes]:
 
 def erase(store: Store, bundle: Bundle, names: list[str]) -> Receipt:
     keep = {names[0], names[5], first_local(store)}
-    return erase_since(store, bundle, RUN, 1, keep=keep, kept=[Kept(RUN, 2)], records=5)
+    return erase_since(store, bundle, RUN, 1, keep=keep, runs=[RUN])
+
+
+def unfinished(store: Store) -> list[int]:
+    """Chapters whose erasure was planned and has no receipt yet."""
+    rows = store.db.execute("SELECT chapter FROM erasures WHERE receipt IS NULL ORDER BY chapter")
+    return [row[0] for row in rows]
 
 
 def first_local(store: Store) -> str:
@@ -100,8 +104,8 @@ def test_everything_but_what_is_kept_goes(tmp_path, bundles):
     assert len(receipt.erased) == 4 + 3
     said = (tmp_path / "state.sqlite").read_bytes()
     assert not [n for n in names[1:5] if n.encode() in said], "no plain digest of what is gone"
-    assert (receipt.peer, receipt.records, receipt.chapter) == ("peer-1", 5, 1)
-    assert store.read_local(store.local(RUN, (((0, 0), 0),))).visits == 1
+    assert (receipt.peer, receipt.records, receipt.chapter) == ("peer-1", 0, 1)
+    assert store.read_local(store.local(EARLIER, (((0, 0), 0),))).visits == 1
     for name in (names[0], names[5]):
         data = store.file(name).read_bytes()
         assert hashlib.sha256(data).hexdigest() == name
@@ -115,7 +119,7 @@ def test_tokens_that_cannot_be_listed_are_not_said_to_be_erased(tmp_path, bundle
     store, names = filled(tmp_path)
     with unreadable(store.tokens), pytest.raises(PermissionError):
         erase(store, bundles[0], names)
-    assert unfinished(store, RUN) == []
+    assert unfinished(store) == []
     assert receipt_of(store, RUN, 1) is None
     assert len(erase(store, bundles[0], names).erased) == 7
     assert search(tmp_path, needles()) == []
@@ -143,11 +147,11 @@ def test_a_crash_is_made_good_and_the_receipt_lists_everything(tmp_path, bundles
         erase(store, bundles[0], names)
     store.close()
     store = Store(tmp_path)
-    assert unfinished(store, RUN) == ([] if point in (POINTS[0], POINTS[-1]) else [1])
+    assert unfinished(store) == ([] if point in (POINTS[0], POINTS[-1]) else [1])
     receipt = erase(store, bundles[0], names)
     assert set(receipt.erased) >= {hidden_name(bundles[0], n) for n in names[1:5]}
     assert len(receipt.erased) == 7
-    assert unfinished(store, RUN) == []
+    assert unfinished(store) == []
     assert search(tmp_path, needles()) == []
     store.close()
 

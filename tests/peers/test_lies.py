@@ -492,6 +492,14 @@ def test_an_issuer_cannot_leave_visits_out_or_take_others(tmp_path):
     hops = [replace(hop, hop=n) for n, hop in enumerate(transcript.hops[1:first], 1)]
     with pytest.raises(Corrupt, match=r"is visit 2 of its walk|came from peer"):
         checked(hops, visits[1:first], places[: first - 1])
+    by = next(p for p in range(4) if p != transcript.hops[0].receiver)
+    one, two = visits[0]["generation"]
+    data = BARE + bare_text(visits[0]["run"], (one, two), visits[0]["visit"])
+    bundle = liar_of(here, by).bundle
+    pem, signature = bundle.certificate_pem.decode(), bundle.sign(data).hex()
+    stolen = {**visits[0], "certificate": pem, "signature": signature}
+    with pytest.raises(Refused, match="which did not do it"):
+        checked(transcript.hops, [stolen, *visits[1:]], places)
     peer_certificate._check_header(transcript, specs, said, trust.network)
     for name, value in (("batching", "iid"), ("forget", 7), ("phases", []), ("more", 1)):
         lied = Transcript({**transcript.header, name: value}, transcript.hops)

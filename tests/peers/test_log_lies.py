@@ -75,7 +75,7 @@ def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path
             check(Liar(here.folder, first["peer"]).entry({"body": first}), None)
         _recoveries(here, service, before)
         _stays(here, service, [log[hop] for hop in sorted(log)])
-        _draws(service, log)
+        _draws(here, service, log)
         _sightings(here, service)
 
     lived(tmp_path, script, peers=4, lease=60.0, seed=ROUTE)
@@ -144,7 +144,7 @@ def _recoveries(here: Village, service: Service, before: Entry) -> None:
         check((maker + 1) % 4, token)
 
 
-def _draws(service: Service, log: dict[int, Entry]) -> None:
+def _draws(here: Village, service: Service, log: dict[int, Entry]) -> None:
     """A route is drawn again only if the draws before led to peers that were passed over."""
     work, hop = service.work, 6
     mover = log[hop - 1]["body"]["peer"]
@@ -156,6 +156,9 @@ def _draws(service: Service, log: dict[int, Entry]) -> None:
     for over in ((), (draws[again].receiver,), tuple(range(4))):
         with pytest.raises(Refused, match="passed over"):
             service.gate.route(replace(plain, passed_over=over), {})
+    through = draws[0].receiver, draws[again].receiver
+    with pytest.raises(Refused, match="leads through somebody"):
+        service.gate.route(replace(plain, passed_over=through), {})
     nobody = replace(plain, passed_over=tuple(range(4)), attempt=ATTEMPTS)
     with pytest.MonkeyPatch.context() as patch:  # refused before anything is drawn
         patch.setattr(Work, "move", None)
@@ -171,6 +174,9 @@ def _draws(service: Service, log: dict[int, Entry]) -> None:
     assert service.gate.stamped(plain, stamp).entry == log[hop - 1]
     with pytest.raises(Refused, match="did not have the token"):
         service.gate.stamped(replace(plain, mover=(mover + 1) % 4), stamp)
+    another = codec.dump(Liar(here.folder, (mover + 1) % 4).entry(log[hop - 1]))
+    with pytest.raises(Refused, match=f"not signed by peer {mover}"):
+        service.gate.stamped(plain, another)
 
 
 def _sightings(here: Village, service: Service) -> None:

@@ -196,6 +196,21 @@ def test_somebody_else_at_the_address_is_not_taken_for_the_peer(made):
     scene(script)
 
 
+def test_a_peer_that_greets_with_the_key_of_another_is_not_taken_for_it(made):
+    """Its connection is in order: only the signature under the greeting is not its own."""
+
+    async def script():
+        here, there, other = ends(made, 0, 1, 2)
+        await there.start(Echo())
+        keys, pem = other.bundle.keys, other.bundle.certificate_pem
+        there.bundle = replace(there.bundle, keys=keys, certificate_pem=pem)
+        with pytest.raises(Unreachable, match="peer-2 answered in the place of peer-1"):
+            await here.hand(1, b"e", lambda: sent(b"secret"), 2.0)
+        assert there.handler.calls == []
+
+    scene(script)
+
+
 def test_an_address_in_use_is_said_clearly(made):
     async def script():
         one, two = ends(made, 0, 0)

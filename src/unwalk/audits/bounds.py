@@ -171,34 +171,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def over_thresholds(
-    with_: Floats, without: Floats, delta: float, confidence: float = 0.95
-) -> tuple[float, float]:
-    r"""The best bound over all thresholds of the scores that are counted, and its threshold.
-
-    Statement: a threshold with k of n false alarms lies above the (k+1)-th largest score, where the
-    true rate has the distribution Beta(k+1, n-k) or a smaller one: the Clopper-Pearson bound is its
-    quantile.  At :math:`\alpha/2n` it holds for all k at once except with probability
-    :math:`\alpha/2`.  The same for misses.  So the bound holds at the best threshold too.
-    Assumptions: as :func:`clopper_pearson`, but only attacker and direction have to be fixed
-    before these runs.
-
-    >>> bound, _ = over_thresholds(np.full(150, 1.0), np.zeros(150), 1e-5)
-    >>> round(bound, 3)
-    2.818
-    """
-    alpha, best = _significance(confidence, 1), (0.0, math.inf)
-    for threshold in np.unique(np.concatenate([with_, without])):
-        tally = Tally.of(with_, without, float(threshold))
-        bound = _epsilon(
-            upper_rate(tally.false_alarms, tally.without, alpha / 2.0 / tally.without),
-            upper_rate(tally.misses, tally.with_, alpha / 2.0 / tally.with_),
-            delta,
-        )
-        best = max(best, (bound, float(threshold)), key=lambda one: one[0])
-    return best
-
-
 def gaussian_trade_off(
     tally: Tally, delta: float, confidence: float = 0.95, tests: int = 1
 ) -> float:

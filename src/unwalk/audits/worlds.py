@@ -21,11 +21,12 @@ import torch
 from unwalk.core.errors import InvalidInput
 from unwalk.core.events import Draw
 from unwalk.core.noise import SimulatedNoise
-from unwalk.core.plan import Method, Plan, drawing_of
+from unwalk.core.plan import Plan, drawing_of
 from unwalk.core.program import AddNoise, Drawing, Op, Program, Records, Steps, Visit
 from unwalk.core.seeds import PublicSeeds
 from unwalk.core.transcript import Transcript
 from unwalk.methods import METHODS
+from unwalk.methods.contract import Wrapper
 from unwalk.runs.assemble import Assembled
 from unwalk.tasks.task import ShardedTask
 
@@ -47,24 +48,14 @@ def without(task: ShardedTask) -> ShardedTask:
 
 
 @dataclass(frozen=True)
-class NothingToForget:
+class NothingToForget(Wrapper):
     """A method that is asked to forget nothing, where everybody knows of how many records.
 
     The only thing that has to be said: noise that a visit to u adds to a gradient over forgotten
     records is added to a gradient of zero.  ``records`` are u's in the world with them.
     """
 
-    method: Method
     records: Records
-
-    @property
-    def name(self) -> str:
-        return self.method.name
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """Moment vectors that travel in the token."""
-        return self.method.travels
 
     def visit(self, visit: Visit) -> Program:
         if not visit.at_unlearner:

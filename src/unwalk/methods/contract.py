@@ -42,8 +42,8 @@ OPS = (Steps, AddNoise, Project, Forget, ReplaceSums, Edit)
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A method whose every program is checked before it is carried out."""
+class Wrapper:
+    """Goes by the name of another ``method``, and takes the same moments along."""
 
     method: Method
 
@@ -53,8 +53,13 @@ class Checked:
 
     @property
     def travels(self) -> tuple[str, ...]:
-        """Names of the vectors that travel in the token."""
+        """Moment vectors that travel in the token."""
         return self.method.travels
+
+
+@dataclass(frozen=True)
+class Checked(Wrapper):
+    """A method whose every program is checked before it is carried out."""
 
     def visit(self, visit: Visit) -> Program:
         twin = replace(visit, rng=copy.deepcopy(visit.rng))

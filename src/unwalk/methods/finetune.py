@@ -19,8 +19,7 @@ class Finetune(Retaining):
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
-    method, reset = Finetune(unlearn_descent(config)), config.unlearn.reset_optimizer
-    return unlearn_phase(config, method, walks.Uniform(), reset_optimizer=reset)
+    return unlearn_phase(config, Finetune(unlearn_descent(config)), walks.Uniform())
 
 
 RECORD = MethodRecord(

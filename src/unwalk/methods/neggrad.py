@@ -82,7 +82,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
     own = config.of(NegGradSettings)
     method = NegGrad(descent, own.alpha, own.clip)
     route = walks.FirstTo(u, walks.Restart(u, decided.p))
-    return unlearn_phase(config, method, route, reset_optimizer=config.unlearn.reset_optimizer)
+    return unlearn_phase(config, method, route)
 
 
 RECORD = MethodRecord(

@@ -449,11 +449,11 @@ def feasible(config: Config) -> Ball | None:
     return None if radius is None else Ball("origin", radius)
 
 
-def train_phase(config: Config) -> Phase:
-    """The training walk, over the records of all peers."""
+def train_phase(config: Config, method: Method | None = None) -> Phase:
+    """The training walk, over the records of all peers; of Network-SGD unless told otherwise."""
     return Phase(
         name="train",
-        method=NetworkSGD(train_descent(config)),
+        method=method or NetworkSGD(train_descent(config)),
         route=walks.Uniform(),
         hops=config.train.hops,
         keep=config.train.keep,
@@ -466,16 +466,20 @@ def unlearn_phase(
     route: Route,
     *,
     start: str = "token",
-    reset_optimizer: bool = False,
+    reset_optimizer: bool | None = None,
 ) -> Phase:
-    """The unlearning walk of section ``unlearn``; starts from training's token or ``initial``."""
+    """The unlearning walk of section ``unlearn``; starts from training's token or ``initial``.
+
+    Whether the optimizer starts anew is a setting, unless the method needs it one way.
+    """
+    asked = config.unlearn.reset_optimizer
     return Phase(
         name="unlearn",
         method=method,
         route=route,
         hops=config.unlearn.hops,
         keep=config.unlearn.keep,
-        reset_optimizer=reset_optimizer,
+        reset_optimizer=asked if reset_optimizer is None else reset_optimizer,
         carries_forgotten=start == "token",
         start=start,
     )

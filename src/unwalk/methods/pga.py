@@ -19,11 +19,11 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import Ball, Drawing, Program, Project, Visit
+from unwalk.core.program import Ball, Program, Project, Visit
 from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import (
-    Descending,
     LocalWork,
+    Retaining,
     each_step,
     unlearn_descent,
     unlearn_phase,
@@ -45,7 +45,7 @@ class PGASettings:
 
 
 @dataclass(frozen=True)
-class PGA(Descending):
+class PGA(Retaining):
     """Ascent at u in the first hop, each step projected on ``ball``; then descent on retained
     records.  ``ascent`` brings rule and clip, ``passes`` how often it is made."""
 
@@ -67,9 +67,6 @@ class PGA(Descending):
                 program += each_step(replace(steps, scale=1.0), Project((self.ball,)))
         return program
 
-    def drawing(self, visit: Visit) -> Drawing | None:
-        return self.descent.drawing(visit, "retained")
-
 
 def _phase(config: Config, decided: Decided) -> Phase:
     own, descent = config.of(PGASettings), unlearn_descent(config)
@@ -78,7 +75,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
     ascent = Correction("forget", work, rule, clip=own.clip)
     method = PGA(descent, ascent, Ball("start", own.radius), own.passes)
     route = walks.FirstTo(config.forget.peer, walks.Uniform())
-    return unlearn_phase(config, method, route, reset_optimizer=config.unlearn.reset_optimizer)
+    return unlearn_phase(config, method, route)
 
 
 RECORD = MethodRecord(

@@ -20,11 +20,13 @@ from typing import ClassVar
 
 from unwalk import walks
 from unwalk.core.plan import Phase
-from unwalk.core.program import AddNoise, Drawing, Log, Program, Subtract, Visit
+from unwalk.core.program import AddNoise, Log, Program, Subtract, Visit
 from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import (
     Descending,
+    Retaining,
     train_descent,
+    train_phase,
     unlearn_descent,
     unlearn_phase,
 )
@@ -51,7 +53,7 @@ class Logging(Descending):
 
 
 @dataclass(frozen=True)
-class Residual(Descending):
+class Residual(Retaining):
     """Subtraction and noise of std ``std`` at u in the first hop, then descent on retained
     records."""
 
@@ -69,19 +71,15 @@ class Residual(Descending):
         noise: Program = (AddNoise(self.std),) if self.std else ()
         return (Subtract(records.forgotten.size / records.all.size), *noise, *program)
 
-    def drawing(self, visit: Visit) -> Drawing | None:
-        return self.descent.drawing(visit, "retained")
-
 
 def _phase(config: Config, decided: Decided) -> Phase:
     method = Residual(unlearn_descent(config), config.of(ResidualSettings).std)
     route = walks.FirstTo(config.forget.peer, walks.Uniform())
-    return unlearn_phase(config, method, route, reset_optimizer=config.unlearn.reset_optimizer)
+    return unlearn_phase(config, method, route)
 
 
 def _training(config: Config, decided: Decided) -> tuple[Phase, ...]:
-    train, method = config.train, Logging(train_descent(config))
-    return (Phase("train", method, walks.Uniform(), train.hops, keep=train.keep),)
+    return (train_phase(config, Logging(train_descent(config))),)
 
 
 RECORD = MethodRecord(

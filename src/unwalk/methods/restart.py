@@ -65,7 +65,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
     if local_steps:
         route = walks.FirstTo(config.forget.peer, route)
     method = Restart(unlearn_descent(config), local_steps)
-    return unlearn_phase(config, method, route, start="initial")
+    return unlearn_phase(config, method, route, start="initial", reset_optimizer=False)
 
 
 RECORD = MethodRecord(

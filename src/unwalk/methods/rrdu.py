@@ -242,8 +242,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
         trust=tuple(balls if theta is None else [theta, *balls]),
     )
     route = walks.Restart(config.forget.peer, decided.p, unlearn.max_visits)
-    method = RRDU(descent, correction)
-    return unlearn_phase(config, method, route, reset_optimizer=unlearn.reset_optimizer)
+    return unlearn_phase(config, RRDU(descent, correction), route)
 
 
 def _noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:

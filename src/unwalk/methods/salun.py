@@ -73,7 +73,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
     u = config.forget.peer
     method = SalUn(in_minibatches(unlearn_descent(config)), config.of(SalUnSettings).share)
     route = walks.FirstTo(u, walks.Restart(u, decided.p))
-    return unlearn_phase(config, method, route, reset_optimizer=config.unlearn.reset_optimizer)
+    return unlearn_phase(config, method, route)
 
 
 RECORD = MethodRecord(

@@ -77,11 +77,11 @@ class Scrub(Descending):
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
-    own, unlearn, u = config.of(ScrubSettings), config.unlearn, config.forget.peer
-    descent = in_minibatches(unlearn_descent(config))
-    method = Scrub(descent, own.alpha, own.gamma, own.ascents, own.batch, unlearn.clip)
+    own, u = config.of(ScrubSettings), config.forget.peer
+    descent, clip = in_minibatches(unlearn_descent(config)), config.unlearn.clip
+    method = Scrub(descent, own.alpha, own.gamma, own.ascents, own.batch, clip)
     route = walks.FirstTo(u, walks.Restart(u, decided.p))
-    return unlearn_phase(config, method, route, reset_optimizer=unlearn.reset_optimizer)
+    return unlearn_phase(config, method, route)
 
 
 RECORD = MethodRecord(

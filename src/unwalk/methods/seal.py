@@ -156,7 +156,7 @@ def _phase(config: Config, decided: Decided) -> Phase:
         decided.later_std,
         decided.reach,
     )
-    return unlearn_phase(config, method, walks.FirstTo(u, onward))
+    return unlearn_phase(config, method, walks.FirstTo(u, onward), reset_optimizer=False)
 
 
 def _decide(request: Request) -> Decided:

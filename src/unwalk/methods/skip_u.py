@@ -23,9 +23,8 @@ class SkipU(Retaining):
 
 
 def _phase(config: Config, decided: Decided) -> Phase:
-    method, reset = SkipU(unlearn_descent(config)), config.unlearn.reset_optimizer
     route = walks.Restart(config.forget.peer, 0.0)
-    return unlearn_phase(config, method, route, reset_optimizer=reset)
+    return unlearn_phase(config, SkipU(unlearn_descent(config)), route)
 
 
 RECORD = MethodRecord(

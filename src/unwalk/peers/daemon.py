@@ -205,7 +205,7 @@ def _stop_limit(folder: Path) -> float:
         return Limits().stop
 
 
-def stop_peer(folder: Path, timeout: float | None = None) -> bool:
+def stop_peer(folder: Path) -> bool:
     """Ask a peer to hand the token over and end; whether one was running."""
     if not folder.is_dir():
         raise InvalidInput(f"{folder} is no folder; a peer runs from its bundle.")
@@ -214,7 +214,7 @@ def stop_peer(folder: Path, timeout: float | None = None) -> bool:
     if pid is None:
         return False
     os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + (timeout if timeout is not None else 60.0 + _stop_limit(folder))
+    end = time.monotonic() + 60.0 + _stop_limit(folder)
     while running(bundle_store) is not None:
         if time.monotonic() > end:
             raise InvalidInput(f"the peer in {folder} (process {pid}) does not end.")

@@ -165,9 +165,7 @@ def _period(times: Sequence[str]) -> str:
 
 def _counted(receipt: Document) -> str:
     count = len(receipt["erased"])
-    return f"{count} earlier model{'' if count == 1 else 's'}" + (
-        f", {receipt['records']:,} records" if receipt["records"] else ""
-    )
+    return f"{count} earlier model{'' if count == 1 else 's'}"
 
 
 def _row(texts: Sequence[str]) -> Row:

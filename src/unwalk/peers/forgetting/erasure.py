@@ -43,17 +43,9 @@ def left_of(run: str) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A part of what a peer keeps between visits: that of walk ``run``, from visit ``hop`` on."""
-
-    run: str
-    hop: int = 0
-
-
-@dataclass(frozen=True)
 class Receipt:
     """A peer's word that it erased: ``erased`` are keyed digests of token files (see
-    :func:`hidden_name`), ``records`` is a number.
+    :func:`hidden_name`).  ``records`` is 0: nothing is signed about records.
 
     ``run`` and ``chapter`` say which forgetting it belongs to, ``end`` what the peers had decided
     that it ended with (see :mod:`unwalk.peers.decisions.walk_end`), ``time`` when it was done
@@ -145,16 +137,15 @@ def erase_since(
     chapter: int,
     *,
     keep: Collection[str],
-    kept: Iterable[Kept] = (),
-    records: int = 0,
+    runs: Iterable[str] = (),
     end: str = "",
 ) -> Receipt:
-    """Erase every token but those in ``keep``, and what ``kept`` names; the signed receipt.
+    """Erase every token but those in ``keep``, and all that this peer kept between visits of the
+    walks ``runs``; the signed receipt.
 
     ``keep`` holds the digests of the model that forgot and of tokens from before first contact:
-    everything else under ``tokens`` goes, also spare files.  ``records`` is the number of records
-    that left this peer's own store, ``end`` what the chapter ended with.  Asked again for the same
-    chapter, the answer is the same.
+    everything else under ``tokens`` goes, also spare files.  ``end`` is what the chapter ended
+    with.  Asked again for the same chapter, the answer is the same.
     """
     check_count("chapter", chapter)
     store.db.executescript(SCHEMA)
@@ -163,12 +154,12 @@ def erase_since(
     ).fetchone()
     if row is not None and row[1] is not None:
         return Receipt.from_json(json.loads(row[1]))
-    erased = _plan(store, run, chapter, keep, kept) if row is None else json.loads(row[0])
+    erased = _plan(store, run, chapter, keep, runs) if row is None else json.loads(row[0])
     _carry_out(store, erased)
     said = now().isoformat(timespec="seconds")
     name = bundle.network.name
     hidden = tuple(hidden_name(bundle, digest) for digest in erased)
-    receipt = Receipt(name, run, chapter, bundle.name, hidden, records, said, end).signed(bundle)
+    receipt = Receipt(name, run, chapter, bundle.name, hidden, 0, said, end).signed(bundle)
     with store.transaction() as db:
         db.execute(
             "UPDATE erasures SET planned = '[]', receipt = ? WHERE run = ? AND chapter = ?",
@@ -197,24 +188,14 @@ def receipt_of(store: Store, run: str, chapter: int) -> Receipt | None:
     return None if row is None or row[0] is None else Receipt.from_json(json.loads(row[0]))
 
 
-def unfinished(store: Store, run: str) -> list[int]:
-    """Chapters whose erasure was planned and has no receipt yet."""
-    store.db.executescript(SCHEMA)
-    rows = store.db.execute(
-        "SELECT chapter FROM erasures WHERE run = ? AND receipt IS NULL ORDER BY chapter", (run,)
-    )
-    return [row[0] for row in rows]
-
-
 def _plan(
-    store: Store, run: str, chapter: int, keep: Collection[str], kept: Iterable[Kept]
+    store: Store, run: str, chapter: int, keep: Collection[str], runs: Iterable[str]
 ) -> list[str]:
     """What goes: written down, with the rows that name it gone, in one transaction."""
     stay = set(keep) | store.pinned
     erased = sorted(p.stem for p in store.token_files() if p.stem not in stay)
     with store.transaction() as db:
-        for part in kept:
-            db.execute("DELETE FROM locals WHERE run = ? AND hop >= ?", (part.run, part.hop))
+        db.executemany("DELETE FROM locals WHERE run = ?", [(gone,) for gone in runs])
         for digest in erased:
             db.execute("DELETE FROM arrivals WHERE token = ?", (digest,))
             db.execute("DELETE FROM locals WHERE file = ?", (digest,))

@@ -130,17 +130,9 @@ class Requests:
 
         return self._take_in(form, sorted(map(self.records.hash, form.records)), find)
 
-    def submit_all(
-        self,
-        id: str,
-        *,
-        grade: str = "exact",
-        epsilon: float | None = None,
-        delta: float | None = None,
-        method: str | None = None,
-    ) -> Request:
+    def submit_all(self, id: str, *, grade: str = "exact") -> Request:
         """A request for all records that no other request names: of a peer that leaves."""
-        form = RequestForm(id, ("all",), grade, epsilon, delta, method)
+        form = RequestForm(id, ("all",), grade)
         return self._take_in(form, "all", self.records.hashes)
 
     def _take_in(

@@ -17,7 +17,7 @@ from unwalk.certificates.document import FILE
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
-from unwalk.peers.forgetting.erasure import Kept, Receipt, erase_since, left_of
+from unwalk.peers.forgetting.erasure import Receipt, erase_since, left_of
 from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
@@ -106,6 +106,5 @@ class Leaving:
         history.forget_runs(store, progress.runs[:-1])
         history.forget_logs(store, progress.runs[-1])
         store.archive(service.run_id)
-        kept = [Kept(run) for run in progress.runs]
         left, last = left_of(progress.network.run_id), len(progress.specs)
-        return erase_since(store, progress.bundle, left, last, keep=(), kept=kept)
+        return erase_since(store, progress.bundle, left, last, keep=(), runs=progress.runs)

@@ -18,7 +18,7 @@ from unwalk.core.grades import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
-from unwalk.peers.forgetting.erasure import Kept, erase_since, receipt_of
+from unwalk.peers.forgetting.erasure import erase_since, receipt_of
 from unwalk.peers.forgetting.plans import first_visit, for_peers, visits_at, walked
 from unwalk.peers.forgetting.requests import Batch, Request
 from unwalk.peers.identity.credentials import now
@@ -148,7 +148,7 @@ class RequestSteps:
             progress.runs[number],
             number,
             keep=keep,
-            kept=[Kept(run) for run in gone],
+            runs=gone,
             end=closing.digest,
         )
         store.archive(progress.service.run_id)
