@@ -64,9 +64,11 @@ def make_network(
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
-    said = {"streams": VERSION, **settings}
+    versioned = {"streams": VERSION, **settings}
     first_up = None if begin_with is None else tuple(begin_with)
-    network = agreed(Network(name, members, said, given, noise, lies=lies, begin_with=first_up))
+    network = agreed(
+        Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
+    )
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
@@ -190,10 +192,10 @@ def sign_request(
 def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
     """The certificates of a peer that are good now, oldest first."""
     network, _ = network_of(folder)
-    found = [read_certificate(path) for path in _issued(folder, peer)]
+    certificates = [read_certificate(path) for path in _issued(folder, peer)]
     return [
         c
-        for c in found
+        for c in certificates
         if f"{c.serial_number:x}" not in network.revoked and c.not_valid_after_utc > now()
     ]
 
@@ -201,17 +203,17 @@ def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
 def _issued(folder: Path, peer: str) -> list[Path]:
     """All certificates that a peer ever had, oldest first."""
     try:
-        found = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
+        files = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
     except OSError as error:
         raise InvalidInput(f"{folder / ISSUED} cannot be read: {error.strerror}.") from error
-    issued = [p for p in found if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
+    issued = [p for p in files if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
     return sorted(issued, key=lambda p: int(p.name.split(".")[-2]))
 
 
 def next_chapter(folder: Path) -> int:
     """The chapter after those that were decided, as far as the peers in this folder know."""
-    found = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
-    known = [number for number in found if number is not None]
+    decided = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
+    known = [number for number in decided if number is not None]
     if not known:
         raise InvalidInput(
             f"no peer in {folder} has run here, so that it cannot be known which chapter is next. "

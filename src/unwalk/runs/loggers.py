@@ -58,8 +58,8 @@ class MLflow(Logger):
     def __init__(self, uri: str, experiment: str = "unwalk") -> None:
         tracking = _loaded("mlflow.tracking", "mlflow")
         self.client = tracking.MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name(experiment)
-        made = found.experiment_id if found else self.client.create_experiment(experiment)
+        known = self.client.get_experiment_by_name(experiment)
+        made = known.experiment_id if known else self.client.create_experiment(experiment)
         self.run = self.client.create_run(made).info.run_id
         self.entities = _loaded("mlflow.entities", "mlflow")
 
