@@ -37,7 +37,6 @@ from unwalk.peers.identity.network_file import Limits, Member, Network
 from unwalk.peers.identity.trust import read_network, signed_document
 from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
-from unwalk.tasks.features import KEYS as FEATURES
 
 ISSUED = "issued"
 
@@ -273,17 +272,3 @@ def publish(folder: Path, network: Network, authority: Authority) -> Network:
         if (folder / member.name).is_dir():
             _hand_out(folder, folder / member.name)
     return network
-
-
-def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
-    """A further run of the same peers, with ``settings`` put over the present ones."""
-    network, authority = network_of(folder)
-    merged = {**network.settings, **settings}
-    if any(f"data.{key}" in settings for key in FEATURES):
-        merged.pop("data.extractor_digest", None)  # of the features before
-    merged |= settings
-    changed = agreed(
-        replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
-    )
-    changed.limits.check_token(token_size(plan_of(changed)))
-    return publish(folder, changed, authority)

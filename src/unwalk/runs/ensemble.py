@@ -214,7 +214,7 @@ def _make(
     relearn = Relearning(runners, trained) if "relearn" in parts else None
     failed: list[tuple[str, str, str]] = []
 
-    def made_of(part: str, name: str, walked: Sequence[Walked]) -> Made:
+    def made_of(part: str, walked: Sequence[Walked]) -> Made:
         if part == "outputs":
             return _outputs(runners, walked, retrained)
         if part == "relearn" and relearn is not None:
@@ -246,7 +246,7 @@ def _make(
             retrained = walked
         for part in left:
             try:
-                made = made_of(part, name, walked)
+                made = made_of(part, walked)
             except Exception as error:
                 give_up(part, name, error)
                 continue
