@@ -1,4 +1,4 @@
-"""A certificate as a page to print and to file: for data protection first, for specialists below.
+"""A certificate as a page to print and file: plain words for data protection, details below.
 
 Made from the certificate, from its sentences (:func:`unwalk.certificates.words.in_words`) and from
 what a check of it found (``to_json`` of a verdict), which stands at the top.  A certificate that

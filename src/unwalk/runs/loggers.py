@@ -1,4 +1,4 @@
-"""Trackers that a run tells of what it measures: TensorBoard, MLflow, Weights & Biases.
+"""Sends what a run measures to trackers: TensorBoard, MLflow, Weights & Biases.
 
 Each is a :class:`unwalk.runs.run.Logger`.  Only public settings and measures are sent: no model, no
 record, no noise.  The packages are extras, loaded when a logger is made.

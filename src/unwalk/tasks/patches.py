@@ -1,4 +1,4 @@
-"""Features from patches of public photographs: what pictures have in common, learned from two.
+"""Fixed features of pictures: how much its patches resemble filters from two public photographs.
 
 After Coates, Ng and Lee (2011): a picture's patches of 6 x 6 pixels, each with its own mean taken
 away and its contrast evened out, are whitened and compared with a bank of filters.  What exceeds a

@@ -330,7 +330,7 @@ def issue(
 
 
 def visits_text(visits: Sequence[dict[str, Any]]) -> str:
-    """Signed visits, one a line; the first line holds the certificates they were signed with."""
+    """Signed visits, one per line; the first line holds the certificates they were signed with."""
     pems = sorted({str(v["certificate"]) for v in visits})
     place = {pem: number for number, pem in enumerate(pems)}
     lines = [canonical({"certificates": pems})]

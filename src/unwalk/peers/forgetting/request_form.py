@@ -184,7 +184,7 @@ def _check_records(records: tuple[str, ...]) -> None:
 
 
 def read_ids(path: Path) -> tuple[str, ...]:
-    """The record ids in a text file, one a line; empty lines are passed over."""
+    """The record ids in a text file, one per line; empty lines are passed over."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Agrees with the other peers on the next chapter; tells whoever was away which there were."""
+"""Agrees with the other peers on the next chapter; sends decided ones to peers that were away."""
 
 from __future__ import annotations
 

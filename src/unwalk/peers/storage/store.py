@@ -53,7 +53,7 @@ from unwalk.peers.storage.token_files import (
 from unwalk.peers.storage.written_by import check_protocol
 
 TAKE = 0.5
-"""For so many seconds a peer that starts asks for the lock of its store."""
+"""Seconds for which a peer that starts asks for the lock of its store."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);

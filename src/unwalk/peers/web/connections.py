@@ -54,7 +54,7 @@ class HttpLimits:
     ``head``: bytes before the body.  ``read`` and ``write``: seconds for a whole question and for
     a whole answer.  ``connections``: open ones, from before the TLS handshake until the other side
     has gone; one more closes the one that has kept the endpoint waiting longest.  ``rate`` and
-    ``anonymous``: questions a second with and without the token.
+    ``anonymous``: questions per second with and without the token.
     """
 
     head: int = 16 << 10

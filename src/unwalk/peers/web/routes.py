@@ -1,4 +1,4 @@
-"""Which question gets which answer: one function a path, with what the description says of it.
+"""The paths of the endpoint: one function per path, and its part of the OpenAPI description.
 
 The page, its script and the description of the interface hold nothing of the peer; everything else
 lies under ``/v1/``, which needs the token.
