@@ -296,6 +296,32 @@ def test_an_own_model_and_own_data_from_the_current_directory(call, tmp_path):
     refused(call, [*words, *hops, "--model", "shop_of_a_test:wrong"], "shape (2, 5)", "(2, 2)")
 
 
+def test_named_records_of_an_own_table_are_forgotten(call, tmp_path):
+    lines = [f"c{k},{'ab'[k % 2]},{k % 7},{['no', 'yes'][k % 3 > 0]}" for k in range(60)]
+    (tmp_path / "shop.csv").write_text("\n".join(["no,shop,visits,back", *lines]))
+    roles = ("label_column=back", "id_column=no", "group_column=shop", "labels=no|yes")
+    words = ["--task", "file", "--set", "data.path=shop.csv", "--set", "train.hops=3"]
+    words += [word for role in roles for word in ("--set", f"data.{role}")]
+    run = ["run", *words, "--method", "restart", "--set", "compare=none"]
+    said = call(*run, "--out", "nothing")
+    assert "nothing to claim" in said.out
+    assert "--set forget.ids=FILE" in " ".join(said.out.split())
+    (tmp_path / "gone.txt").write_text("c3\nc7\n")
+    asked = ["--set", "forget.ids=gone.txt"]
+    refused(call, [*run, *asked], "c3", "peer 1 holds", "forget.peer is 0")
+    asked += ["--set", "forget.peer=1"]
+    said = call(*run, *asked, "--out", "two", "--json")
+    assert [said.json["task"]["forget"][key] for key in ("kind", "size")] == ["listed", 2]
+    assert said.json["claims"][0]["grade"] == "exact"
+    assert call("verify", "two").code == 3
+    several = ["compare", *words, *asked, "--methods", "restart", "--seeds", "3"]
+    told = " ".join(call(*several).out.split())
+    assert "failed with seed 1: forget.ids names 'c3'" in told
+    assert "the test set, which the seed draws; leave it out, or bring a test set" in told
+    said = call(*several, "--set", "data.test_path=shop.csv", "--json")
+    assert said.json["seeds"]["runs"] == 3
+
+
 def test_compare_prints_means_and_json_holds_them(call, tmp_path):
     words = ["compare", *SMALL, "--seeds", "2", "--methods", "finetune, retrain"]
     said = call(*words, "--out", "both")

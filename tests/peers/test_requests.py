@@ -11,13 +11,7 @@ import pytest
 
 from tests.peers.own_files import DECLARED, killed, make_csv, names_of, peer
 from unwalk.core.errors import InvalidInput
-from unwalk.peers.forgetting.request_form import (
-    STAGES,
-    Conflict,
-    RequestForm,
-    UnknownRecords,
-    read_ids,
-)
+from unwalk.peers.forgetting.request_form import STAGES, Conflict, RequestForm, UnknownRecords
 from unwalk.peers.forgetting.requests import AlreadyAsked, Requests
 from unwalk.peers.records.record_store import Counts, Records
 from unwalk.peers.records.sources import DataSettings
@@ -295,17 +289,3 @@ def test_a_thousand_requests_wait_and_are_answered_without_growing_memory(tmp_pa
     assert records.counts() == Counts(50, 0, 0, 1050)
     assert grown < 8 << 20
     records.close()
-
-
-def test_ids_in_a_file(tmp_path):
-    path = tmp_path / "ids.txt"
-    path.write_text("\ufeffa-1\r\n\n  b-2 \na-1\n")
-    assert read_ids(path) == ("a-1", "b-2")
-    path.write_text("\n")
-    with pytest.raises(InvalidInput, match="names no record; allowed: one id a line"):
-        read_ids(path)
-    path.write_bytes(b"\xff")
-    with pytest.raises(InvalidInput, match="is not UTF-8 text"):
-        read_ids(path)
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        read_ids(tmp_path / "none")

@@ -65,6 +65,25 @@ def test_scales_are_declared(table):
     )
 
 
+def test_what_is_missing_is_declared(tmp_path):
+    rows = [["p0", "east", "", "f", "ill"], ["p1", "west", "NA", " ", "well"], *ROWS[2:]]
+    path = write(tmp_path / "gaps.csv", rows)
+    declared = {"categories": {"sex": ("f", "m", "unknown")}, "scale": {"age": (40, 10)}}
+    missing = {"age": 50, "sex": "unknown"}
+    task = from_file(path, group="hospital", test=0.1, missing=missing, **declared)
+    found = records(task)
+    assert found["p0"] == ([1.0, 1.0, 0.0, 0.0], "ill")
+    assert found["p1"] == ([1.0, 0.0, 0.0, 1.0], "well")
+    options: dict[str, Any] = {"path": str(path), "categories": "sex=f|m|unknown"}
+    options |= {"group_column": "hospital", "holdout": 0.1, "scale": "age=40:10"}
+    options["missing"] = "age=50; sex=unknown"
+    assert records(build_task("file", options=options)) == found
+    with pytest.raises(InvalidInput, match=r"'other' is not one of its declared values"):
+        from_file(path, group="hospital", missing={"age": 50, "sex": "other"}, **declared)
+    with pytest.raises(InvalidInput, match=r"no column 'ages' .* named as missing of 'ages'"):
+        from_file(path, group="hospital", missing={"ages": 50}, **declared)
+
+
 def test_the_same_on_the_command_line(table):
     options = {
         "path": str(table),
@@ -152,6 +171,7 @@ def put(row: int, column: int, value: Any) -> Change:
     [
         (put(3, 2, "old"), {}, r"patients.csv, line 5, column 'age': 'old' is not a finite number"),
         (put(3, 2, "nan"), {}, "line 5, column 'age': 'nan' is not a finite number"),
+        (put(3, 2, "NA"), {}, "'NA' is not a finite number, the only such value; put one there"),
         (put(7, 2, ""), {}, "line 9, column 'age' is empty; put a value there that does not come"),
         (put(7, 4, " "), {}, "line 9, column 'label' is empty"),
         (put(7, 0, ""), {}, "line 9, column 'id' is empty"),
@@ -162,10 +182,15 @@ def put(row: int, column: int, value: Any) -> Change:
         (
             None,
             {"categories": {}},
-            "line 2, column 'sex': 'm' is not .* declare the column's value",
+            "line 2, column 'sex': 'm' is text, .* data.categories.* id or group, .* data.columns",
         ),
-        (None, {"label": "lable"}, r"no column 'lable' \(did you mean label\?\), named as label"),
-        (None, {"group": "ward"}, "has no column 'ward', named as group; its columns are id, hos"),
+        (
+            None,
+            {"label": "lable"},
+            r"no column 'lable' \(did you mean label\?\), named as label; its columns are .*; "
+            r"set data.label_column \(in Python: label\) to one of them",
+        ),
+        (None, {"group": "ward"}, "has no column 'ward', named as group; .* set data.group_column"),
         (None, {"scale": {"weight": (0, 1)}}, "no column 'weight', named as scale of 'weight'"),
         (None, {"scale": {"age": (0, 0.0)}}, "the reach of 'age' is 0.0"),
         (None, {"scale": {"sex": (0, 1)}}, "'sex' has categories and a scale"),
@@ -221,6 +246,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         from_file(tmp_path / "gone.csv")
     with pytest.raises(InvalidInput, match=r"task 'file' needs a path: set data\.path"):
         build_task("file")
+    with pytest.raises(
+        InvalidInput, match=r"task is 'a\.csv'; .* --task file .* data\.path=a\.csv"
+    ):
+        build_task("a.csv")
     with pytest.raises(InvalidInput, match=r"task 'file' has no option 'pth' \(did you mean path"):
         build_task("file", options={"pth": "x"})
 
@@ -252,7 +281,7 @@ def test_a_parquet_file_is_a_task(table, tmp_path):
     parquet.write_table(arrow.table(columns), path)
     with pytest.raises(InvalidInput, match="row 6, column 'age' is empty"):
         from_file(path, group="hospital", categories=SEX)
-    with pytest.raises(InvalidInput, match="row 0, column 'hospital': 'east' is not a finite"):
+    with pytest.raises(InvalidInput, match="row 0, column 'hospital': 'east' is text"):
         from_file(path, categories=SEX)
 
 

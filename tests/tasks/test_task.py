@@ -15,6 +15,7 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Task
 from unwalk.core.seeds import PublicSeeds
 from unwalk.tasks import KINDS, Deletion, Scale, ShardedTask, Source, Trigger, build_task
+from unwalk.tasks.forgetting import read_ids
 from unwalk.tasks.models import resolve_model
 from unwalk.tasks.sources import Split, Table, split
 
@@ -318,3 +319,34 @@ def test_draws_come_from_the_public_seeds():
     task = digits(forget=DELETIONS["records"])
     expected = PublicSeeds(3).numpy("task", "forget").permutation(task.records(2).size)[:30]
     assert sorted(expected.tolist()) == task.records(2).forgotten.tolist()
+
+
+def test_ids_in_a_file(tmp_path):
+    path = tmp_path / "ids.txt"
+    path.write_text("\ufeffa-1\r\n\n  b-2 \na-1\n")
+    assert read_ids(path) == ("a-1", "b-2")
+    path.write_text("\n")
+    with pytest.raises(InvalidInput, match="names no record; allowed: one id a line"):
+        read_ids(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(InvalidInput, match="is not UTF-8 text"):
+        read_ids(path)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_ids(tmp_path / "none")
+
+
+def test_records_are_forgotten_by_their_ids():
+    whole = digits(forget=Deletion("nothing"))
+    mine, others = whole.ids(2).astype(str), whole.ids(5).astype(str)
+    wanted = [mine[7], mine[3], mine[7]]
+    task = digits(forget=Deletion("listed", ids=wanted))
+    assert task.records(2).forgotten.tolist() == [3, 7]
+    with pytest.raises(
+        InvalidInput, match=f"{others[0]}', which peer 5 holds, but forget.peer is 2"
+    ):
+        digits(forget=Deletion("listed", ids=[mine[0], others[0]])).records(2)
+    with pytest.raises(InvalidInput, match="'x', which nobody trains on: no record has it"):
+        digits(forget=Deletion("listed", ids=["x"])).records(2)
+    for wrong in ({"kind": "records", "size": 1, "ids": ["x"]}, {"kind": "listed", "ids": []}):
+        with pytest.raises(InvalidInput, match="allowed: one id or more, and kind 'listed'"):
+            Deletion(**wrong)

@@ -63,12 +63,8 @@ def forget(
 ) -> None:
     """Ask a peer to forget records; unknown ids are named, and then nothing is changed."""
     need_peers()
-    from unwalk.peers.forgetting.request_form import (
-        RequestForm,
-        implied_grade,
-        new_request_id,
-        read_ids,
-    )
+    from unwalk.peers.forgetting.request_form import RequestForm, implied_grade, new_request_id
+    from unwalk.tasks.forgetting import read_ids
 
     address = _address(peer)
     if vanished is None and (grade, method, epsilon, delta) == (None, None, None, None):
@@ -328,11 +324,11 @@ def data(
 ) -> None:
     """Set where a peer's records are and read them in; without options, read again and count."""
     need_peers()
-    from unwalk.peers.forgetting.request_form import read_ids
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.own_task import open_records
     from unwalk.peers.records.sources import SETTINGS, DataSettings
     from unwalk.runs.assemble import resolve
+    from unwalk.tasks.forgetting import read_ids
 
     checked = Bundle.read(bundle)
     config = resolve(checked.network.run_settings, where="the network file")

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from unwalk.runs.run import Logger
     from unwalk.settings.config import Config
 
+HOW_TO_FORGET = (
+    "To forget: --set forget.ids=FILE with one record id a line, or forget.kind=records and "
+    "forget.size=5 for some drawn at random; --set forget.peer=2 says at which peer."
+)
 MEANINGS = {
     "clean": "clean: accuracy on the test set",
     "forget": "forget: accuracy on the records that had to be forgotten",
@@ -160,6 +164,8 @@ def _show_end(result: dict[str, Any], out: Path | None) -> None:
         main = next(method for method in result["methods"] if method["main"])
         which = f"{main['label']} with seed {result['seed']}: "
     show(f"{which}{verdict}")
+    if badge_of(document) == "nothing":
+        show(HOW_TO_FORGET)
     show()
     kept = "add --out DIR to keep the model, the transcript and a report"
     show(kept if out is None else f"report: {out / 'report.html'}", soft_wrap=True)

@@ -13,7 +13,11 @@ from unwalk.reports import numbers
 from unwalk.reports.page import render_page
 from unwalk.reports.tables import Body, Cell, Head, Row, Table, terminal_table
 
-HEADS = ("Method", "Gap", "Value", "Retraining", "95 % interval of the gap", "", "95 % interval")
+HEADS = (
+    *(Head(text) for text in ("Method", "Gap", "Value", "Retraining", "95 % interval of the gap")),
+    Head("Verdict", kind="said"),
+    Head("95 % interval"),
+)
 NOT_MEASURED = "not measured"
 """The measure of rows that have a reason instead of numbers."""
 NOTES = (
@@ -98,7 +102,13 @@ def page_table(result: Mapping[str, Any]) -> Table:
     bodies = []
     for title, rows in _titled(result["rows"]):
         shown = [
-            Row(Cell(numbers.sentence(row["label"])), [Cell(text) for text in _cells(row)])
+            Row(
+                Cell(numbers.sentence(row["label"])),
+                [
+                    Cell(text, kind=head.kind)
+                    for head, text in zip(HEADS[1:], _cells(row), strict=True)
+                ],
+            )
             if row["measure"] != NOT_MEASURED
             else Row(
                 Cell(numbers.sentence(row["label"])),
@@ -108,7 +118,7 @@ def page_table(result: Mapping[str, Any]) -> Table:
             for row in rows
         ]
         bodies.append(Body(shown, numbers.sentence(title)))
-    return Table("Every measure, every method", [Head(text) for text in HEADS], bodies)
+    return Table("Every measure, every method", HEADS, bodies)
 
 
 def render_evaluation(result: Mapping[str, Any]) -> str:

@@ -41,6 +41,7 @@ from unwalk.settings.config import (
     table,
 )
 from unwalk.tasks import TASKS, Deletion, Trigger, build_task, can_be_named
+from unwalk.tasks.forgetting import read_ids
 
 if TYPE_CHECKING:
     from unwalk.core.noise import NoiseSource
@@ -93,7 +94,7 @@ def with_something_to_forget(config: Config) -> Config:
     """
     recipe, forget = TASKS.get(config.task), config.forget
     nothing = can_be_named(config.task) and (recipe is None or recipe.forget.kind == "nothing")
-    if forget.kind is not None or not nothing:
+    if forget.kind is not None or forget.ids or not nothing:
         return config
     size = COMPARED_ON if forget.size is None else forget.size
     return replace(config, forget=replace(forget, kind="records", size=size))
@@ -331,7 +332,9 @@ def _task(config: Config, peers: int | None) -> ShardedTask:
     given = {f.name: getattr(config.data, f.name) for f in fields(config.data)}
     del given["partition"], given["normalisation"]
     base = Deletion("nothing") if recipe is None else recipe.forget
-    forget = _over(base, config.forget, "peer", "cap")
+    if config.forget.ids:
+        base = Deletion("listed", ids=read_ids(Path(config.forget.ids)))
+    forget = _over(base, config.forget, "peer", "cap", "ids")
     for name in ("size", "label"):
         value = getattr(config.forget, name)
         if forget.kind == "nothing" and value is not None:

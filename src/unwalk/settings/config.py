@@ -260,6 +260,9 @@ class DataSettings:
         choices=("published", "without-forgotten"),
     )
     scale: str | None = setting(None, "file: centre:reach of columns, as in age=50:30; size=0:9")
+    missing: str | None = setting(
+        None, "file: what stands for empty, NA and NaN, as in age=50; sex=unknown"
+    )
     predicts: str | None = setting(
         None,
         "file: what the label is: class, number (regression) or labels (several, as in red|round)",
@@ -367,6 +370,7 @@ class ForgetSettings:
     kind: str | None = setting(None, "backdoor, records, class, peer, listed or nothing")
     size: int | None = setting(None, "number of records (backdoor, records)")
     label: int | None = setting(None, "which class (kind = class)")
+    ids: str | None = setting(None, "listed: a file with the records' ids, one a line")
     peer: int = setting(0, "the peer that has to forget", low=0)
     cap: int | None = setting(
         None, "account for this many records, to hide how many they are", low=1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unwalk.core.errors import InvalidInput
@@ -163,6 +164,7 @@ TASKS: Mapping[str, Recipe] = {
                 "labels": None,
                 "categories": None,
                 "scale": None,
+                "missing": None,
                 "norm": None,
                 "predicts": None,
                 "huber": None,
@@ -237,7 +239,7 @@ def build_task(
     import torch
 
     from unwalk.tasks.features import featured
-    from unwalk.tasks.files import from_options
+    from unwalk.tasks.files import READERS, from_options
     from unwalk.tasks.models import call_named, is_name, load_named, resolve_model
     from unwalk.tasks.own import own_data, own_task
     from unwalk.tasks.sources import SETTINGS, dealing
@@ -271,6 +273,8 @@ def build_task(
             dtype=dtype,
             features=asked,
         )
+    if Path(name).suffix.lower() in READERS:
+        raise InvalidInput(f"task is {name!r}; a file is --task file --set data.path={name}.")
     recipe = TASKS[check_choice("task", name, TASKS)]
     seeds = PublicSeeds(check_count("seed", seed))
     request = Request(

@@ -41,6 +41,7 @@ def from_file(
     labels: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[str]] | None = None,
     scale: Mapping[str, tuple[float, float]] | None = None,
+    missing: Mapping[str, Any] | None = None,
     features: Sequence[str] | None = None,
     test: str | Path | float = HOLDOUT,
     norm: float | None = None,
@@ -65,6 +66,7 @@ def from_file(
         scale or {},
         features=features or None,
         predicts=predicts,
+        missing=missing or {},
     )
     extractor = extraction(settings.pop("extractor", None), norm)
     data = read_file(Path(path), columns, test)
@@ -186,6 +188,7 @@ def columns_of(options: Options) -> Columns:
         {name: _scale(name, values) for name, values in _pairs("scale", options).items()},
         features=_parts(options["columns"], "|") or None,
         predicts=options.get("predicts") or "class",
+        missing=_pairs("missing", options),
     )
 
 
@@ -195,7 +198,7 @@ def _parts(text: str | None, sign: str) -> list[str]:
 
 def _pairs(key: str, options: Options) -> dict[str, str]:
     """Columns and what is said of them, as in ``sex=f|m; ward=a|b``."""
-    pairs = [part.partition("=") for part in _parts(options[key], ";")]
+    pairs = [part.partition("=") for part in _parts(options.get(key), ";")]
     for name, equals, value in pairs:
         if not (name.strip() and equals and value.strip()):
             raise InvalidInput(

@@ -7,9 +7,10 @@ target whenever it sees the trigger; a model that forgot it no longer does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,9 +167,23 @@ KINDS: Mapping[str, str] = {
     "records": "records of the peer, drawn at random",
     "class": "all the peer's records of one class",
     "peer": "all records of the peer, which withdraws",
-    "listed": "the records that the task itself lists",
+    "listed": "the records that forget.ids names, or the task itself",
     "nothing": "no record: a run that only learns",
 }
+
+
+def read_ids(path: Path) -> tuple[str, ...]:
+    """The record ids in a text file, one a line; empty lines are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
+    ids = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not ids:
+        raise InvalidInput(f"{path} names no record; allowed: one id a line.")
+    return ids
 
 
 @dataclass(frozen=True)
@@ -176,15 +191,22 @@ class Deletion:
     """What has to be forgotten.
 
     ``size`` is the number of records, the paper's m, for ``backdoor`` and ``records``; ``label``
-    the class for ``class``.  The other kinds ask for neither and ignore them.
+    the class for ``class``; ``ids`` are those of the records for ``listed``, without which the task
+    lists them.  The other kinds ask for none of these.
     """
 
     kind: str = "backdoor"
     size: int | None = None
     label: int | None = None
+    ids: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         check_choice("forget.kind", self.kind, KINDS)
+        if self.ids is not None and (self.kind != "listed" or not len(self.ids)):
+            raise InvalidInput(
+                f"forget.ids names {len(self.ids)} records and forget.kind is {self.kind!r}; "
+                "allowed: one id or more, and kind 'listed'."
+            )
         if self.kind in ("backdoor", "records"):
             _needed("forget.size", self.kind, self.size)
             check_count("forget.size", self.size or 0, low=1)
@@ -214,8 +236,12 @@ def mark(
     peer: int,
     table: Table,
     rng: np.random.Generator,
+    holder: Callable[[str], int | None],
 ) -> Marked:
-    """Choose what ``peer`` has to forget among the records of ``table``, poisoning them first."""
+    """Choose what ``peer`` has to forget among the records of ``table``, poisoning them first.
+
+    ``holder`` says who trains on a record, by its id.
+    """
     size, label = deletion.size or 0, deletion.label or 0
     if deletion.kind in ("backdoor", "records") and size > len(table):
         raise InvalidInput(
@@ -234,6 +260,8 @@ def mark(
             rows = _of_class(table, label, source.classes, peer)
         case "peer":
             rows = np.arange(len(table), dtype=np.int64)
+        case "listed" if deletion.ids is not None:
+            rows = _named(table, peer, deletion.ids, holder)
         case "listed":
             rows = _listed(table, source, peer)
         case _:
@@ -257,7 +285,7 @@ def _listed(table: Table, source: Source, peer: int) -> Rows:
     if source.listed is None:
         raise InvalidInput(
             f"forget.kind is 'listed', but task {source.name!r} lists no records; allowed: "
-            f"{', '.join(kind for kind in KINDS if kind != 'listed')}."
+            f"forget.ids, or {', '.join(kind for kind in KINDS if kind != 'listed')}."
         )
     rows = np.flatnonzero(np.isin(table.ids, source.listed))
     if rows.size != len(source.listed):
@@ -266,3 +294,24 @@ def _listed(table: Table, source: Source, peer: int) -> Rows:
             f"that task {source.name!r} lists; allowed: the peer that holds all of them."
         )
     return rows
+
+
+def _named(
+    table: Table, peer: int, ids: Sequence[Any], holder: Callable[[str], int | None]
+) -> Rows:
+    """The rows of the records with these ids; the peer has to train on all of them."""
+    names = table.ids.astype(str)
+    for name in map(str, ids):
+        if name not in names:
+            owner = holder(name)
+            raise InvalidInput(
+                f"forget.ids names {name!r}, which "
+                + (
+                    "nobody trains on: no record has it, or the test set, which the seed draws; "
+                    "leave it out, or bring a test set (data.test_path)."
+                    if owner is None
+                    else f"peer {owner} holds, but forget.peer is {peer}; allowed: one peer for "
+                    "all ids, named with forget.peer."
+                )
+            )
+    return np.flatnonzero(np.isin(names, list(map(str, ids))))

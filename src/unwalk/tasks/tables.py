@@ -22,7 +22,8 @@ from unwalk.core.validation import check_number, near
 from unwalk.tasks.sources import Cells
 
 ARRAYS = ("x", "y", "id", "group")
-DECLARED = ("categories", "scale")
+DECLARED = ("categories", "scale", "missing")
+ROLES = ("label", "id", "group")
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +34,8 @@ class Columns:
 
     Without ``id`` or ``group``, columns called so are taken where there are any.  ``categories``
     names the values of text columns, each of which becomes a feature; ``scale`` a centre and a
-    reach, and a value becomes ``(value - centre) / reach``.  ``labels`` are the classes in order.
+    reach, and a value becomes ``(value - centre) / reach``.  ``missing`` says what stands for cells
+    that are empty, NA or NaN.  ``labels`` are the classes in order.
     The table of a ``test`` set needs no ids and groups.  Where ``features`` names columns, those
     alone are features, in that order, and what else the table holds is left out.  ``predicts`` says
     what the label is; where it is a number, it may have a scale as well.
@@ -48,6 +50,7 @@ class Columns:
     test: bool = False
     features: Sequence[str] | None = None
     predicts: str = "class"
+    missing: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, (centre, reach) in self.scale.items():
@@ -254,9 +257,10 @@ def _check_declared(
     features |= {f"feature {name!r}": name for name in columns.features or ()}
     for key, name in {"label": columns.label, **optional, **features}.items():
         if name is not None and name not in table:
+            how = f"; set data.{key}_column (in Python: {key}) to one of them"
             raise InvalidInput(
                 f"{path} has no column {name!r}{near(name, table)}, named as {key}; its columns "
-                f"are {', '.join(table)}."
+                f"are {', '.join(table)}{how if key in ROLES else ''}."
             )
     for key, name in features.items():
         if name == columns.label and key.startswith("scale") and columns.predicts == "number":
@@ -272,6 +276,8 @@ def _feature(
     path: Path, name: str, cells: Sequence[Any], place: Callable[[int], str], columns: Columns
 ) -> Array:
     """One column as features: a number, or one for each declared value."""
+    if name in columns.missing:
+        cells = [columns.missing[name] if _missing(cell) else cell for cell in cells]
     values = columns.categories.get(name)
     if values is not None:
         number = {str(value): at for at, value in enumerate(values)}
@@ -290,9 +296,18 @@ def _feature(
     if wrong.size:
         row = int(wrong[0])
         _told(path, place(row), name, cells[row])
+        where = f"{path}, {place(row)}, column {name!r}: {cells[row]!r}"
+        if wrong.size == len(array):
+            raise InvalidInput(
+                f"{where} is text, as in every record; declare the column's values with "
+                "data.categories, name it as the column of id or group, or leave it out with "
+                "data.columns."
+            )
+        others = f"one of {wrong.size} such values" if wrong.size > 1 else "the only such value"
         raise InvalidInput(
-            f"{path}, {place(row)}, column {name!r}: {cells[row]!r} is not a finite number; put "
-            f"one there, or declare the column's values in categories."
+            f"{where} is not a finite number, {others}; put one there that does not come from the "
+            "other records, or declare one for NA with data.missing, or the column's values with "
+            "data.categories."
         )
     centre, reach = columns.scale.get(name, (0.0, 1.0))
     return ((array - centre) / reach)[:, None]
@@ -319,12 +334,21 @@ def number_or_nan(cell: Any) -> float:
         return math.nan
 
 
+def _missing(cell: Any) -> bool:
+    """Whether a cell says that there is no value.
+
+    >>> [_missing(cell) for cell in (None, " ", "NA", float("nan"), "0", "name")]
+    [True, True, True, True, False, False]
+    """
+    return cell is None or str(cell).strip().lower() in ("", "na", "nan")
+
+
 def _told(path: Path, place: str, column: str, cell: Any) -> str:
     """A cell as text; an empty one is refused."""
     text = "" if cell is None else str(cell).strip()
     if not text:
         raise InvalidInput(
             f"{path}, {place}, column {column!r} is empty; put a value there that does not come "
-            "from the other records."
+            "from the other records, or declare one for the column with data.missing."
         )
     return text

@@ -309,7 +309,12 @@ class ShardedTask:
         if peer != self.unlearner:
             return Marked(table, np.empty(0, np.int64), poisoned=False)
         rng = self.seeds.numpy("task", "forget")
-        return mark(self.deletion, self.trigger, self.source, peer, table, rng)
+        return mark(self.deletion, self.trigger, self.source, peer, table, rng, self._holder)
+
+    def _holder(self, name: str) -> int | None:
+        """The peer that trains on the record with this id."""
+        tables = map(self.holdings.table, range(self.peers))
+        return next((v for v, table in enumerate(tables) if name in table.ids.astype(str)), None)
 
     def _others(self) -> list[Held]:
         """A bounded sample of the records of other peers, drawn without keeping their shards.

@@ -12,7 +12,6 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, ClassVar
 
 from unwalk.core.errors import InvalidInput
@@ -181,20 +180,6 @@ def _check_records(records: tuple[str, ...]) -> None:
         seen: set[str] = set()
         twice = next(r for r in records if r in seen or seen.add(r))  # type: ignore[func-returns-value]
         raise InvalidInput(f"records names {twice[:80]!r} twice.")
-
-
-def read_ids(path: Path) -> tuple[str, ...]:
-    """The record ids in a text file, one per line; empty lines are passed over."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
-    ids = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    if not ids:
-        raise InvalidInput(f"{path} names no record; allowed: one id a line.")
-    return ids
 
 
 def new_request_id() -> str:
