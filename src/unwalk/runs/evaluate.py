@@ -41,12 +41,11 @@ from unwalk.measures.ulira import ENOUGH, LEAST, ulira
 from unwalk.methods import METHODS
 from unwalk.reports.evaluation_page import NOT_MEASURED, render_evaluation
 from unwalk.reports.result import TOOK
-from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.assemble import assemble
 from unwalk.runs.ensemble import BEFORE, Ensemble, gather
 from unwalk.runs.run import methods_of
-from unwalk.runs.store import CONFIG, write_file
+from unwalk.runs.store import settings_of, write_file
 from unwalk.runs.sweep import Count, Failed, Say, uncounted, unsaid
-from unwalk.settings.config import read_toml
 from unwalk.tasks import can_be_named
 from unwalk.tasks.task import ShardedTask, check_classes
 
@@ -566,10 +565,7 @@ def evaluate(
     for name in measures:
         check_choice("measures", name, MEASURES)
     chosen = [name for name in MEASURES if name in measures or not measures]
-    path = run_dir / CONFIG
-    if not path.is_file():
-        raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
-    config = resolve({}, read_toml(path), file_name=str(path))
+    config = settings_of(run_dir)
     if task is None and not can_be_named(config.task):
         raise InvalidInput(
             f"the run was made with the task {config.task!r}, which was brought along; call "
