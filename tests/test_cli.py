@@ -355,6 +355,13 @@ def test_settings_are_listed_as_a_run_would_take_them(call):
     listed = {s["setting"]: s["default"] for s in call("settings", "--json").json}
     assert listed.keys() == flatten(defaults()).keys()
     assert (listed["unlearn.direction"], listed["unlearn.hops"]) == ("forget", 200)
+    part = [s["setting"] for s in call("settings", "forget.", "--json").json]
+    assert part == [key for key in listed if key.startswith("forget.")]
+    said = call("settings", "forgot")
+    assert (said.code, said.err) == (
+        2,
+        "unwalk: no setting has 'forgot' in its name; unwalk settings lists all.\n",
+    )
     paper = call("settings", "--preset", "paper", "--task", "blobs", "--json").json
     assert {s["setting"]: s["default"] for s in paper}["train.optimizer"] == "adam"
     said = call("settings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,28 @@ def test_one_run_is_audited_from_the_command_line(call):
 def test_jobs_change_nothing(monkeypatch):
     monkeypatch.setattr(audits, "CELL", 4)
     assert audit(game(), 8, jobs=2) == audit(game(), 8)
+
+
+def test_the_legend_is_one_line_apart_from_the_axis():
+    found = re.findall(
+        r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', chart_file(audit(game(), 8))
+    )
+    rows: dict[str, list[tuple[float, str]]] = {}
+    for x, y, text in found:
+        rows.setdefault(y, []).append((float(x), text))
+    (legend,) = [row for row in rows.values() if "nominal" in dict(map(reversed, row))]
+    told = [text for _, text in sorted(legend)]
+    assert told == [
+        "audited",
+        "audited, claim exceeded",
+        "claims:",
+        "nominal",
+        "certified",
+        "exact",
+        "cap",
+    ]
+    (axis,) = [row for row in rows.values() if "epsilon" in dict(map(reversed, row))]
+    assert "0" in dict(map(reversed, axis))
 
 
 def test_the_page_escapes_what_it_is_given():

@@ -209,8 +209,17 @@ GUARDS = (
     Guard(
         "a vote counts up to the revocation of its certificate",
         "peers/decisions/votes.py",
-        "chapter=matter.chapter)\n        if seen not in self.known:",
-        "chapter=None)\n        if seen not in self.known:",
+        "chapter=matter.chapter)\n        except NotInForce:",
+        "chapter=None)\n        except NotInForce:",
+        "tests/peers/test_lies.py"
+        "::test_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "a decision stands with the votes of as many revoked keys as may lie",
+        "peers/decisions/votes.py",
+        "if len(revoked) > matter.rules.lies:",
+        "if len(revoked) > matter.rules.lies + 1:",
         "tests/peers/test_lies.py"
         "::test_votes_and_receipts_of_a_peer_count_up_to_the_chapter_of_its_revocation",
         "DID NOT RAISE",

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from unwalk.cli.terminal import export_to
 from unwalk.core.errors import InvalidInput
 from unwalk.reports.exports import (
     FORMATS,
@@ -126,6 +127,12 @@ def test_a_sweep_has_its_points_and_what_failed(swept: Json, tmp_path) -> None:
     assert [line["unlearn.p"] for line in lines] == ["0.1", "0.2"]
     assert float(lines[0]["gap.clean low"]) == -0.03
     assert r"No 100 \% \& no\_head" in (tmp_path / "sweep.tex").read_text()
+
+
+def test_a_format_without_a_file_is_named(swept: Json, tmp_path, capsys) -> None:
+    export_to(tmp_path, "csv,svg", swept)
+    said = capsys.readouterr().err
+    assert said == f"exported: 2 files in {tmp_path / 'export'}; no picture for svg\n"
 
 
 def test_tex_escapes_what_tex_reads() -> None:

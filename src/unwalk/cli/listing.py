@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import typer
+
 from unwalk.cli.terminal import JsonOption, PresetOption, TaskOption, changes_of, listing
+from unwalk.core.errors import InvalidInput
 
 
 def methods(json_: JsonOption = False) -> None:
@@ -28,7 +31,10 @@ def tasks(json_: JsonOption = False) -> None:
 
 
 def settings(
-    task: TaskOption = None, preset: PresetOption = None, json_: JsonOption = False
+    part: str = typer.Argument("", help="Only settings with this in their name, as in data."),
+    task: TaskOption = None,
+    preset: PresetOption = None,
+    json_: JsonOption = False,
 ) -> None:
     """List every setting, with its default."""
     from unwalk.runs.assemble import resolve
@@ -38,5 +44,8 @@ def settings(
     rows = [
         {"setting": key, "default": row.value, "meaning": row.help}
         for key, row in table(config).items()
+        if part in key
     ]
+    if not rows:
+        raise InvalidInput(f"no setting has {part!r} in its name; unwalk settings lists all.")
     listing(rows, json_)

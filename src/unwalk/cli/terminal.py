@@ -252,10 +252,12 @@ def export_to(out: Path | None, formats: str, result: Mapping[str, Any]) -> None
     """Write the tables and pictures of a result beside it, and say where they are."""
     if not formats or out is None:
         return
-    from unwalk.reports.exports import export
+    from unwalk.reports.exports import export, formats_of
 
     files = export(result, out / "export", formats)
-    say(f"exported: {len(files)} files in {out / 'export'}")
+    made = {path.suffix[1:] for path in files}
+    none = ", ".join(kind for kind in formats_of(formats) if kind not in made)
+    say(f"exported: {len(files)} files in {out / 'export'}" + (none and f"; no picture for {none}"))
 
 
 def use_cluster(address: str | None, config: Config) -> None:

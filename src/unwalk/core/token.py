@@ -67,6 +67,10 @@ class Layout:
         return {n: p.view(s) for n, s, p in zip(self.names, self.shapes, pieces, strict=True)}
 
 
+MOST_STEPS = (1 << 48) - 1
+"""Steps that a token counts: further ones would change no step size."""
+
+
 @dataclass(frozen=True, eq=False)
 class Token:
     """Parameters, buffers, moments, kept iterates, sums of data, and the position in the walk."""

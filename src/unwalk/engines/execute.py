@@ -53,7 +53,7 @@ from unwalk.core.program import (
     Steps,
 )
 from unwalk.core.rounding import grid_for, onto_ball
-from unwalk.core.token import State, Workspace
+from unwalk.core.token import MOST_STEPS, State, Workspace
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.edits import edit, soft_targets
 from unwalk.engines.per_example import Batch, add_clipped
@@ -222,7 +222,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _count(op: Steps, bench: Bench, counter: int) -> None:
-    """Remember how many steps the moments have seen."""
+    """Remember how many steps the moments have seen, up to :data:`MOST_STEPS`."""
+    counter = min(counter, MOST_STEPS)
     if op.rule.state == "carried":
         bench.work.optimizer_steps = counter
     elif op.rule.state == "local":

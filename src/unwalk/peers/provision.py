@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -20,6 +20,7 @@ from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
+from unwalk.peers.decisions.decided import check_decided
 from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
@@ -34,7 +35,7 @@ from unwalk.peers.identity.credentials import (
     request_of,
 )
 from unwalk.peers.identity.network_file import Limits, Member, Network
-from unwalk.peers.identity.trust import read_network, signed_document
+from unwalk.peers.identity.trust import NotInForce, Trust, read_network, signed_document
 from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
 
@@ -237,12 +238,36 @@ def _decided(store: Path) -> int | None:
         raise InvalidInput(f"{store} cannot be read ({why}); give --chapter.") from error
 
 
+def _check_votes(folder: Path, network: Network) -> None:
+    """Refuse a network file with which something that was decided would count no more.
+
+    That is read at each peer in ``folder`` that can be read.
+    """
+    authority = read_certificate(folder / "ca.pem")
+    for store in sorted(folder.glob("*/store/state.sqlite")):
+        with suppress(OSError, sqlite3.Error), closing(read_only(store)) as db:
+            try:
+                check_decided(Trust(authority, network), db)
+            except NotInForce as error:
+                raise InvalidInput(
+                    f"with that revocation {error} No certificate that rests on it would verify "
+                    "any more, and requests that wait for theirs would end without. Name a later "
+                    "chapter, or add --confirm."
+                ) from error
+
+
 def revoke(
-    folder: Path, peer: str, *, keep_latest: bool = False, chapter: int | None = None
+    folder: Path,
+    peer: str,
+    *,
+    keep_latest: bool = False,
+    chapter: int | None = None,
+    confirm: bool = False,
 ) -> Network:
     """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one).
 
     From ``chapter`` on nothing counts that was signed with them: the next one, if none is given.
+    Where that takes the votes away that something rests on, somebody has to ``confirm`` it.
     """
     network, authority = network_of(folder)
     network.index(peer)
@@ -252,16 +277,32 @@ def revoke(
     if not issued:
         other = " but its newest" if keep_latest else ""
         raise InvalidInput(f"{peer} has no certificate{other} from {folder}.")
-    serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
     first = next_chapter(folder) if chapter is None else chapter
-    return publish(folder, network.without(serials, first), authority)
+    changed = network.without(tuple(map(_serial, issued)), first)
+    if not confirm:
+        _check_votes(folder, changed)
+    return publish(folder, changed, authority)
 
 
-def rotate(folder: Path, peer: str, days: float = PEER_DAYS, chapter: int | None = None) -> Path:
+def _serial(path: Path) -> str:
+    return f"{read_certificate(path).serial_number:x}"
+
+
+def rotate(
+    folder: Path,
+    peer: str,
+    days: float = PEER_DAYS,
+    chapter: int | None = None,
+    *,
+    confirm: bool = False,
+) -> Path:
     """New keys and certificate for a peer of this machine; its earlier ones are revoked."""
     first = next_chapter(folder) if chapter is None else chapter
+    network, _ = network_of(folder)
+    if not confirm:
+        _check_votes(folder, network.without(tuple(map(_serial, _issued(folder, peer))), first))
     bundle = make_bundle(folder, peer, days)
-    revoke(folder, peer, keep_latest=True, chapter=first)
+    revoke(folder, peer, keep_latest=True, chapter=first, confirm=True)
     return bundle
 
 

@@ -175,10 +175,8 @@ def chart(document: Document) -> Markup:
     top = max([1.0, *values]) * 1.08
     x = Scale(0.0, top, LEFT, WIDE - 20.0)
     height = TOP + ROW * len(rows) + 40.0
-    body = [
-        words("epsilon", LEFT, TOP - 26.0, class_="tick"),
-        *_legend(),
-    ]
+    body = [words("epsilon", LEFT - 10.0, height - 16.0, class_="tick", text_anchor="end")]
+    body += _legend()
     step = next(s for s in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 50.0, 1e9) if top / s <= 8.0)
     at = 0.0
     while at <= top:
@@ -225,20 +223,21 @@ def chart_file(document: Document) -> str:
 
 def _legend() -> list[Markup]:
     """What bars, ticks and marks mean."""
-    y = TOP - 30.0
+    y, ink = TOP - 30.0, "var(--ink)"
     return [
-        tag("rect", x=LEFT - 200.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--wrong)"),
-        words("audited, claim exceeded", LEFT - 177.0, y + 2.0, class_="tick"),
-        tag("rect", x=LEFT + 70.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--main)"),
-        words("audited", LEFT + 93.0, y + 2.0, class_="tick"),
-        marker(3, LEFT + 155.0, y - 3.0, 5.0, fill="var(--ink)"),
-        words("nominal", LEFT + 165.0, y + 2.0, class_="tick"),
-        marker(0, LEFT + 228.0, y - 3.0, 5.0, fill="var(--ink)"),
-        words("certified", LEFT + 238.0, y + 2.0, class_="tick"),
-        marker(1, LEFT + 303.0, y - 3.0, 5.0, fill="var(--ink)"),
-        words("exact", LEFT + 313.0, y + 2.0, class_="tick"),
-        tag("line", x1=LEFT + 360.0, x2=LEFT + 360.0, y1=y - 10.0, y2=y + 4.0, class_="start"),
-        words("cap", LEFT + 367.0, y + 2.0, class_="tick"),
+        tag("rect", x=40.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--main)"),
+        words("audited", 63.0, y + 2.0, class_="tick"),
+        tag("rect", x=140.0, y=y - 8.0, width=18.0, height=10.0, fill="var(--wrong)"),
+        words("audited, claim exceeded", 163.0, y + 2.0, class_="tick"),
+        words("claims:", 350.0, y + 2.0, class_="tick"),
+        marker(3, 413.0, y - 3.0, 5.0, fill=ink),
+        words("nominal", 423.0, y + 2.0, class_="tick"),
+        marker(0, 493.0, y - 3.0, 5.0, fill=ink),
+        words("certified", 503.0, y + 2.0, class_="tick"),
+        marker(1, 578.0, y - 3.0, 5.0, fill=ink),
+        words("exact", 588.0, y + 2.0, class_="tick"),
+        tag("line", x1=648.0, x2=648.0, y1=y - 10.0, y2=y + 4.0, class_="start"),
+        words("cap", 655.0, y + 2.0, class_="tick"),
     ]
 
 

@@ -179,13 +179,17 @@ def hidden_name(bundle: Bundle, digest: str) -> str:
     return hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()
 
 
-def receipt_of(store: Store, run: str, chapter: int) -> Receipt | None:
-    """This peer's receipt for a chapter, if it has signed one."""
+def receipt_of(store: Store, bundle: Bundle, run: str, chapter: int) -> Receipt | None:
+    """This peer's receipt for a chapter, if it has signed one: under its present certificate."""
     store.db.executescript(SCHEMA)
     row = store.db.execute(
         "SELECT receipt FROM erasures WHERE run = ? AND chapter = ?", (run, chapter)
     ).fetchone()
-    return None if row is None or row[0] is None else Receipt.from_json(json.loads(row[0]))
+    if row is None or row[0] is None:
+        return None
+    receipt = Receipt.from_json(json.loads(row[0]))
+    signed_now = receipt.certificate == bundle.certificate_pem.decode()
+    return receipt if signed_now else receipt.signed(bundle)
 
 
 def _plan(

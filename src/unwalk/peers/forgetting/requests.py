@@ -250,7 +250,8 @@ class Requests:
         """Take requests to a later stage, all of them or none; the same stage again is allowed.
 
         What is given beside the stage is put down with it.  A request that is ``refused`` gives
-        its records back, one that is ``done`` no longer knows which they were.
+        its records back, unless they are erased; one that is ``done`` no longer knows which they
+        were.
         """
         check_choice("stage", stage, STAGES)
         with self.records.transaction() as db:
@@ -273,7 +274,7 @@ class Requests:
                         )
                     ]
                     db.execute("DELETE FROM asked WHERE request = ?", (request.number,))
-                    if stage == "refused":
+                    if stage == "refused" and request.stage != "erasing":
                         self.records.include(hashes)
 
     def put_back(self, chapter: int) -> tuple[str, ...]:
@@ -308,7 +309,7 @@ def _may_follow(before: str, after: str) -> bool:
     (True, False)
     """
     if after == "refused":
-        return before in ("received", "waiting", "walking", "refused")
+        return before not in ("committed", "done")
     return before != "refused" and STAGES.index(after) >= STAGES.index(before)
 
 

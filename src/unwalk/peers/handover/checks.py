@@ -9,6 +9,7 @@ from pathlib import Path
 
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.plan import Move
+from unwalk.peers.handover.log_rules import Place
 from unwalk.peers.handover.visit import ATTEMPTS, Work
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.identity.trust import Trust
@@ -122,8 +123,8 @@ class OfferChecks:
         if not path or path[-1] != said.receiver:
             raise Corrupt("the move does not end at its receiver.")
         self._peers([said.mover], "mover")
-        if said.attempt > ATTEMPTS:
-            raise Corrupt(f"attempt is {said.attempt}; allowed: up to {ATTEMPTS}.")
+        if said.attempt >= ATTEMPTS:
+            raise Corrupt(f"attempt is {said.attempt}; allowed: up to {ATTEMPTS - 1}.")
         return Move(said.receiver, path, said.memory)
 
     def _entry(self, parcel: Parcel, entry: Entry) -> None:
@@ -155,13 +156,24 @@ class OfferChecks:
         largest = self.network.limits.weight
         check_token(file, self.work.expected, self.work.optional, largest)
 
-    def final_content(self, path: Path) -> None:
-        """The bytes of the token after the last hop."""
+    @staticmethod
+    def agrees(file: TokenFile, place: Place) -> None:
+        """Refuse a token that is not where its log says, or remembers another way to there.
+
+        Whoever visits signs that the token came from there, and follows the route from there.
+        """
+        if (file.header["at"], file.header["memory"]) != (place.last, place.memory):
+            raise Refused("the token is at another place of the route than its log.")
+
+    def final_content(self, path: Path, place: Place | None) -> None:
+        """The bytes of the token after the last hop; ``place`` is where its log ends, if known."""
         file = open_token(path, len(self.network.peers))
         self._tensors(file)
         done = file.header["hop"] - self.work.base
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")
+        if place is not None:
+            self.agrees(file, place)
 
     def route(self, offer: Offer, memory: Mapping[str, int]) -> None:
         """The sender has to follow the route, which anybody can draw again.

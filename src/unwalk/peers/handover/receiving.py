@@ -165,10 +165,7 @@ class Receiving:
         self.early_visits.begin(incoming, offer, file, kept)
 
     async def _check_log(self, offer: Offer, file: TokenFile, data: bytes) -> list[Entry]:
-        """Check a token's log back to the last entry that is known here; what came before it.
-
-        The token has to remember of its route what its log says.
-        """
+        """Check a token's log back to the last entry that is known here; what came before it."""
         walk = self.walk
         assert offer.entry is not None
         sent: dict[str, Entry] = {}
@@ -181,8 +178,9 @@ class Receiving:
         pem, chapter = offer.entry["certificate"], walk.chapter.number
         walk.trust.identity(pem, past=True, chapter=chapter)
         fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
-        if (offer.mover, file.header["memory"]) != (place.at, place.memory):
-            raise Refused("the token was sent on from another place of the route than its log's.")
+        if offer.mover != place.at:
+            raise Refused(f"peer {offer.mover} sends the token on, but peer {place.at} had it.")
+        walk.gate.agrees(file, place)
         return fresh
 
     async def answer(self, sender: int, message: ms.Message) -> Answer:

@@ -300,7 +300,7 @@ class NextChapter:
         progress = self.progress
         if not 0 < number < len(progress.runs):
             return None
-        receipt = receipt_of(progress.store, progress.runs[number], number)
+        receipt = receipt_of(progress.store, progress.bundle, progress.runs[number], number)
         return None if receipt is None else receipt.to_json()
 
     def _from(self, number: int) -> list[Any]:
