@@ -112,20 +112,20 @@ def _own_method(name: str) -> MethodRecord:
     """What a user's name stands for: a record, or a function that returns one."""
     from unwalk.tasks.models import call_named, load_named, load_object
 
-    found = load_object(name, "method")
-    if not isinstance(found, MethodRecord):
-        found = call_named(load_named(name, "method"), name, "method")
-    if not isinstance(found, MethodRecord):
+    record = load_object(name, "method")
+    if not isinstance(record, MethodRecord):
+        record = call_named(load_named(name, "method"), name, "method")
+    if not isinstance(record, MethodRecord):
         raise InvalidInput(
-            f"method {name!r} gave a {type(found).__name__}; allowed: a "
+            f"method {name!r} gave a {type(record).__name__}; allowed: a "
             "unwalk.methods.record.MethodRecord, or a function that returns one."
         )
-    if found.settings is not None and found.settings.key in defaults().sections:
+    if record.settings is not None and record.settings.key in defaults().sections:
         raise InvalidInput(
-            f"method {name!r} calls its settings {found.settings.key!r}; allowed: a name that no "
+            f"method {name!r} calls its settings {record.settings.key!r}; allowed: a name that no "
             "other section has."
         )
-    return own(found, name)
+    return own(record, name)
 
 
 def _check_device(device: str, precision: str) -> None:

@@ -38,6 +38,7 @@ from unwalk.core.plan import Graph, Kept, Local, Progress
 from unwalk.core.token import Token, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
+from unwalk.runs.assemble import resolve
 from unwalk.runs.metrics import Reading
 from unwalk.settings.config import Config, Value, apply, flatten, read_written, to_toml
 from unwalk.tasks.blobs import Blobs
@@ -233,6 +234,14 @@ class Folder:
         for parent in self.new_parents:
             with suppress(OSError):  # not empty, or never made
                 parent.rmdir()
+
+
+def settings_of(run_dir: Path) -> Config:
+    """The settings of a finished run, as its folder has them."""
+    path = run_dir / CONFIG
+    if not path.is_file():
+        raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
+    return resolve({}, read_written(path), file_name=str(path))
 
 
 def _ours(out: Path) -> bool:
