@@ -101,19 +101,6 @@ def test_the_lease_is_long_enough_for_the_token(tmp_path):
     assert not (tmp_path / "refused").exists()
 
 
-def test_a_later_run_whose_tokens_are_larger_is_refused_with_limits_that_are_too_small(tmp_path):
-    folder = tmp_path / "net"
-    size = token_size(plan_of(made(folder)))
-    larger = {"data.features": 400}
-    assert token_size(plan_of(provision.next_run(folder, larger))) > size
-    tight = tmp_path / "tight"
-    made(tight, limits={"token_bytes": max(1024, size)})
-    before = (tight / "network.json").read_bytes()
-    with pytest.raises(InvalidInput, match=r"limits\.token_bytes is"):
-        provision.next_run(tight, larger)
-    assert (tight / "network.json").read_bytes() == before
-
-
 def test_no_token_of_a_walk_is_larger_than_the_least_limit_that_is_allowed(tmp_path):
     """The file of a token is larger than its tensors."""
 

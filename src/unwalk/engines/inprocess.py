@@ -19,7 +19,15 @@ from unwalk.core.program import Program, Visit, round_arrival
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.cuda import CapturedSteps, executor_for
-from unwalk.engines.execute import BareLinear, Bench, check_finite, execute, head_of, prepared
+from unwalk.engines.execute import (
+    BareLinear,
+    Bench,
+    check_finite,
+    check_start,
+    execute,
+    head_of,
+    prepared,
+)
 
 
 class InProcess:
@@ -41,6 +49,7 @@ def _carry_out(plan: Plan, index: int, sink: Sink | None, resume: Progress | Non
     torch.set_num_threads(speed.threads)
     device = torch.device(speed.device)
     work = Workspace(build_model(plan.task.model, plan.seeds.integer("model")), device)
+    check_start(plan, work.parameters)
     walk = Walk(plan, work, resume)
     steps, executor = None, executor_for(device)
     if executor is not None and renewed(plan.task.loss) is plan.task.loss:
