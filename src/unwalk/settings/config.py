@@ -600,6 +600,8 @@ LATER: Mapping[str, Value] = {
     "data.forget_set": None,
     "data.predicts": None,
     "data.huber": None,
+    "data.missing": None,
+    "forget.ids": None,
     "sums.bits": None,
 }
 """Settings that came after runs were named, with what they were before: these do not count."""
