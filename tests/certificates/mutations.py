@@ -24,6 +24,9 @@ ODD: list[Any] = [
     *("exact", "certified", "refused", "secret", "-----BEGIN CERTIFICATE-----\n\n"),
 ]
 
+GONE = object()
+"""In the place of a key or an entry that goes."""
+
 
 def mutated(document: dict[str, Any], rng: Random) -> tuple[str, dict[str, Any]]:
     """A copy with one thing changed, and where."""
@@ -68,6 +71,33 @@ def mutants(
             where += f" {place}"
         if copy != document or json.dumps(copy) != json.dumps(document):
             yield seed, where, copy
+
+
+def everything(document: dict[str, Any], each: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Copies with one thing changed: every place of the document, some of the odd values each.
+
+    Also every key gone, every object with a key more, every list without its last entry.
+    """
+    for number, (path, value) in enumerate(places(document)):
+        if not path:
+            continue
+        like = [0, 1, value + 1, 2**40] if type(value) is int else []
+        like += [value * 2, 1e-9] if type(value) is float else []
+        like += [SENTENCE, f"{value}x", value.upper()] if isinstance(value, str) else []
+        like += [value[:-1], value[::-1], value * 2] if isinstance(value, list) else []
+        like += [{**value, "more": SENTENCE}, {}] if isinstance(value, dict) else []
+        odd = [ODD[(number + k) % len(ODD)] for k in range(each)]
+        for other in [GONE, *odd, *like]:
+            copy = json.loads(json.dumps(document))
+            parent: Any = copy
+            for step in path[:-1]:
+                parent = parent[step]
+            if other is GONE:
+                del parent[path[-1]]
+            else:
+                parent[path[-1]] = other
+            if copy != document or json.dumps(copy) != json.dumps(document):
+                yield ".".join(map(str, path)), copy
 
 
 def told(place: Path, *words: Any) -> dict[str, Any]:

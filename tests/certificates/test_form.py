@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.certificates.mutations import ODD, SENTENCE, mutants, told, written
+from tests.certificates.mutations import ODD, SENTENCE, everything, mutants, told, written
 from tests.certificates.test_tampering import folder as folder
 from unwalk.certificates import read_certificate, verify
-from unwalk.certificates.document import misformed
+from unwalk.certificates.document import FILE, MODEL, misformed
 from unwalk.certificates.form import Fields, Listed, Or, Row, wrong
 from unwalk.certificates.signing import load_key, sign
 from unwalk.certificates.words import chance
@@ -51,6 +51,28 @@ def test_a_changed_certificate_of_a_run_never_ends_in_a_traceback(folder, tmp_pa
 @pytest.mark.soak
 def test_many_changed_certificates_of_a_run_never_end_in_a_traceback(folder, tmp_path):
     assert fuzzed(folder, tmp_path / "run", range(1000, 6000)) > 100
+
+
+def taken(folder: Path, each: int, every: int) -> list[str]:
+    """The places whose change is not noticed, when the issuer signs each ``every``-th change."""
+    key, document = load_key(folder.parent / "key.pem"), read_certificate(folder / FILE)
+    transcript = Transcript.read(folder / "transcript.jsonl")
+    model = (folder / MODEL).read_bytes()
+    assert verify(document, transcript, model=model).problems == ()
+    found = []
+    for number, (where, other) in enumerate(everything(document, each)):
+        if number % every:
+            continue
+        signed = sign(other, key)
+        verdict = verify(signed, transcript, model=model)
+        if signed != document and not verdict.problems:
+            found.append(where)
+    return found
+
+
+@pytest.mark.parametrize("each_every", [(1, 5), pytest.param((9, 1), marks=pytest.mark.soak)])
+def test_no_place_of_a_runs_certificate_can_be_changed(folder, each_every):
+    assert taken(folder, *each_every) == []
 
 
 def closed(shape: Any) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.certificates.mutations import SENTENCE, mutants, told, written
+from tests.certificates.mutations import SENTENCE, everything, mutants, told, written
 from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
 from tests.peers.liars import Liar
 from unwalk.certificates.document import misformed, read_certificate, text_of
 from unwalk.certificates.signing import sign
-from unwalk.core.errors import Corrupt
+from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.certificate_archive import packed, unpack
 from unwalk.peers.forgetting.erasure import Receipt
@@ -104,6 +104,37 @@ def test_nothing_that_a_member_signs_is_checked_but_what_is_so(past, kind, tmp_p
 @pytest.mark.parametrize("kind", ["chapter", "quiet"])
 def test_nothing_of_many_that_a_member_signs_is_checked_but_what_is_so(past, kind, tmp_path):
     assert fuzzed(past, kind, tmp_path / "run", range(10_000, 14_000)) > 10
+
+
+def all_changed(past: Any, kind: str, folder: Path, each: int, every: int) -> set[str]:
+    """The places whose change is not refused, when the issuer signs each ``every``-th change."""
+    place, trust = copied(past, kind, folder), past.here.folder / "ca.pem"
+    document = read_certificate(place)
+    good = told(place, "--trust", trust)
+    taken = set[str]()
+    for number, (where, other) in enumerate(everything(document, each)):
+        signed = resigned(past, other)
+        if number % every or signed == document or not written(place, signed):
+            continue
+        try:
+            if peer_certificate.verified(place, trust)["problems"]:
+                continue
+        except UnwalkError:
+            continue
+        said = told(place, "--trust", trust)
+        taken.add(where)
+        assert said["checked"] == good["checked"], where
+        assert SENTENCE not in place.with_name("page.html").read_text(), where
+    return taken
+
+
+@pytest.mark.parametrize("each_every", [(1, 23), pytest.param((4, 1), marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["chapter", "quiet"])
+def test_no_place_of_a_certificate_can_be_changed_but_what_is_stated(
+    past, kind, each_every, tmp_path
+):
+    taken = all_changed(past, kind, tmp_path / "run", *each_every)
+    assert {where.removeprefix("peers.").partition(".")[0] for where in taken} <= set(ALONE)
 
 
 @pytest.mark.parametrize(

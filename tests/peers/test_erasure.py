@@ -110,8 +110,8 @@ def test_everything_but_what_is_kept_goes(tmp_path, bundles):
         data = store.file(name).read_bytes()
         assert hashlib.sha256(data).hexdigest() == name
     assert erase(store, bundles[1], names) == receipt  # asked again: the same answer
-    assert receipt_of(store, RUN, 1) == receipt
-    assert receipt_of(store, RUN, 2) is None
+    assert receipt_of(store, bundles[1], RUN, 1) == receipt
+    assert receipt_of(store, bundles[1], RUN, 2) is None
     store.close()
 
 
@@ -120,7 +120,7 @@ def test_tokens_that_cannot_be_listed_are_not_said_to_be_erased(tmp_path, bundle
     with unreadable(store.tokens), pytest.raises(PermissionError):
         erase(store, bundles[0], names)
     assert unfinished(store) == []
-    assert receipt_of(store, RUN, 1) is None
+    assert receipt_of(store, bundles[0], RUN, 1) is None
     assert len(erase(store, bundles[0], names).erased) == 7
     assert search(tmp_path, needles()) == []
     store.close()

@@ -33,6 +33,8 @@ from unwalk.peers.storage.store import ARRIVALS, Arrival, Store
 from unwalk.peers.transport.wire import MESSAGE
 
 LIAR, HONEST = 2, (0, 1, 3)
+ENDS_AT_LIAR = 4
+"""Visits after which a walk by :data:`ROUTE` ends at the liar: 0 2 3 2."""
 
 
 def test_entries_that_do_not_go_on_from_the_one_before_them_are_refused(tmp_path):
@@ -517,8 +519,18 @@ def test_a_visit_that_names_another_peer_as_the_one_before_it_is_refused(tmp_pat
     lived(tmp_path, script, peers=4)
 
 
-def test_a_token_that_remembers_another_route_than_its_log_is_refused(tmp_path):
-    """Else an honest peer would follow it, and sign a visit that is not on the route."""
+HEADERS = [
+    pytest.param({"memory": {"visits": 3}}, id="another memory of the route"),
+    pytest.param({"at": (LIAR + 1) % 4}, id="another peer as the last one"),
+    pytest.param({"at": -1}, id="nobody as the last one"),
+]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["token", "last token"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_token_whose_header_is_not_what_its_log_says_is_refused(tmp_path, header, last):
+    """Else an honest peer would go on from it, and sign a visit that nobody else takes."""
+    lied: list[int] = []
 
     async def script(here: Village) -> None:
         services = [here.start(peer) for peer in range(4)]
@@ -527,12 +539,16 @@ def test_a_token_that_remembers_another_route_than_its_log_is_refused(tmp_path):
 
         def wrong(*args: Any, **more: Any) -> Any:
             visited = visit(*args, **more)
-            token = replace(visited.token, memory={"visits": 3})
-            return replace(visited, token=token)
+            if (visited.token.hop == liar.work.hops) == last:
+                lied.append(visited.token.hop)
+                visited = replace(visited, token=replace(visited.token, **header))
+            return visited
 
         liar.work.visit = wrong  # type: ignore[method-assign]
         await here.until(lambda: here.finished(*HONEST))
 
-    here = lived(tmp_path, script, peers=4, visit=0.8)
+    hops = {"train__hops": ENDS_AT_LIAR} if last else {}
+    here = lived(tmp_path, script, peers=4, visit=0.8, seed=ROUTE, **hops)
     reasons = [str(e["reason"]) for e in here.events if e["event"] == "refused"]
-    assert any("another place of the route" in reason for reason in reasons), reasons
+    assert lied
+    assert any("another place of the route than its log" in reason for reason in reasons), reasons

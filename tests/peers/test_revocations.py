@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
-from tests.peers.harness import network
+from tests.peers.harness import ROUTE, network
 from tests.peers.liars import Liar
 from tests.peers.own_files import unreadable
 from unwalk.core.errors import InvalidInput
@@ -171,3 +171,86 @@ def test_a_visit_of_a_revoked_key_spoils_no_certificate(tmp_path):
             assert not found["problems"], found["problems"]
 
     hamlet(tmp_path, script, train__hops=8, visit=0.8)
+
+
+REQUESTS = {"r": 0, "s": 3}
+
+
+def told_of(here, network):
+    """Everybody who is up reads the newest network file, as on SIGHUP."""
+    for chapters in here.peers.values():
+        chapters.trust.network = network
+
+
+@pytest.mark.parametrize("which", ["who asks", "another"])
+def test_a_revocation_of_decided_chapters_leaves_no_request_open(tmp_path, which):
+    """Its votes count as those of one that may lie; its peer signs what it states anew."""
+    rotated = 0 if which == "who asks" else 1
+
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(ended(here, r=0))
+        ask(here, 3, "s", *trained_on(here, 3)[:1])
+        await here.until(lambda: len(here.peers[2].specs) == 2)
+        await here.crash(2)  # and hears of the end only from votes that were revoked since
+        await here.crash(rotated)
+        rotate(here.folder, f"peer-{rotated}", chapter=1)
+        for peer in (rotated, 2):
+            here.start(peer)
+        told_of(here, here.peers[rotated].trust.network)
+        await here.until(ended(here, **REQUESTS))
+        newest = here.folder / "network.json"
+
+        def good(id, peer):
+            name = here.peers[peer].requests.get(id).certificate
+            place = certificate(here, peer, name)
+            return not verified(place, here.folder / "ca.pem", newest)["problems"]
+
+        assert {here.stage(peer, id) for id, peer in REQUESTS.items()} == {"done"}
+        await here.until(lambda: all(good(id, peer) for id, peer in REQUESTS.items()))
+
+    hamlet(tmp_path, script, train__hops=8, seed=ROUTE)
+
+
+def test_who_was_away_takes_over_a_chapter_that_a_revocation_covers(tmp_path):
+    """From those whose votes still count, since not more were revoked than may lie."""
+
+    async def script(here):
+        await here.until(here.trained)
+        await here.crash(2)
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "r") == "erasing")
+        await here.crash(1)
+        told_of(here, revoke(here.folder, "peer-1", chapter=1))
+        here.start(2)
+        await here.until(lambda: bool(here.peers[2].specs))
+        await here.until(lambda: here.stage(0, "r") == "erasing")
+
+    hamlet(tmp_path, script, train__hops=8, seed=ROUTE)
+
+
+def test_a_request_whose_decision_lost_too_many_votes_ends_with_a_reason(tmp_path):
+    """Where nobody may lie one is too many; whoever signs networks has to confirm that."""
+
+    async def script(here):
+        await here.until(here.trained)
+        before = len(trained_on(here, 0))
+        here.peers[0].request_steps.certifying.doubted["chapter-1"] = 1e9
+        ask(here, 0, "r", *trained_on(here, 0)[:1])
+        await here.until(lambda: here.stage(0, "r") == "erasing")
+        with pytest.raises(InvalidInput, match=r"chapter 1 rests on votes of peer-1.* --confirm"):
+            revoke(here.folder, "peer-1", chapter=1)
+        await here.crash(1)
+        rotate(here.folder, "peer-1", chapter=1, confirm=True)
+        here.start(1)
+        told_of(here, here.peers[1].trust.network)
+        here.peers[0].request_steps.certifying.doubted.clear()
+        await here.until(ended(here, r=0))
+        found = here.peers[0].requests.get("r")
+        assert found.stage == "refused"
+        assert "no certificate of it can hold" in found.reason
+        assert "votes of peer-1" in found.reason
+        assert len(trained_on(here, 0)) == before - 1, "it is erased all the same"
+
+    hamlet(tmp_path, script, peers=2, train__hops=8, seed=ROUTE)

@@ -122,7 +122,7 @@ def wrong_receipts(chapters: Chapters, service: Service) -> None:
     def lie(number: int) -> Any:
         if not 0 < number < len(chapters.runs):
             return None
-        good = receipt_of(chapters.store, chapters.runs[number], number)
+        good = receipt_of(chapters.store, chapters.bundle, chapters.runs[number], number)
         if good is None:
             return None
         other = f"peer-{(chapters.me + 1) % len(chapters.network.peers)}"

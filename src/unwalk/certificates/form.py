@@ -172,7 +172,7 @@ peer = like("[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?", "a name of small letters, digi
 request = like("[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "1 to 64 letters, digits, dots, hyphens, _")
 walk = like("[0-9a-f]{32}", "32 hexadecimal digits")
 receipt_walk = like("(left-)?[0-9a-f]{32}", "32 hexadecimal digits, after left- or not")
-signature = like("[0-9a-fA-F]{128}", "128 hexadecimal digits")
+signature = like("[0-9a-f]{128}", "128 small hexadecimal digits")
 pem = Range(
     "an X.509 certificate in PEM form",
     lambda v: isinstance(v, str) and v.isascii() and len(v) <= 1 << 16,

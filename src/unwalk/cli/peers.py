@@ -50,6 +50,12 @@ FirstChapter = Annotated[
         "next one, as far as the peers in FOLDER know, if not given.",
     ),
 ]
+Confirm = Annotated[
+    bool,
+    typer.Option(
+        "--confirm", help="Also where what was decided loses the votes that it rests on by that."
+    ),
+]
 Days = Annotated[float, typer.Option(help="Days that a certificate is valid.")]
 
 
@@ -260,13 +266,17 @@ def sign(
 
 @net.command()
 def rotate(
-    folder: Folder, name: PeerName, days: Days = 365.0, chapter: FirstChapter = None
+    folder: Folder,
+    name: PeerName,
+    days: Days = 365.0,
+    chapter: FirstChapter = None,
+    confirm: Confirm = False,
 ) -> None:
     """Give a peer of this machine new keys and a new certificate; revoke the old ones."""
     need_peers()
     from unwalk.peers import provision
 
-    bundle = provision.rotate(folder, name, days, chapter)
+    bundle = provision.rotate(folder, name, days, chapter, confirm=confirm)
     _told(provision.network_of(folder)[0])
     show(f"new bundle: {bundle}; restart the peer, and give the")
     show("new network.json to the others (SIGHUP makes a running peer read it)")
@@ -280,12 +290,16 @@ def revoke(
         False, "--keep-latest", help="Revoke all but the newest one, because its keys were rotated."
     ),
     chapter: FirstChapter = None,
+    confirm: Confirm = False,
 ) -> None:
     """Revoke a peer's certificates in a new version of the network file."""
     need_peers()
     from unwalk.peers import provision
 
-    _told(provision.revoke(folder, name, keep_latest=keep_latest, chapter=chapter))
+    changed = provision.revoke(
+        folder, name, keep_latest=keep_latest, chapter=chapter, confirm=confirm
+    )
+    _told(changed)
     show("give the new network.json to every peer (SIGHUP makes a running peer read it)")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -20,6 +20,7 @@ from cryptography import x509
 
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
+from unwalk.peers.decisions.decided import check_decided
 from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
@@ -34,10 +35,9 @@ from unwalk.peers.identity.credentials import (
     request_of,
 )
 from unwalk.peers.identity.network_file import Limits, Member, Network
-from unwalk.peers.identity.trust import read_network, signed_document
+from unwalk.peers.identity.trust import NotInForce, Trust, read_network, signed_document
 from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
-from unwalk.tasks.features import KEYS as FEATURES
 
 ISSUED = "issued"
 
@@ -64,9 +64,11 @@ def make_network(
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
-    said = {"streams": VERSION, **settings}
+    versioned = {"streams": VERSION, **settings}
     first_up = None if begin_with is None else tuple(begin_with)
-    network = agreed(Network(name, members, said, given, noise, lies=lies, begin_with=first_up))
+    network = agreed(
+        Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
+    )
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
@@ -190,10 +192,10 @@ def sign_request(
 def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
     """The certificates of a peer that are good now, oldest first."""
     network, _ = network_of(folder)
-    found = [read_certificate(path) for path in _issued(folder, peer)]
+    certificates = [read_certificate(path) for path in _issued(folder, peer)]
     return [
         c
-        for c in found
+        for c in certificates
         if f"{c.serial_number:x}" not in network.revoked and c.not_valid_after_utc > now()
     ]
 
@@ -201,17 +203,17 @@ def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
 def _issued(folder: Path, peer: str) -> list[Path]:
     """All certificates that a peer ever had, oldest first."""
     try:
-        found = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
+        files = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
     except OSError as error:
         raise InvalidInput(f"{folder / ISSUED} cannot be read: {error.strerror}.") from error
-    issued = [p for p in found if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
+    issued = [p for p in files if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
     return sorted(issued, key=lambda p: int(p.name.split(".")[-2]))
 
 
 def next_chapter(folder: Path) -> int:
     """The chapter after those that were decided, as far as the peers in this folder know."""
-    found = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
-    known = [number for number in found if number is not None]
+    decided = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
+    known = [number for number in decided if number is not None]
     if not known:
         raise InvalidInput(
             f"no peer in {folder} has run here, so that it cannot be known which chapter is next. "
@@ -236,12 +238,36 @@ def _decided(store: Path) -> int | None:
         raise InvalidInput(f"{store} cannot be read ({why}); give --chapter.") from error
 
 
+def _check_votes(folder: Path, network: Network) -> None:
+    """Refuse a network file with which something that was decided would count no more.
+
+    That is read at each peer in ``folder`` that can be read.
+    """
+    authority = read_certificate(folder / "ca.pem")
+    for store in sorted(folder.glob("*/store/state.sqlite")):
+        with suppress(OSError, sqlite3.Error), closing(read_only(store)) as db:
+            try:
+                check_decided(Trust(authority, network), db)
+            except NotInForce as error:
+                raise InvalidInput(
+                    f"with that revocation {error} No certificate that rests on it would verify "
+                    "any more, and requests that wait for theirs would end without. Name a later "
+                    "chapter, or add --confirm."
+                ) from error
+
+
 def revoke(
-    folder: Path, peer: str, *, keep_latest: bool = False, chapter: int | None = None
+    folder: Path,
+    peer: str,
+    *,
+    keep_latest: bool = False,
+    chapter: int | None = None,
+    confirm: bool = False,
 ) -> Network:
     """Revoke the certificates of ``peer`` (``keep_latest``: all but the newest one).
 
     From ``chapter`` on nothing counts that was signed with them: the next one, if none is given.
+    Where that takes the votes away that something rests on, somebody has to ``confirm`` it.
     """
     network, authority = network_of(folder)
     network.index(peer)
@@ -251,16 +277,32 @@ def revoke(
     if not issued:
         other = " but its newest" if keep_latest else ""
         raise InvalidInput(f"{peer} has no certificate{other} from {folder}.")
-    serials = tuple(f"{read_certificate(path).serial_number:x}" for path in issued)
     first = next_chapter(folder) if chapter is None else chapter
-    return publish(folder, network.without(serials, first), authority)
+    changed = network.without(tuple(map(_serial, issued)), first)
+    if not confirm:
+        _check_votes(folder, changed)
+    return publish(folder, changed, authority)
 
 
-def rotate(folder: Path, peer: str, days: float = PEER_DAYS, chapter: int | None = None) -> Path:
+def _serial(path: Path) -> str:
+    return f"{read_certificate(path).serial_number:x}"
+
+
+def rotate(
+    folder: Path,
+    peer: str,
+    days: float = PEER_DAYS,
+    chapter: int | None = None,
+    *,
+    confirm: bool = False,
+) -> Path:
     """New keys and certificate for a peer of this machine; its earlier ones are revoked."""
     first = next_chapter(folder) if chapter is None else chapter
+    network, _ = network_of(folder)
+    if not confirm:
+        _check_votes(folder, network.without(tuple(map(_serial, _issued(folder, peer))), first))
     bundle = make_bundle(folder, peer, days)
-    revoke(folder, peer, keep_latest=True, chapter=first)
+    revoke(folder, peer, keep_latest=True, chapter=first, confirm=True)
     return bundle
 
 
@@ -271,17 +313,3 @@ def publish(folder: Path, network: Network, authority: Authority) -> Network:
         if (folder / member.name).is_dir():
             _hand_out(folder, folder / member.name)
     return network
-
-
-def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
-    """A further run of the same peers, with ``settings`` put over the present ones."""
-    network, authority = network_of(folder)
-    merged = {**network.settings, **settings}
-    if any(f"data.{key}" in settings for key in FEATURES):
-        merged.pop("data.extractor_digest", None)  # of the features before
-    merged |= settings
-    changed = agreed(
-        replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
-    )
-    changed.limits.check_token(token_size(plan_of(changed)))
-    return publish(folder, changed, authority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
@@ -73,7 +74,7 @@ def read_chapter(trust: Trust, run: str, number: int, text: Any, *, voted_on: bo
     """A chapter in its signed text; refused unless whom it names signed it.
 
     While it is ``voted_on`` a certificate that is revoked at all is not good: nothing shows that
-    the chapter was written before.
+    the chapter was written before.  Once it was decided the votes show that.
     """
     if not isinstance(text, str) or not text.isascii():
         raise Corrupt("a chapter is no plain text.")
@@ -82,7 +83,7 @@ def read_chapter(trust: Trust, run: str, number: int, text: Any, *, voted_on: bo
     if spec.number != number or canonical(found) != text:
         raise Corrupt(f"a text is not chapter {number} in its one form.")
     pem, signature = str(found["certificate"]), str(found["signature"])
-    name = trust.check(pem, signature, words_of(run, spec), past=True, chapter=number)
+    name = trust.check(pem, signature, words_of(run, spec), past=True)
     if trust.network.index(name) != spec.holder:
         raise Refused(f"chapter {number} was not signed by peer {spec.holder}.")
     if voted_on and trust.identity(pem, past=True).serial in trust.network.revoked:
@@ -108,6 +109,17 @@ def read_end(trust: Trust, number: int, decided: Sequence[Spec], text: Any, reco
     if decision.value != closing.digest:
         raise Refused(f"those votes on {matter.name} are for another one.")
     return closing
+
+
+def check_decided(trust: Trust, db: sqlite3.Connection) -> None:
+    """Refuse what a store's database has of chapters and ends if the votes for it do not count."""
+    run = trust.network.run_id
+    rows = db.execute("SELECT text, decision FROM agenda ORDER BY number").fetchall()
+    specs = read_all(trust, run, [[text, json.loads(votes)] for text, votes in rows])
+    runs = [run, *(run_of(run, spec) for spec in specs)]
+    for ended, text, votes in db.execute("SELECT run, text, decision FROM ends").fetchall():
+        if ended in runs:
+            read_end(trust, runs.index(ended), specs, text, json.loads(votes))
 
 
 def read_all(trust: Trust, run: str, records: Any) -> list[Spec]:

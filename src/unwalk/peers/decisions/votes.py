@@ -154,7 +154,7 @@ def decision_from(record: Any, trust: Trust, network: str, matter: Matter) -> De
     decision = reader.decision(found["decided"])
     if decision is None or not de.check_decision(matter.rules, decision):
         raise Refused(f"a decision about {matter.name} does not have the votes that it needs.")
-    Checker(trust, network).check_all(matter, Heard(decided=decision))
+    Checker(trust, network).check_decided(matter, decision)
     return decision
 
 
@@ -167,9 +167,12 @@ class Checker:
 
     def check(self, matter: Matter, vote: Vote) -> None:
         """Refuse a vote that its voter did not sign with a certificate good for the chapter."""
+        self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
+        self._check_signature(matter, vote)
+
+    def _check_signature(self, matter: Matter, vote: Vote) -> None:
         data = words(self.network, matter, vote)
         seen = (vote.certificate, vote.signature, data)
-        self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
         if seen not in self.known:
             name = self.trust.check(vote.certificate, vote.signature, data, past=True)
             if self.trust.network.index(name) != vote.voter:
@@ -180,8 +183,37 @@ class Checker:
 
     def check_all(self, matter: Matter, heard: Heard) -> None:
         """Refuse what has a vote in it that is not what it says."""
-        for vote in heard.all_votes():
+        if heard.decided is not None:
+            self.check_decided(matter, heard.decided)
+        for vote in replace(heard, decided=None).all_votes():
             self.check(matter, vote)
+
+    def check_decided(self, matter: Matter, decision: Decision) -> None:
+        """Refuse a decision that has a vote in it that is not what it says.
+
+        A key that was revoked from this chapter on, or before, may be in somebody else's hands:
+        who votes with it is one of those that may lie.  A decision stands with the votes of as
+        many, since no other one can have a quorum then.
+        """
+        revoked = set[int]()
+        for vote in Heard(decided=decision).all_votes():
+            self._check_signature(matter, vote)
+            if not self._stands(matter, vote):
+                revoked.add(vote.voter)
+        if len(revoked) > matter.rules.lies:
+            peers = self.trust.network.peers
+            names = ", ".join(peers[voter].name for voter in sorted(revoked))
+            raise NotInForce(
+                f"a decision about {matter.name} rests on votes of {names}, whose certificates "
+                f"were revoked for that chapter; allowed: votes of up to {matter.rules.lies}."
+            )
+
+    def _stands(self, matter: Matter, vote: Vote) -> bool:
+        try:
+            self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
+        except NotInForce:
+            return False
+        return True
 
 
 class Clerk(Checker):
@@ -222,13 +254,6 @@ class Clerk(Checker):
 
     def _valid(self, matter: Matter, votes: Votes, me: int | None = None) -> Votes:
         return frozenset(v for v in votes if v.voter == me or self._stands(matter, v))
-
-    def _stands(self, matter: Matter, vote: Vote) -> bool:
-        try:
-            self.trust.identity(vote.certificate, past=True, chapter=matter.chapter)
-        except NotInForce:
-            return False
-        return True
 
     def show(self, state: State) -> dict[str, Any]:
         """What others are shown of a state."""

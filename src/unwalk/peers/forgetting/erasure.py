@@ -156,10 +156,10 @@ def erase_since(
         return Receipt.from_json(json.loads(row[1]))
     erased = _plan(store, run, chapter, keep, runs) if row is None else json.loads(row[0])
     _carry_out(store, erased)
-    said = now().isoformat(timespec="seconds")
+    time = now().isoformat(timespec="seconds")
     name = bundle.network.name
     hidden = tuple(hidden_name(bundle, digest) for digest in erased)
-    receipt = Receipt(name, run, chapter, bundle.name, hidden, 0, said, end).signed(bundle)
+    receipt = Receipt(name, run, chapter, bundle.name, hidden, 0, time, end).signed(bundle)
     with store.transaction() as db:
         db.execute(
             "UPDATE erasures SET planned = '[]', receipt = ? WHERE run = ? AND chapter = ?",
@@ -179,13 +179,17 @@ def hidden_name(bundle: Bundle, digest: str) -> str:
     return hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()
 
 
-def receipt_of(store: Store, run: str, chapter: int) -> Receipt | None:
-    """This peer's receipt for a chapter, if it has signed one."""
+def receipt_of(store: Store, bundle: Bundle, run: str, chapter: int) -> Receipt | None:
+    """This peer's receipt for a chapter, if it has signed one: under its present certificate."""
     store.db.executescript(SCHEMA)
     row = store.db.execute(
         "SELECT receipt FROM erasures WHERE run = ? AND chapter = ?", (run, chapter)
     ).fetchone()
-    return None if row is None or row[0] is None else Receipt.from_json(json.loads(row[0]))
+    if row is None or row[0] is None:
+        return None
+    receipt = Receipt.from_json(json.loads(row[0]))
+    signed_now = receipt.certificate == bundle.certificate_pem.decode()
+    return receipt if signed_now else receipt.signed(bundle)
 
 
 def _plan(

@@ -21,7 +21,11 @@ from unwalk.peers.protocol.schedule import METHODS
 
 GRADES = ("certified", "exact")
 STAGES = ("received", "waiting", "walking", "committed", "erasing", "done", "refused")
-"""The stages of a request, in order; ``refused`` may follow any before ``committed``."""
+"""The stages of a request, in order.
+
+``refused`` may follow any before ``committed``; and ``erasing``, where all was erased but no
+certificate of that can hold (:meth:`unwalk.peers.lifecycle.certifying.Certifying.verifies`).
+"""
 EPSILON, DELTA = 1.0, 1e-5
 """The budget of a certified request that names none."""
 MOST_RECORDS = 100_000

@@ -134,7 +134,8 @@ class LastToken:
             digest = await walk.on_disk(incoming.finish)
             if digest != value.token:
                 raise Refused("the token's bytes do not match its digest.")
-            look = partial(walk.gate.final_content, incoming.path)
+            place = None if fetch is None else fetch.place  # a decided end was looked at by voters
+            look = partial(walk.gate.final_content, incoming.path, place)
             await asyncio.get_running_loop().run_in_executor(walk.hashing, look)
             incoming.keep(digest)
             if walk.state.committed is None and fetch is not None:

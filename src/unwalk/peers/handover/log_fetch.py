@@ -42,7 +42,7 @@ class LogFetch:
 
     ``marks`` are the pages that are still missing, the earliest last.  ``found`` are the entries
     that were not known here, checked and in order; they follow the known entry ``base``, and
-    ``head`` is the last of them.
+    ``head`` is the last of them, and ``place`` is where the walk is after it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LogFetch:
         self.wrong = False
         self.task: asyncio.Task[None] | None = None
         self._before: Mapping[str, Any] | None = None
-        self._place = Place()
+        self.place = Place()
         others = [p for p in range(len(walk.network.peers)) if p != walk.me]
         self._spent = dict.fromkeys(sorted(others, key=lambda p: p != first), 0.0)
         self._asked, self._began = dict.fromkeys(others, 0), monotonic()
@@ -174,7 +174,7 @@ class LogFetch:
     async def _join(self, chain: str) -> None:
         """The log goes on from an entry that is known here, and so was checked."""
         walk = self.walk
-        self._place = await walk.place(chain)
+        self.place = await walk.place(chain)
         entry = walk.store.entry(walk.run_id, chain)
         self._before = None if entry is None else entry["body"]
         self.base = self.head = chain
@@ -182,11 +182,11 @@ class LogFetch:
     def _check(self, entries: list[Entry]) -> None:
         """Keep entries that follow the last checked one, if each may, and is on the route."""
         succession = self.walk.succession
-        before, place = self._before, self._place
+        before, place = self._before, self.place
         for entry in entries:
             succession.entry(entry, before)
             place, before = succession.after(place, entry["body"]), entry["body"]
-        self._before, self._place = before, place
+        self._before, self.place = before, place
         self.found += entries
         self.head = entries[-1]["chain"]
 

@@ -27,7 +27,7 @@ from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming, KeptLocal
-from unwalk.peers.storage.token_files import TokenFile, open_token, token_in
+from unwalk.peers.storage.token_files import TokenFile
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 
@@ -137,8 +137,8 @@ class Receiving:
             if offer.size <= CHUNK:
                 data = bytearray().join([piece async for piece in pieces(chunks, offer.size)])
                 times["arrived"] = monotonic()
-                file = token_in(data, incoming.path.name, len(self.walk.network.peers))
-                gate.content(offer, file)
+                file = gate.open_bytes(data, incoming.path.name)
+                gate.content(offer.parcel, file)
                 self._begin(incoming, offer, file, kept)
                 flushed = self.walk.on_disk(_flush, incoming, times, memoryview(data))
             else:
@@ -165,10 +165,7 @@ class Receiving:
         self.early_visits.begin(incoming, offer, file, kept)
 
     async def _check_log(self, offer: Offer, file: TokenFile, data: bytes) -> list[Entry]:
-        """Check a token's log back to the last entry that is known here; what came before it.
-
-        The token has to remember of its route what its log says.
-        """
+        """Check a token's log back to the last entry that is known here; what came before it."""
         walk = self.walk
         assert offer.entry is not None
         sent: dict[str, Entry] = {}
@@ -181,8 +178,9 @@ class Receiving:
         pem, chapter = offer.entry["certificate"], walk.chapter.number
         walk.trust.identity(pem, past=True, chapter=chapter)
         fresh, place = await self.control_messages.led_to(offer.entry, offer.sender, sent)
-        if (offer.mover, file.header["memory"]) != (place.at, place.memory):
-            raise Refused("the token was sent on from another place of the route than its log's.")
+        if offer.mover != place.at:
+            raise Refused(f"peer {offer.mover} sends the token on, but peer {place.at} had it.")
+        walk.gate.agrees(file, place)
         return fresh
 
     async def answer(self, sender: int, message: ms.Message) -> Answer:
@@ -195,8 +193,8 @@ class Receiving:
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     give_back()  # what the pieces lay in; the token itself is about to be read
-    file = open_token(path, len(gate.network.peers))
-    gate.content(offer, file)
+    file = gate.open(path)
+    gate.content(offer.parcel, file)
     return file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,8 @@ from unwalk.peers.protocol.hoplog import PREFIX, Entry
 KNOWN = 4096
 LONGEST_PEM = 4096
 """Characters of a certificate; ours have about a thousand."""
-SIGNATURE = 128
-"""Digits of a signature."""
+SIGNATURE = re.compile("[0-9a-f]{128}", re.ASCII)
+"""The one form of a signature."""
 
 
 class NotInForce(Refused):
@@ -117,8 +118,8 @@ class Trust:
         """The name of the peer that signed ``data``."""
         identity = self.identity(pem, past=past, chapter=chapter)
         try:
-            if len(signature) != SIGNATURE:  # spaces between the digits would be read over
-                raise ValueError(signature[:SIGNATURE])
+            if not SIGNATURE.fullmatch(signature):  # spaces would be read over
+                raise ValueError(signature[:128])
             identity.signing.verify(bytes.fromhex(signature), data)
         except (InvalidSignature, ValueError) as error:
             raise Refused(f"the signature is not {identity.peer}'s.") from error

@@ -12,10 +12,12 @@ from typing import Any
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions import history
+from unwalk.peers.decisions.decided import check_decided
 from unwalk.peers.decisions.walk_end import visits_digest
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import Receipt, receipt_of
 from unwalk.peers.forgetting.requests import Batch
+from unwalk.peers.identity.trust import NotInForce
 from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
@@ -81,10 +83,14 @@ class Certifying:
         return tuple(shown)
 
     async def receipts(self, number: int) -> dict[str, dict[str, Any]]:
-        """Receipts that are here, after asking those whose receipt is missing."""
+        """Receipts that are here, after asking those whose receipt is missing.
+
+        One under a certificate that was revoked since is missing too: its peer signs it anew.
+        """
         progress = self.progress
-        known = history.receipts_of(progress.store, number)
-        own = receipt_of(progress.store, progress.runs[number], number)
+        found = history.receipts_of(progress.store, number)
+        known = {peer: record for peer, record in found.items() if self._stands(record)}
+        own = receipt_of(progress.store, progress.bundle, progress.runs[number], number)
         if own is not None:
             known[progress.bundle.name] = own.to_json()
         known = {**self._leavers(number), **known}
@@ -120,15 +126,23 @@ class Certifying:
         self.again[number] = monotonic() + min(progress.network.limits.lease, AGAIN)
         return known
 
+    def _stands(self, record: dict[str, Any]) -> bool:
+        """Whether a receipt that was checked when it came is still good."""
+        try:
+            Receipt.from_json(record).check(self.progress.trust)
+        except UnwalkError:
+            return False
+        return True
+
     def _leavers(self, number: int) -> dict[str, dict[str, Any]]:
         """Receipts of peers that have left, as far as they stand for a chapter."""
-        progress, found = self.progress, dict[str, dict[str, Any]]()
+        progress, receipts = self.progress, dict[str, dict[str, Any]]()
         out = progress.specs[number - 1].left
         for peer, record in history.receipts_of(progress.store, history.LEAVERS).items():
             with suppress(UnwalkError):
                 Receipt.from_json(record).check_left(progress.trust, number, out)
-                found[peer] = record
-        return found
+                receipts[peer] = record
+        return receipts
 
     async def erase_records(self, batch: Batch) -> bool:
         """Erase the records of a batch; False where that has to be tried again."""
@@ -158,7 +172,23 @@ class Certifying:
         if not problems:
             return True
         self.doubted[name] = monotonic() + SELDOM
-        why = f"the certificate {name} was issued, but does not verify: {problems[0]}"
-        requests.advance(ids, "erasing", reason=why[:300])
+        gone = self._undone()
+        if gone is None:
+            why = f"the certificate {name} was issued, but does not verify: {problems[0]}"
+            requests.advance(ids, "erasing", reason=why[:300])
+        else:
+            why = f"everything was erased, but no certificate of it can hold any more: {gone}"
+            requests.advance(ids, "refused", reason=why[:300])
         progress.journal.write("certificate does not verify", to=name, reason=why[:300])
         return False
+
+    def _undone(self) -> str | None:
+        """Why chapters that were decided, or their ends, count no more, if they do not: for good.
+
+        Nobody takes a revocation back.
+        """
+        try:
+            check_decided(self.progress.trust, self.progress.store.db)
+        except NotInForce as error:
+            return str(error)
+        return None

@@ -58,6 +58,7 @@ class RequestSteps:
         self.receipted: set[int] = set()
         self.complete: set[int] = set()
         self.asked: dict[int, float] = {}
+        self.network = progress.trust.network
         self.quiet = UnusedRecords(progress, next_chapter, certifying)
         self.leaving = Leaving(progress, next_chapter, stop)
         for spec in progress.specs:
@@ -80,6 +81,9 @@ class RequestSteps:
 
     async def step(self) -> None:
         """Do what can be done now."""
+        if self.network is not self.progress.trust.network:  # it may have revoked receipts
+            self.network = self.progress.trust.network
+            self.complete.clear()
         for number in self._over():
             if number not in self.receipted and self._has_successor(number):
                 try:
@@ -123,7 +127,7 @@ class RequestSteps:
         when its own organisation asks.
         """
         progress, store = self.progress, self.progress.store
-        if receipt_of(store, progress.runs[number], number) is not None:
+        if receipt_of(store, progress.bundle, progress.runs[number], number) is not None:
             return True
         closing = await self.next_chapter.have_end(number)
         if closing is None:
