@@ -116,8 +116,8 @@ def plan(
         config, own = _configure(task, {"preset": preset, "seed": seed}, settings)
         return Planner(assemble(config, own)).plan(grade, prices, limits)
     own = None if isinstance(task, str) else task
-    found = FinishedRun.read(Path(run_dir), settings or {}, own)
-    return found.plan(grade, prices, limits)
+    run = FinishedRun.read(Path(run_dir), settings or {}, own)
+    return run.plan(grade, prices, limits)
 
 
 def compare(

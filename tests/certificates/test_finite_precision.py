@@ -18,12 +18,13 @@ from torch.nn.utils import parametrizations, weight_norm
 
 from tests.runs.small import small, small_run
 from unwalk import walks
-from unwalk.core.errors import Refused
+from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.events import GaussianNoise
 from unwalk.core.losses import Binary, Huber
 from unwalk.core.plan import Phase
 from unwalk.core.program import StepRule, Steps
 from unwalk.engines.execute import BareLinear, apply_rule
+from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.methods.network_sgd import NetworkSGD, train_descent, unlearn_descent
 from unwalk.methods.release import Release
@@ -33,6 +34,7 @@ from unwalk.privacy.ledger import LinearHead, SlotSteps
 from unwalk.privacy.stability import Facts, ledger_before
 from unwalk.runs.assemble import assemble
 from unwalk.settings.config import Config
+from unwalk.tasks.models import resolve_model
 
 FLAT: dict[str, Any] = {
     "preset": "certified",
@@ -531,3 +533,24 @@ def test_what_the_header_says_of_the_model(tmp_path):
     theta = result.walks["seal"].outcome.token.parameters
     assert theta.dtype == torch.float64
     assert float(theta.norm()) < ledger.norm
+
+
+@pytest.mark.parametrize("engine", [InProcess, Fleet])
+def test_a_start_longer_than_announced_is_refused(engine):
+    """The bound on rounding begins with the length of the initial model."""
+    size = [0.0]
+
+    def model() -> nn.Module:
+        layer = nn.Linear(65, 10, bias=False)
+        nn.init.constant_(layer.weight, size[0])
+        return layer
+
+    config = small(FLAT)
+    task = assemble(config).task
+    own = replace(task, factory=resolve_model(model, task.source.shape, task.classes))
+    plan = assemble(config, own).training()
+    assert plan.public["initial_norm"] == 0.0
+    assert len(list(engine().run([plan]))) == 1
+    size[0] = 1e16
+    with pytest.raises(InvalidInput, match=r"length 0 at most, and the one that was made has 2\.5"):
+        list(engine().run([plan]))

@@ -116,15 +116,42 @@ GUARDS = (
         "if False:",
         "tests/peers/test_tokens_and_talk.py"
         "::test_weights_that_are_not_finite_are_refused_whatever_the_limit",
-        "DID NOT RAISE",
+        "Regex pattern did not match",
     ),
     Guard(
         "weights are within a limit",
         "peers/storage/token_files.py",
-        "if value > largest:",
+        "if not low <= value <= high:",
         "if False:",
         "tests/peers/test_tokens_and_talk.py::test_weights_that_are_too_large_are_refused",
         "DID NOT RAISE",
+    ),
+    Guard(
+        "second moments are not negative",
+        "peers/storage/token_files.py",
+        "return 0.0 if name in UNSIGNED else -high, high",
+        "return -high, high",
+        "tests/peers/test_tokens_and_talk.py::test_a_second_moment_below_zero_is_refused",
+        "DID NOT RAISE",
+    ),
+    Guard(
+        "a token counts the steps that its log tells of",
+        "peers/handover/checks.py",
+        "if place.steps is not None and said != place.steps:",
+        "if False:",
+        "tests/peers/test_odd_tokens.py"
+        "::test_what_the_plan_does_not_have_at_a_hop_is_refused[few steps]",
+        "assert re.search(why, reasons)",
+    ),
+    Guard(
+        "what a visit leaves is cut off at the limit",
+        "peers/handover/early_visit.py",
+        "largest=walk.limits.weight,",
+        "",
+        "tests/peers/test_odd_tokens.py"
+        "::test_a_visit_that_leaves_too_large_values_is_cut_off_and_handed_on"
+        "[beyond it after a visit]",
+        "AssertionError",
     ),
     Guard(
         "the limit is the network's",

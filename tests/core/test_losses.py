@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from unwalk.core.errors import InvalidInput
-from unwalk.core.losses import Binary, Huber, loss_for, regressed, softmax_residual
+from unwalk.core.losses import Binary, Huber, is_built_in, loss_for, regressed, softmax_residual
 
 
 def outputs(count: int = 3) -> torch.Tensor:
@@ -58,3 +58,15 @@ def test_what_a_ridge_head_is_fitted_to():
     assert loss_for("class") is None
     with pytest.raises(InvalidInput, match=r"data\.huber is 0"):
         loss_for("number", 0.0)
+
+
+def test_a_loss_that_was_changed_is_a_users_own():
+    class Steep(Huber):
+        def residual(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return 100.0 * super().residual(output, y)
+
+    changed = Binary()
+    object.__setattr__(changed, "residual", lambda output, y: 100.0 * output)
+    assert is_built_in(Huber(2.0))
+    assert is_built_in(Binary())
+    assert not any(map(is_built_in, (Steep(2.0), changed, functional.huber_loss, None)))

@@ -17,10 +17,12 @@ from tests.tiny import TinyTask, descent, linear, plan
 from unwalk import walks
 from unwalk.core import token
 from unwalk.core.errors import Diverged, InvalidInput
+from unwalk.core.losses import Huber
 from unwalk.core.plan import Performance, Phase
 from unwalk.core.program import AddNoise, Ball, StepRule, Steps
 from unwalk.core.token import Layout
 from unwalk.engines import cuda, fleet_gradients, fleet_steps
+from unwalk.engines.choose import carriers
 from unwalk.engines.execute import apply_rule
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_stack import LinearStack
@@ -202,6 +204,41 @@ def test_other_architectures_in_one_fleet_are_refused():
     made = [plan(task=task(small_cnn)), plan(task=task(batch_norm))]
     with pytest.raises(InvalidInput, match="one architecture"):
         list(Fleet(few=1).run(made))
+
+
+class Loud(nn.Linear):
+    """The parameters of a linear layer, and another function of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(1000.0 * x)
+
+
+def loud() -> nn.Module:
+    return Loud(3, 2, dtype=torch.float64)
+
+
+def dropping(share: float) -> nn.Module:
+    return nn.Sequential(nn.Dropout(share), linear())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(loud, linear), (linear, loud), (partial(dropping, 0.1), partial(dropping, 0.5))],
+)
+def test_models_of_the_same_parameters_and_another_function_are_no_fleet(one, other):
+    plans = [plan(task=TinyTask(factory=factory)) for factory in (one, other, other)]
+    found = [list(numbers) for _, numbers in carriers(plans, "fleet")]
+    assert found == [[0], [1, 2]]
+    with pytest.raises(InvalidInput, match="a fleet trains one architecture"):
+        list(Fleet().run(plans[:2]))
+
+
+def test_losses_that_are_equal_are_one():
+    head = partial(linear, 3, 1)
+    plans = [plan(task=TinyTask(factory=head, loss=Huber(bound))) for bound in (1.0, 1.0, 2.0)]
+    assert [list(numbers) for _, numbers in carriers(plans, "fleet")] == [[0, 1], [2]]
+    one, other = Fleet().run(plans[:2])
+    assert torch.equal(one.token.parameters, other.token.parameters)
 
 
 def test_convolutions_that_cannot_be_batched_are_refused():

@@ -142,8 +142,8 @@ def takes_every_weight() -> None:
     gate: Any = importlib.import_module("unwalk.peers.handover.checks")
     plain = gate.check_token
 
-    def check(file: Any, expected: Any, optional: Any, largest: float) -> None:
-        plain(file, expected, optional)
+    def check(file: Any, expected: Any, largest: float) -> None:
+        plain(file, expected)
 
     gate.check_token = check
 

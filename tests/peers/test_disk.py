@@ -1,4 +1,4 @@
-"""A disk that is full or damaged, a visit that diverges: it is said and nothing is lost."""
+"""A disk that is full or damaged, a visit that fails: it is said and nothing is lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 
 from tests.peers.floods import no_descriptors
 from tests.peers.harness import Village, check_end, lived, network
-from unwalk.core.errors import Corrupt, Diverged, UnwalkError
+from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers.daemon import run_peer
+from unwalk.peers.handover.visit import Unusable
 from unwalk.peers.storage.disk_space import RESERVE, DiskFull, NoDescriptors, Space, is_full
 from unwalk.peers.storage.store import no_fault
 from unwalk.peers.telemetry import Journal
@@ -119,19 +120,20 @@ def test_a_token_file_that_was_damaged_is_noticed_before_it_is_visited(tmp_path)
     lived(tmp_path, script, PEERS, real=True, lease=60.0)
 
 
-def test_a_visit_that_diverges_ends_its_peer_and_not_the_walk(tmp_path):
+def test_a_first_visit_that_fails_ends_its_peer_and_not_the_walk(tmp_path):
+    """What a walk begins with comes from nobody else: something is wrong with that peer."""
+
     async def script(here):
         services = [here.start(peer) for peer in range(PEERS)]
-        first = services[0].state.lineage[0][0][1]
-        bad = (first + 1) % PEERS
+        bad = services[0].state.lineage[0][0][1]
 
-        def diverge(*given, **named):
-            raise Diverged("hop 2 left parameters that are not finite.")
+        def fail(*given, **named):
+            raise Unusable("the token after hop 0 cannot be visited.")
 
-        services[bad].work.visit = diverge
+        services[bad].work.visit = fail
         error = await ended(here, bad)
-        assert isinstance(error, Diverged)
-        assert services[bad].state.stage == "arrived", "it keeps the token it got"
+        assert isinstance(error, Unusable)
+        assert services[bad].state.stage == "arrived", "it keeps the token it has"
         services[bad].store.close()
         del here.services[bad]
         await here.until(here.finished)

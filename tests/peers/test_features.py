@@ -14,8 +14,6 @@ from tests.peers.own_files import FEATURES, make_csv, peer
 from tests.tasks.own_features import Doubled
 from unwalk.core.errors import InvalidInput
 from unwalk.peers.forgetting.plans import Book
-from unwalk.peers.identity.network_file import Network
-from unwalk.peers.provision import network_of, next_run
 from unwalk.peers.records.record_store import Records
 from unwalk.peers.records.sources import DataSettings
 from unwalk.tasks.declared import declare, declared_task
@@ -98,19 +96,6 @@ def test_a_peer_with_another_map_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Doubled, "__init__", other)
     with pytest.raises(InvalidInput, match="all peers need the same map, weights included"):
         _ = Book(made).assembled
-
-
-def test_a_further_run_may_agree_on_another_map(tmp_path):
-    folder = tmp_path / "net"
-    first = network(folder, peers=3, data__extractor="plain", data__norm=1.0)
-    second = next_run(folder, {"data.norm": 2.0})
-    third = next_run(folder, {"train.hops": 7})
-    digests = [n.settings["data.extractor_digest"] for n in (first, second, third)]
-    assert digests[0] != digests[1] == digests[2]
-    stored: Network = network_of(folder)[0]
-    assert Book(stored).assembled.task.features.extractor.digest == digests[2]
-    with pytest.raises(InvalidInput, match="what was agreed on is 0000"):
-        next_run(folder, {"data.extractor_digest": "0" * 64})
 
 
 def test_a_seal_on_features_is_certified_and_names_them(tmp_path):

@@ -288,13 +288,6 @@ def test_addresses_that_cannot_be(address):
         Member("a", address)
 
 
-def test_another_run_has_another_name(made):
-    before, _ = provision.network_of(made)
-    after = provision.next_run(made, {"train.hops": 5})
-    assert after.run_id != before.run_id
-    assert Bundle.read(made / "peer-0").network.settings["train.hops"] == 5
-
-
 def test_a_certificate_that_others_keep_has_one_form(made):
     """Padded ones filled memory and made messages of others too long; odd ones ended peers."""
     bundle = Bundle.read(made / "peer-0")

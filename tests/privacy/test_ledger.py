@@ -115,6 +115,12 @@ def test_constants_of_the_other_losses_are_sharp(loss, outputs):
     assert 0.9 * known.slope < steepest <= float(known.slope) * (1 + 1e-6)
 
 
+def test_hubers_constants_are_of_one_output():
+    """With more, the slopes of all of them are longer together."""
+    with pytest.raises(InvalidInput, match=r"outputs is 2; allowed: a whole number, 1 to 1"):
+        residual_of("huber", 2)
+
+
 def test_golden_constants_of_the_other_losses():
     huber, binary = residual_of("huber", 1, 0.5).on(2.0), residual_of("binary", 4).on(2.0)
     assert 1.0 <= huber.lipschitz < 1.0 + 1e-14  # 0.5 times 2, rounded up

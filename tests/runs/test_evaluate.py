@@ -22,6 +22,7 @@ from unwalk.measures.ulira import ulira
 from unwalk.reports.evaluation_page import NOT_MEASURED
 from unwalk.runs.ensemble import BEFORE, gather
 from unwalk.runs.evaluate import MEASURES, Table, evaluate
+from unwalk.settings.config import Config
 from unwalk.tasks import Deletion, ShardedTask, from_arrays
 
 MEMBERS = 16
@@ -184,6 +185,21 @@ def test_the_first_member_repeats_the_run(evaluated):
     with torch.no_grad():
         answers = run.model(memorised().forgotten.x).numpy()
     assert kept == pytest.approx(answers, abs=1e-3)
+
+
+def test_a_run_is_evaluated_with_the_streams_that_it_was_made_with(tmp_path, monkeypatch):
+    """Settings that say nothing of streams are of version 1, whatever the default is now."""
+    small_run(out=tmp_path / "run", streams=1)
+    asked: list[int] = []
+
+    def assembled(config: Config, task: ShardedTask | None) -> None:
+        asked.append(config.streams)
+        raise InvalidInput("seen")
+
+    monkeypatch.setattr("unwalk.runs.evaluate.assemble", assembled)
+    with pytest.raises(InvalidInput, match="seen"):
+        evaluate(tmp_path / "run", members=2)
+    assert asked == [1]
 
 
 def test_members_are_made_once(evaluated, monkeypatch):

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
+from torch import nn
 
 from tests.processes import start_unwalk
 from tests.runs.small import BLOBS, options, small, small_run, untimed
@@ -20,14 +23,26 @@ from unwalk.core.errors import Corrupt, Diverged, InvalidInput, Refused
 from unwalk.core.transcript import Transcript
 from unwalk.engines import ray_cluster
 from unwalk.engines.inprocess import InProcess
+from unwalk.runs import run as run_module
+from unwalk.runs import store
 from unwalk.runs.compare import compare
 from unwalk.runs.replay import replay
 from unwalk.runs.run import run
 from unwalk.runs.store import Folder, partial_of
 from unwalk.settings.config import Config, Value, settings_digest, to_toml
+from unwalk.tasks import Deletion, ShardedTask, from_arrays
 
 BITS = ("model.safetensors", "transcript.jsonl", "config.toml")
 LONG: dict[str, Value] = {**BLOBS, "train.hops": 120, "unlearn.hops": 120, "evaluate.every": 40}
+
+
+OWN: dict[str, Value] = {
+    "task": "own",
+    "peers": 4,
+    "train.hops": 6,
+    "unlearn.hops": 2,
+    "performance.checkpoint": 0,
+}
 
 
 def bits(folder: Path) -> dict[str, bytes]:
@@ -261,6 +276,46 @@ def test_other_data_are_not_resumed(tmp_path, how, differs):
     assert not (out / "data.json").exists(), "a digest of forgotten records must not be published"
     run(config, out=tmp_path / "whole")
     assert bits(out) == bits(tmp_path / "whole")
+
+
+def test_another_loss_is_not_resumed(tmp_path, monkeypatch):
+    """Else what is certified with one bound on slopes was trained with another."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    out, config = tmp_path / "out", small(OWN)
+
+    def own(bound: float) -> ShardedTask:
+        forget = Deletion("records", size=1)
+        given: dict[str, Any] = {"model": "linear", "peers": 4, "forget": forget}
+        return from_arrays(x, x.sum(1), predicts="number", huber=bound, **given)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, task=own(1000.0), out=out, tell=Stop(4))
+    with pytest.raises(InvalidInput, match=r"changed: the loss\)"):
+        run(config, task=own(0.001), out=out, resume=True)
+    data_digest = store.data_digest
+    monkeypatch.setattr(
+        run_module, "data_digest", lambda task, graph: data_digest(own(1000.0), graph)
+    )
+    with pytest.raises(InvalidInput, match=r"begun with loss_bound 1000\.0, and now"):
+        run(config, task=own(0.001), out=out, resume=True)
+
+
+def test_another_model_is_not_resumed(tmp_path):
+    class Loud(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(1000.0 * x)
+
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    out, config = tmp_path / "out", small(OWN)
+
+    def own(model: type[nn.Linear]) -> ShardedTask:
+        forget = Deletion("records", size=1)
+        return from_arrays(x, np.arange(40) % 2, model=lambda: model(3, 2), forget=forget, peers=4)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, task=own(Loud), out=out, tell=Stop(4))
+    with pytest.raises(InvalidInput, match=r"changed: the model\)"):
+        run(config, task=own(nn.Linear), out=out, resume=True)
 
 
 def test_other_data_are_not_resumed_in_a_comparison(tmp_path):

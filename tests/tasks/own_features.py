@@ -42,15 +42,22 @@ class Counting(nn.Module):
 
 
 class Remembering(nn.Module):
-    """The same, in an attribute that no state dictionary holds."""
+    """Features with the mean of all records so far, in attributes that no state dictionary holds.
+
+    Asked again about a record, it gives the same answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.seen: list[torch.Tensor] = []
+        self.given: dict[bytes, torch.Tensor] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        return x.flatten(1) + self.count
+        name = x.numpy().tobytes()
+        if name not in self.given:
+            self.seen.append(x.flatten(1))
+            self.given[name] = x.flatten(1) + torch.cat(self.seen).mean(0)
+        return self.given[name]
 
 
 def pairs() -> nn.Module:

@@ -179,7 +179,6 @@ def test_what_was_agreed_on_is_kept_to():
         (lambda: made(f"{HERE}:pairs"), "are no tensor with one row of numbers"),
         (lambda: made(lambda: nn.Linear(3, 3)), r"cannot take inputs of shape \(1, 8, 8\)"),
         (lambda: made(own_features.Counting)(pictures(2)), "change while they are computed"),
-        (lambda: made(own_features.Remembering)(pictures(2)), "change while they are computed"),
         (
             lambda: build_task("blobs", options={"extractor": "gabor"}),
             "features 'gabor' are of pictures",
@@ -193,6 +192,15 @@ def test_bad_values_are_named(make, words):
     with extractor_or_error:
         made_of = make()
         made_of(pictures(2, (1, 6, 9)))  # a map that refuses pictures when it sees them
+
+
+def test_what_a_network_remembers_is_put_back_after_each_record():
+    """Each record's features are those that it has alone, whichever records came before."""
+    x, extractor = pictures(5), made(own_features.Remembering)
+    together = extractor(x)
+    alone = torch.cat([made(own_features.Remembering)(one) for one in x.split(1)])
+    assert torch.equal(together, alone)
+    assert torch.equal(extractor(x.flip(0)).flip(0), together)
 
 
 @pytest.mark.parametrize("task", ["digits", "blobs", "digits-flat"])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import InvalidInput, Refused
+from unwalk.core.losses import Huber
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.inprocess import InProcess
 from unwalk.runs.assemble import assemble, resolve
@@ -117,6 +118,18 @@ def test_a_fleet_takes_the_same_steps(what, prices, tags):
     (one,), (other,) = (list(engine.run([plan])) for engine in (InProcess(), Fleet()))
     assert torch.allclose(one.token.parameters, other.token.parameters, rtol=1e-9, atol=1e-12)
     assert one.transcript.hops[-1].events == other.transcript.hops[-1].events
+
+
+def test_a_loss_made_from_hubers_is_the_users_own_and_not_certified(prices):
+    class Steep(Huber):
+        def residual(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return 1.9 * (output - y.unsqueeze(-1))
+
+    config = resolve({**QUICK, **prices, **NUMBER, **CERTIFIED})
+    task = replace(assemble(config).task, loss=Steep())
+    assert task.own_code
+    with pytest.raises(Refused, match='loss "the task\'s own"'):
+        run(config, task=task)
 
 
 def test_labels_are_learnt_and_scored_by_f1(tags):

@@ -326,7 +326,7 @@ def test_ids_in_a_file(tmp_path):
     path.write_text("\ufeffa-1\r\n\n  b-2 \na-1\n")
     assert read_ids(path) == ("a-1", "b-2")
     path.write_text("\n")
-    with pytest.raises(InvalidInput, match="names no record; allowed: one id a line"):
+    with pytest.raises(InvalidInput, match="names no record; allowed: one id per line"):
         read_ids(path)
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidInput, match="is not UTF-8 text"):

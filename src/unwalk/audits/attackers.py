@@ -164,11 +164,11 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     least = float(fitted.intercept_[0] - mean @ weights[useful])
 
     def score(views: Views) -> Floats:
-        found, at = np.full(len(views), least), 0
+        scores, at = np.full(len(views), least), 0
         for piece in _pieces(views):
-            found += piece @ weights[at : at + piece.shape[1]]
+            scores += piece @ weights[at : at + piece.shape[1]]
             at += piece.shape[1]
-        return found
+        return scores
 
     yield "everything", score
 
@@ -278,12 +278,12 @@ class Rule:
 
 def rules(fit: tuple[Views, Views], choose: tuple[Views, Views], delta: float) -> list[Rule]:
     """Every attacker's rules, fitted on some runs, with thresholds from others; the best first."""
-    found = [
+    tried = [
         _rule(f"{name}: {part}", score, choose, delta)
         for name, attacker in ATTACKERS.items()
         for part, score in attacker(*fit)
     ]
-    return sorted(found, key=lambda rule: -rule.chosen)
+    return sorted(tried, key=lambda rule: -rule.chosen)
 
 
 def _rule(name: str, score: Score, choose: tuple[Views, Views], delta: float) -> Rule:
@@ -308,12 +308,12 @@ def _threshold(with_: Floats, without: Floats, delta: float) -> tuple[float, flo
     most = 200
     if middles.size > most:
         middles = middles[np.linspace(0, middles.size - 1, most).astype(int)]
-    found = np.array([clopper_pearson(Tally.of(with_, without, m), delta) for m in middles])
-    best = np.flatnonzero(found == found.max())
-    if found.max() == 0.0:  # nothing is shown: where both errors together are fewest
+    bounds = np.array([clopper_pearson(Tally.of(with_, without, m), delta) for m in middles])
+    best = np.flatnonzero(bounds == bounds.max())
+    if bounds.max() == 0.0:  # nothing is shown: where both errors together are fewest
         wrong = [(without >= m).mean() + (with_ < m).mean() for m in middles]
         return -float(min(wrong)), float(middles[int(np.argmin(wrong))])
-    return float(found.max()), float(middles[best[len(best) // 2]])
+    return float(bounds.max()), float(middles[best[len(best) // 2]])
 
 
 def parts(pairs: int) -> tuple[range, range, range]:

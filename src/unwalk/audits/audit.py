@@ -96,8 +96,8 @@ def audit(
                 if (some := min(size, pairs - first))
             ]
             kept = None if folder is None else place
-            found = dict(sweep(cells, folder=kept, jobs=jobs, count=how["count"]))
-            ended = [found[cell.name] for cell in cells]
+            results = dict(sweep(cells, folder=kept, jobs=jobs, count=how["count"]))
+            ended = [results[cell.name] for cell in cells]
             names, failed = _names(game, ended)
             watching = game.watching(base)
             attacks = [

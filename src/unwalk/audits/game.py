@@ -100,8 +100,8 @@ class Views:
         messages: dict[str, Message] = {}
         answers = {}
         for slot in slots:
-            found = [r[slot].message for r in runs if slot in r]
-            size, kind = max((m.size for m in found), default=1), np.result_type(*found, np.float32)
+            told = [r[slot].message for r in runs if slot in r]
+            size, kind = max((m.size for m in told), default=1), np.result_type(*told, np.float32)
             table: Message = np.zeros((len(runs), size), kind)
             asked = np.zeros((len(runs), len(ANSWERS)))
             for row, run in enumerate(runs):
@@ -159,13 +159,13 @@ class Played:
             with np.load(path, allow_pickle=False) as tables:
                 for observer in observers:
                     for world in (WITHOUT, WITH):
-                        found: list[dict[str, Any]] = [{}, {}, {}]
-                        for kind, slots in zip(KINDS, found, strict=True):
+                        seen: list[dict[str, Any]] = [{}, {}, {}]
+                        for kind, slots in zip(KINDS, seen, strict=True):
                             for slot in observer.slots:
                                 who = "" if slot == "released" else observer.name
                                 if (name := f"{world}|{who}|{kind}|{slot}") in tables:
                                     slots[slot] = tables[name]
-                        parts.setdefault((observer.name, world), []).append(Views(*found))
+                        parts.setdefault((observer.name, world), []).append(Views(*seen))
         return Played(claims, {key: Views.joined(many) for key, many in parts.items()})
 
 

@@ -43,10 +43,10 @@ class Claim:
         ``delta`` is the one that errors are measured at where nothing is claimed.
         """
         for grades in (PROVED, ("nominal",)):
-            found = [[c for c in claims if c["grade"] in grades] for claims in runs]
-            if found and all(found):
-                worst = max((own[-1] for own in found), key=lambda c: float(c["epsilon"]))
-                largest = max(float(own[-1]["delta"]) for own in found)
+            of_grade = [[c for c in claims if c["grade"] in grades] for claims in runs]
+            if of_grade and all(of_grade):
+                worst = max((own[-1] for own in of_grade), key=lambda c: float(c["epsilon"]))
+                largest = max(float(own[-1]["delta"]) for own in of_grade)
                 return Claim(worst["grade"], float(worst["epsilon"]), largest, worst["reason"])
         reasons = [c["reason"] for claims in runs for c in claims if c["grade"] == "refused"]
         return Claim("refused", None, delta, reasons[0] if reasons else "nothing is claimed")
@@ -150,7 +150,7 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
     claim = Claim.over(played.claims, config.unlearn.delta)
     if (why := uncovered(method, observer, config)) is not None:
         claim = Claim(OUTSIDE, None, config.unlearn.delta, why)
-    found = attacked(played.views[observer, WITH], played.views[observer, WITHOUT], claim.delta)
+    outcomes = attacked(played.views[observer, WITH], played.views[observer, WITHOUT], claim.delta)
     runs = len(played.views[observer, WITH]) - len(played.views[observer, WITH]) // 2
     tried = tuple(
         Tried(
@@ -160,10 +160,10 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
             clopper_pearson(tally, claim.delta, CONFIDENCE),
             None if claim.epsilon is None else p_value(tally, claim.epsilon, claim.delta),
         )
-        for rule, tally in found
+        for rule, tally in outcomes
     )
     # Where no message differs between the worlds, nobody can do better than to guess.
-    best = found[0][1] if found else Tally(0, runs, runs, runs)
+    best = outcomes[0][1] if outcomes else Tally(0, runs, runs, runs)
     return Row(
         task=config.task,
         preset=config.preset,
@@ -175,7 +175,7 @@ def _row(method: str, observer: str, played: Played, config: Config) -> Row:
         delta=claim.delta,
         reason=claim.reason,
         runs=runs,
-        attacker=found[0][0].name if found else "none: the worlds are equal to the bit",
+        attacker=outcomes[0][0].name if outcomes else "none: the worlds are equal to the bit",
         false_alarms=best.false_alarms,
         misses=best.misses,
         audited=clopper_pearson(best, claim.delta, CONFIDENCE),

@@ -123,7 +123,7 @@ class Examiner:
         self, tokens: Sequence[Token], *, model_only: bool = False, moments: bool = True
     ) -> list[Seen]:
         """Tokens as an observer sees them; ``model_only`` leaves parameters and buffers."""
-        found: list[Seen] = []
+        messages: list[Seen] = []
         for alike, some in groupby(tokens, lambda token: tuple(token.tensors())):
             names = [
                 name
@@ -131,8 +131,8 @@ class Examiner:
                 if (not model_only or name.partition("/")[0] in PUBLISHED)
                 and (moments or not name.startswith("moment/"))
             ]
-            found += self._seen(list(some), names)
-        return found
+            messages += self._seen(list(some), names)
+        return messages
 
     def _seen(self, tokens: Sequence[Token], names: Sequence[str]) -> list[Seen]:
         """Tokens of one form: these of their tensors."""
@@ -193,12 +193,12 @@ class Examiner:
             for name, _ in self.model.named_buffers()
         }
         ours, others = (self._outputs(flat, buffers, h.x) for h in (self.forgotten, self.test))
-        found = np.zeros((len(tokens), len(ANSWERS)))
+        answers = np.zeros((len(tokens), len(ANSWERS)))
         if self.loss is not None:
             for row, (one, other) in enumerate(zip(ours, others, strict=True)):
                 lost = float(self.loss(one, self.forgotten.y).mean())
-                found[row] = lost, -lost, 0.0, 0.0, float(self.loss(other, self.test.y).mean())
-            return found
+                answers[row] = lost, -lost, 0.0, 0.0, float(self.loss(other, self.test.y).mean())
+            return answers
         right = _log_chances(ours, self.forgotten.y)
         wrong = torch.log1p(-right.exp().clamp(max=1.0 - 1e-12))
         asr = torch.zeros(len(tokens))
@@ -214,8 +214,8 @@ class Examiner:
             -elsewhere.mean(1),
         )
         for column, values in enumerate(columns):
-            found[:, column] = values.cpu().numpy()
-        return found
+            answers[:, column] = values.cpu().numpy()
+        return answers
 
     def _outputs(
         self, flat: torch.Tensor, buffers: Mapping[str, torch.Tensor], x: torch.Tensor

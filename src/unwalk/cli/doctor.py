@@ -51,7 +51,7 @@ def doctor(
     With FILE.toml or --set noise.... it looks at the noise of these settings.
     """
     secret, noise = _noise(file, set_)
-    found = {
+    sections = {
         "installed": list(_installed()),
         "data": list(_data()),
         "device": list(_device(torch_)),
@@ -60,14 +60,14 @@ def doctor(
     }
     if json_:
         keys = ("what", "found", "means")
-        named = {k: [dict(zip(keys, row, strict=True)) for row in v] for k, v in found.items()}
+        named = {k: [dict(zip(keys, row, strict=True)) for row in v] for k, v in sections.items()}
         print(json.dumps(named))
         return
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     for _ in range(2):
         table.add_column(overflow="fold")
-    for title, rows in found.items():
+    for title, rows in sections.items():
         table.add_row(Text(title, "bold"))
         for row in rows:
             table.add_row(*map(Text, (f"  {row[0]}", *row[1:])))

@@ -109,12 +109,12 @@ def plan(
     with loading():
         from unwalk.runs import finished, planner  # noqa: F401
 
-    found = _planned(given, request, costs, {"method": method, "peers": peers}).to_json()
+    planned = _planned(given, request, costs, {"method": method, "peers": peers}).to_json()
     if json_:
-        print(json.dumps(found, allow_nan=False))
+        print(json.dumps(planned, allow_nan=False))
     else:
-        show_plan(found, whole=True)
-    if found["best"] is None:
+        show_plan(planned, whole=True)
+    if planned["best"] is None:
         raise typer.Exit(3)
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unwalk.settings.config import Config
 
 HOW_TO_FORGET = (
-    "To forget: --set forget.ids=FILE with one record id a line, or forget.kind=records and "
+    "To forget: --set forget.ids=FILE with one record id per line, or forget.kind=records and "
     "forget.size=5 for some drawn at random; --set forget.peer=2 says at which peer."
 )
 MEANINGS = {

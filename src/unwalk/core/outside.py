@@ -16,7 +16,7 @@ import copy
 import gc
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -157,6 +157,34 @@ def is_fixed(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(map(is_fixed, value))
     return type(value) in _UNCHANGING
+
+
+class _Itself:
+    """Equal to the same thing alone."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.thing is self.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def settled(value: Any) -> Hashable:
+    """A value to compare: by what it is if that cannot change or holds only such, else by identity.
+
+    >>> settled([1, 2]) == settled([1, 2]), settled(object()) == settled(object())
+    (True, False)
+    """
+    if is_fixed(value):
+        return type(value), value
+    if isinstance(value, _FLAT):
+        pairs = list(value.items()) if isinstance(value, dict) else list(value)
+        if all(map(is_fixed, pairs)):
+            return type(value), tuple(pairs)
+    return _Itself(value)
 
 
 class Surroundings:

@@ -23,6 +23,7 @@ in the ball as real numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
@@ -141,6 +142,17 @@ def grid_for(std: float, dtype: torch.dtype) -> float:
             f"allowed: {math.ldexp(1.0, SMALLEST[dtype] + 4):g} or more, and finite."
         )
     return math.ldexp(1.0, exponent)
+
+
+def length(vector: Sequence[float]) -> float:
+    """The length of a vector, rounded up.
+
+    >>> length([0.0, 0.0]), length([1.0]), 1.0 < length([1.0, 1e-9]) < 1.0 + 1e-15
+    (0.0, 1.0, True)
+    """
+    values = [value for value in vector if value]
+    near = math.hypot(*values)  # within one unit in the last place
+    return near if len(values) < 2 else math.nextafter(math.nextafter(near, math.inf), math.inf)
 
 
 def _length(x: torch.Tensor) -> torch.Tensor:

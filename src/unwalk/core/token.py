@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -26,7 +26,7 @@ from safetensors.torch import save as _save_safetensors
 from torch import nn
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.outside import Surroundings
+from unwalk.core.outside import Surroundings, settled
 
 PIECE = 4 << 20
 """Numbers of a token that are read at once, so that those before can be let go."""
@@ -351,6 +351,31 @@ class Workspace(State):
 def flat(model: nn.Module) -> torch.Tensor:
     """A model's trainable parameters as one vector, copied."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+
+_TENSORS = ("_parameters", "_buffers", "_modules")
+
+
+def architecture(model: nn.Module) -> Hashable:
+    """Equal for two models only if they compute the same, given the same parameters and buffers.
+
+    It has the classes of all modules and what these hold besides.  Things of a user's own are equal
+    to themselves alone.
+
+    >>> architecture(nn.Linear(2, 1)) == architecture(nn.Linear(2, 1))
+    True
+    >>> relu, tanh = (nn.Sequential(nn.Linear(2, 1), end) for end in (nn.ReLU(), nn.Tanh()))
+    >>> architecture(relu) == architecture(tanh)
+    False
+    """
+    held = [
+        (name, type(module), key, settled(value))
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if key not in _TENSORS
+    ]
+    named = (*model.named_parameters(), *model.named_buffers())
+    return Layout.of(model), tuple(held), tuple((n, t.shape, t.dtype) for n, t in named)
 
 
 def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:

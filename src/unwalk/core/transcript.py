@@ -92,17 +92,17 @@ def read_json(text: str | bytes) -> Any:
     {'a': [1]}
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    level = [found]
+    level = [value]
     for _ in range(DEEPEST):
         level = [w for v in level for w in _inside(v)]
         if not level:
-            return found
+            return value
     if any(isinstance(v, dict | list) for v in level):
         raise ValueError("nested too deeply")
-    return found
+    return value
 
 
 def _inside(value: Any) -> Iterable[Any]:

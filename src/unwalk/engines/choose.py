@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unwalk.core.plan import Engine, Plan
 from unwalk.core.program import Steps, Visit
-from unwalk.core.token import Layout, build_model
+from unwalk.core.token import architecture, build_model
 from unwalk.engines.fleet import Fleet
 from unwalk.engines.fleet_gradients import plain_convolution
 from unwalk.engines.fleet_steps import OPTIMIZERS
@@ -44,7 +44,7 @@ def carriers(plans: Sequence[Plan], choice: str) -> Carriers:
         if choice == "auto" and not (worthwhile(plan, model) and carries(plan, model)):
             alone.append(number)
         else:
-            key = (Layout.of(model), plan.task.loss, plan.performance)
+            key = (architecture(model), plan.task.loss, plan.performance)
             groups.setdefault(key, []).append(number)
     if choice == "auto":
         alone += [n for group in groups.values() if len(group) < 2 for n in group]

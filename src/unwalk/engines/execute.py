@@ -36,7 +36,7 @@ from torch.nn.modules import module as torch_module
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import Corrupt, Diverged, InvalidInput
-from unwalk.core.losses import Binary, BuiltIn, Huber, regressed, softmax_residual
+from unwalk.core.losses import Binary, BuiltIn, Huber, is_built_in, regressed, softmax_residual
 from unwalk.core.noise import NoiseSource
 from unwalk.core.packing import from_triangle, packed, size_of, triangle, unpacked
 from unwalk.core.plan import Local, Loss, Plan
@@ -52,7 +52,7 @@ from unwalk.core.program import (
     StepRule,
     Steps,
 )
-from unwalk.core.rounding import grid_for, onto_ball
+from unwalk.core.rounding import grid_for, length, onto_ball
 from unwalk.core.token import MOST_STEPS, State, Workspace
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.edits import edit, soft_targets
@@ -495,9 +495,26 @@ def head_of(plan: Plan, model: nn.Module) -> BareLinear | None:
                 f"model has {made[0]} and {made[1]}."
             )
     loss = plan.task.loss
-    if isinstance(head, str) or not (loss is None or isinstance(loss, BuiltIn)):
+    if isinstance(head, str) or not (loss is None or is_built_in(loss)):
         return None
     return replace(head, loss=loss)
+
+
+def length_of(parameters: torch.Tensor) -> float:
+    """The length of a model's parameters, rounded up."""
+    return length(parameters.detach().to("cpu", torch.float64).tolist())
+
+
+def check_start(plan: Plan, parameters: torch.Tensor) -> None:
+    """Refuse an initial model that is longer than the plan announced: rounding is bounded by it."""
+    announced = plan.public.get("initial_norm")
+    if announced is None or (made := length_of(parameters)) <= announced:
+        return
+    raise InvalidInput(
+        f"the plan announced an initial model of length {announced:g} at most, and the one that "
+        f"was made has {made:g}; allowed: a model factory that, with one state of torch's "
+        "generator, gives the same model at every call."
+    )
 
 
 def prepared(shard: Shard, head: BareLinear | None, plan: Plan, like: torch.Tensor) -> Shard:

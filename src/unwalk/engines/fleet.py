@@ -29,11 +29,12 @@ from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
 from unwalk.core.plan import Onlooker, Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.program import Distil, Edit, Hold, Op, Project, Steps
-from unwalk.core.token import Layout, State, Token, Workspace, build_model
+from unwalk.core.token import State, Token, Workspace, architecture, build_model
 from unwalk.engines.edits import hold_all
 from unwalk.engines.execute import (
     Bench,
     check_finite,
+    check_start,
     execute,
     head_of,
     planned_events,
@@ -81,7 +82,9 @@ class _Convoy:
         speed = plans[0].performance
         torch.set_num_threads(speed.threads)
         device = torch.device(speed.device)
-        self.show = Workspace(build_model(plans[0].task.model, 0), device)
+        shown = build_model(plans[0].task.model, 0)
+        self.kind = architecture(shown)
+        self.show = Workspace(shown, device)
         flat: list[torch.Tensor] = []
         buffers: dict[str, list[torch.Tensor]] = {name: [] for name in self.show.buffers}
         heads = []
@@ -92,6 +95,7 @@ class _Convoy:
             flat.append(
                 parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
             )
+            check_start(plan, flat[-1])
             for name, buffer in model.named_buffers():
                 buffers[name].append(buffer)
         self.parameters = torch.stack(flat).to(device)
@@ -108,7 +112,7 @@ class _Convoy:
             self.show.layout,
             plans[0].task.loss,
             speed.precision,
-            heads[0] if len(set(heads)) == 1 else None,
+            heads[0],
         )
         self.lockstep = LockStep(self.parameters, self.buffers, self.gradient)
         self.hops = Hops(self.walks, self.lockstep, few)
@@ -116,7 +120,7 @@ class _Convoy:
 
     def _check_model(self, number: int, model: nn.Module) -> None:
         first, loss = self.plans[0].task.loss, self.plans[number].task.loss
-        if Layout.of(model) != self.show.layout or loss is not first:
+        if architecture(model) != self.kind or loss != first:
             raise InvalidInput(
                 f"plan {number} trains another model or loss than plan 0; "
                 "a fleet trains one architecture."

@@ -50,9 +50,9 @@ class LinearStack:
         plain = plain and all(type(m) is nn.ReLU for m in kinds[1::2])
         if not plain or any(_touched(m) for m in model):
             return None
-        found = tuple((m.in_features, m.out_features, m.bias is not None) for m in layers)
-        size = sum(inner * outer + outer * bias for inner, outer, bias in found)
-        return LinearStack(found) if Layout.of(model).size == size else None
+        shapes = tuple((m.in_features, m.out_features, m.bias is not None) for m in layers)
+        size = sum(inner * outer + outer * bias for inner, outer, bias in shapes)
+        return LinearStack(shapes) if Layout.of(model).size == size else None
 
     def gradient(
         self,

@@ -19,7 +19,15 @@ from unwalk.core.program import Program, Visit, round_arrival
 from unwalk.core.token import State, Token, Workspace, build_model
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.cuda import CapturedSteps, executor_for
-from unwalk.engines.execute import BareLinear, Bench, check_finite, execute, head_of, prepared
+from unwalk.engines.execute import (
+    BareLinear,
+    Bench,
+    check_finite,
+    check_start,
+    execute,
+    head_of,
+    prepared,
+)
 
 
 class InProcess:
@@ -41,6 +49,7 @@ def _carry_out(plan: Plan, index: int, sink: Sink | None, resume: Progress | Non
     torch.set_num_threads(speed.threads)
     device = torch.device(speed.device)
     work = Workspace(build_model(plan.task.model, plan.seeds.integer("model")), device)
+    check_start(plan, work.parameters)
     walk = Walk(plan, work, resume)
     steps, executor = None, executor_for(device)
     if executor is not None and renewed(plan.task.loss) is plan.task.loss:
@@ -261,13 +270,11 @@ class Walk:
         if phase.keep == "average":
             mean = state.kept.setdefault("average", torch.zeros_like(state.parameters))
             mean.lerp_(state.parameters, 1.0 / phase_hop)
-        elif phase.keep == "random":
-            chosen = 1 + int(self.plan.seeds.numpy(phase.name, "iterate").integers(phase.hops))
-            if phase_hop == chosen:
-                state.kept["random"] = state.parameters.clone()
-        if phase_hop == phase.hops and state.kept:
-            (result,) = state.kept.values()
-            state.parameters.copy_(result)
+        elif phase.keep == "random" and phase_hop == kept_from(self.plan, phase):
+            state.kept["random"] = state.parameters.clone()
+        if phase_hop == phase.hops:
+            if phase.keep != "last":
+                state.parameters.copy_(state.kept[phase.keep])
             state.kept.clear()
 
     def shard(self, peer: int) -> Shard:
@@ -279,6 +286,16 @@ class Walk:
             ready = prepared(given, self.head, self.plan, self.state.parameters)
             self.ready[peer] = (given, ready)
         return ready
+
+
+def kept_from(plan: Plan, phase: Phase) -> int:
+    """The visit of a phase from which on its token holds another iterate beside the last one.
+
+    It is the result once the last visit is done.  Where the last iterate is the result, none is.
+    """
+    if phase.keep == "random":
+        return 1 + int(plan.seeds.numpy(phase.name, "iterate").integers(phase.hops))
+    return 1 if phase.keep == "average" else phase.hops
 
 
 def buffer_name(name: str) -> str:

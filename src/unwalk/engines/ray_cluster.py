@@ -245,7 +245,7 @@ def _started(ray: Any, number: int) -> list[Any]:
     )
     hosts = [host.remote() for _ in range(number)]
     try:
-        found = ray.get([one.versions.remote() for one in hosts], timeout=PATIENCE)
+        answers = ray.get([one.versions.remote() for one in hosts], timeout=PATIENCE)
     except ray.exceptions.GetTimeoutError as error:
         for one in hosts:
             ray.kill(one)
@@ -254,7 +254,7 @@ def _started(ray: Any, number: int) -> list[Any]:
             "it has free CPUs, or set performance.hosts lower."
         ) from error
     here = versions()
-    for there in found:
+    for there in answers:
         for name, version in here.items():
             if there[name] != version:
                 raise InvalidInput(

@@ -33,6 +33,7 @@ from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Kept, Local, Move, Outcome, Plan, Progress, Resume, Sink, Task
 from unwalk.core.token import Token, Workspace, build_model
 from unwalk.core.transcript import Transcript
+from unwalk.engines.execute import check_start
 from unwalk.engines.ray_cluster import crew_for
 from unwalk.engines.ray_host import FarRegister, FarTask, Lacks, Order, Visited
 from unwalk.engines.ray_parcel import APART, packed, whole_models
@@ -138,6 +139,7 @@ class Journey:
         self.crew, self.among = crew_for(plan)
         self.ray = self.crew.ray
         self.work = Workspace(build_model(plan.task.model, plan.seeds.integer("model")))
+        check_start(plan, self.work.parameters)
         self.initial = self.work.anchors["initial"].clone()
         self.task, self.shards = self._task()
         self.id = uuid.uuid4().hex

@@ -178,8 +178,8 @@ class Host:
         walk = self._walk_of(order, held)
         peer, work = order.move.receiver, walk.state
         assert isinstance(work, Workspace)
-        mine: Local | None = None if local is None else local.opened()
-        locals_ = {} if mine is None else {peer: mine}
+        own: Local | None = None if local is None else local.opened()
+        locals_ = {} if own is None else {peer: own}
         came = self._came(order, token)
         arrivals: dict[int, Kept] = {}
         if order.kept_from is not None:

@@ -1,8 +1,8 @@
-"""A process that stands by while another one uses Ray, and speaks when that one cannot any more.
+"""Watches a process that uses Ray: if it is killed, says so and removes the folder of its cluster.
 
-Ray ends a process whose raylet is gone without a word.  This one holds the other end of its input:
-when it is closed without :data:`IN_ORDER`, the process was ended.  In either case it removes the
-folder of the cluster, in which tokens and records may be.
+Ray kills a process whose raylet is gone, without a message.  The watched process holds the other
+end of this one's input: when that is closed without :data:`IN_ORDER`, it was killed.  The folder is
+removed in either case, since tokens and records may be in it.
 
 It is run as a file, by itself: nothing of the package is imported.
 """

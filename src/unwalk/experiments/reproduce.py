@@ -133,8 +133,8 @@ def _list_failed(path: Path, failed: dict[str, Failed]) -> None:
 def failures(out: Path) -> dict[str, str]:
     """The cells that failed in the last call that ran any, each with its reason."""
     path = out / FAILED
-    found: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    kept: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return kept
 
 
 def documents(out: Path) -> dict[str, Any]:
@@ -202,11 +202,13 @@ def _common(parts: list[dict[str, Any]]) -> dict[str, Value]:
     """
     if not all("configuration" in part for part in parts):
         return {}
-    said = [{**UNSAID, **part["configuration"]} for part in parts]
-    keys = dict.fromkeys(key for configuration in said for key in configuration)
+    configurations = [{**UNSAID, **part["configuration"]} for part in parts]
+    keys = dict.fromkeys(key for configuration in configurations for key in configuration)
     shared = {}
     for key in (k for k in keys if k not in ("task", "preset", "method", "seed", "compare")):
-        free = [c for c, part in zip(said, parts, strict=True) if key not in part["settings"]]
+        free = [
+            c for c, part in zip(configurations, parts, strict=True) if key not in part["settings"]
+        ]
         if free and all(key in c and c[key] == free[0].get(key) for c in free):
             shared[key] = free[0][key]
     return shared

@@ -112,7 +112,7 @@ def carry_out(
     if todo:
         parts.mkdir(parents=True, exist_ok=True)
         with _Clock(study, todo, jobs, provenance(command), count) as clock:
-            failed = _swept(study, parts, todo, command, tell, clock, jobs, cluster)
+            failed = _swept(study, todo, command, tell, clock, jobs, cluster)
     ends: list[dict[str, Any] | Failed | None] = []
     for cell in study.cells:
         path, why = study.path(cell, parts), failed.get(run_id(study.config(cell)))
@@ -122,7 +122,6 @@ def carry_out(
 
 def _swept(
     study: Study,
-    parts: Path,
     todo: Work,
     command: str,
     tell: Tell,

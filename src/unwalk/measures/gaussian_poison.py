@@ -32,8 +32,8 @@ def statistics(noise: npt.ArrayLike, gradients: npt.ArrayLike, std: float) -> Fl
     xi, g = (np.asarray(a, np.float64).reshape(len(a), -1) for a in (noise, gradients))  # type: ignore[arg-type]
     length = np.sqrt((g * g).sum(1))
     along = (xi * g).sum(1)
-    found: Floats = np.where(length > 0, -along / (std * np.where(length > 0, length, 1.0)), 0.0)
-    return found
+    scores: Floats = np.where(length > 0, -along / (std * np.where(length > 0, length, 1.0)), 0.0)
+    return scores
 
 
 def caught(values: npt.ArrayLike, rate: float = RATE) -> Interval:

@@ -91,8 +91,8 @@ def ulira(unlearned: npt.ArrayLike, retrained: npt.ArrayLike, seed: int = 0) -> 
     values = _statistics(judged(ours, theirs))
     again = [_statistics(judged(drawn(ours), drawn(theirs))) for _ in range(REPLICATES)]
     low, high = np.percentile(again, [2.5, 97.5], axis=0)
-    found = [Interval(v, float(a), float(b)) for v, a, b in zip(values, low, high, strict=True)]
-    return Found(*found)
+    intervals = [Interval(v, float(a), float(b)) for v, a, b in zip(values, low, high, strict=True)]
+    return Found(*intervals)
 
 
 def _statistics(scores: list[tuple[Matrix, Matrix]]) -> list[float]:

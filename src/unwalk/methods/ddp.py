@@ -119,10 +119,10 @@ class DDP(Descending):
         return program
 
     def drawing(self, visit: Visit) -> Drawing | None:
-        found = self.descent.drawing(visit, self.data)
-        if self.noise_on == "weights" or found is None or found.steps is None:
+        plain = self.descent.drawing(visit, self.data)
+        if self.noise_on == "weights" or plain is None or plain.steps is None:
             return None
-        return found if found.steps.batches.shape[0] == 1 else None
+        return plain if plain.steps.batches.shape[0] == 1 else None
 
     def _noisy_visit(self, visit: Visit) -> Program:
         """Steps without noise, then noise on the weights and the projection, once."""

@@ -69,10 +69,10 @@ class DPSGD(Descending):
         return tuple(self._noised(op) if isinstance(op, Steps) else op for op in program)
 
     def drawing(self, visit: Visit) -> Drawing | None:
-        found = self.descent.drawing(visit, self.data)
-        if found is None or found.steps is None:
+        plain = self.descent.drawing(visit, self.data)
+        if plain is None or plain.steps is None:
             return None
-        return replace(found, steps=self._noised(found.steps))
+        return replace(plain, steps=self._noised(plain.steps))
 
     def _noised(self, op: Steps) -> Steps:
         """The noise on the sum, divided by what the sum is divided by: the records of a step, or B.

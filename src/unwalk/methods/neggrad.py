@@ -17,7 +17,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Drawing, Program, Steps, Visit
-from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import Descending, in_minibatches, unlearn_descent, unlearn_phase
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.methods.rrdu import paired
@@ -45,11 +44,6 @@ class NegGrad(Descending):
     alpha: float
     clip: float | None = None
     name: str = field(default="neggrad", init=False)
-
-    def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0.0, high=1.0)
-        if self.clip is not None:
-            check_number("clip", self.clip, above=0.0)
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, "retained")

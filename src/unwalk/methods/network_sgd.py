@@ -301,10 +301,10 @@ class Descent:
         rows = visit.records.rows(data)
         if self.schedule.kind != "constant" or self.slices > 1:
             return None
-        found = self.work.drawing(rows) if rows.size else None
-        if found is None:
+        drawn = self.work.drawing(rows) if rows.size else None
+        if drawn is None:
             return None
-        batches, passes, used = found
+        batches, passes, used = drawn
         steps, *after = self.steps(visit, data, batches, None)
         assert isinstance(steps, Steps)
         return Drawing(steps, rows, passes, used, tuple(after))

@@ -20,7 +20,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import NewtonStep, Program, Visit
-from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.methods.network_sgd import chunks
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config, setting
@@ -51,11 +50,6 @@ class Newton:
     batch: int = 1
     name: str = field(default="newton", init=False)
     travels: tuple[str, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
-        check_choice("curvature", self.curvature, CURVATURES)
-        check_number("damping", self.damping, low=0.0)
-        check_count("batch", self.batch, low=1)
 
     def visit(self, visit: Visit) -> Program:
         forgotten, retained = visit.records.forgotten, visit.records.retained

@@ -20,7 +20,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Ball, Program, Project, Visit
-from unwalk.core.validation import check_count
 from unwalk.methods.network_sgd import (
     LocalWork,
     Retaining,
@@ -53,9 +52,6 @@ class PGA(Retaining):
     ball: Ball
     passes: int = 1
     name: str = field(default="pga", init=False)
-
-    def __post_init__(self) -> None:
-        check_count("passes", self.passes, low=1)
 
     def visit(self, visit: Visit) -> Program:
         if visit.phase_hop > 1:

@@ -21,7 +21,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import AddNoise, Log, Program, Subtract, Visit
-from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import (
     Descending,
     Retaining,
@@ -59,9 +58,6 @@ class Residual(Retaining):
 
     std: float = 0.0
     name: str = field(default="residual", init=False)
-
-    def __post_init__(self) -> None:
-        check_number("std", self.std, low=0.0)
 
     def visit(self, visit: Visit) -> Program:
         program = self.descent.program(visit, "retained")

@@ -101,10 +101,10 @@ class Correction:
         rows = self._rows(visit.records)
         if rows.size == 0:
             return Drawing(None, rows, 0, 0)
-        found = None if self.data == "mixed" else self.work.drawing(rows)
-        if found is None:
+        drawn = None if self.data == "mixed" else self.work.drawing(rows)
+        if drawn is None:
             return None
-        batches, passes, used = found
+        batches, passes, used = drawn
         return Drawing(self._on(visit.records, step_size, batches, None), rows, passes, used)
 
     @property
@@ -205,10 +205,10 @@ class RRDU:
         if not visit.at_unlearner:
             return self.descent.drawing(visit, "all")
         step_size = self._step_size(visit)
-        found = self.correction.drawing(visit, step_size)
-        if found is None or self.descent.schedule.kind != "constant":
+        ascent = self.correction.drawing(visit, step_size)
+        if ascent is None or self.descent.schedule.kind != "constant":
             return None
-        return replace(found, after=self._after(found.steps, step_size))
+        return replace(ascent, after=self._after(ascent.steps, step_size))
 
     def _step_size(self, visit: Visit) -> float:
         return self.descent.schedule.at(visit.phase_hop, self.correction.rule.learning_rate)

@@ -15,7 +15,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Distil, Hold, Mask, Op, Program, Steps, Visit
-from unwalk.core.validation import check_number
 from unwalk.methods.network_sgd import (
     Descending,
     chunks,
@@ -43,9 +42,6 @@ class SalUn(Descending):
 
     share: float
     name: str = field(default="salun", init=False)
-
-    def __post_init__(self) -> None:
-        check_number("share", self.share, above=0.0, high=1.0)
 
     @property
     def travels(self) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Distil, Program, Steps, Visit
-from unwalk.core.validation import check_count, check_number
 from unwalk.methods.network_sgd import (
     Descending,
     LocalWork,
@@ -51,14 +50,6 @@ class Scrub(Descending):
     batch: int
     clip: float | None = None
     name: str = field(default="scrub", init=False)
-
-    def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, low=0.0)
-        check_number("gamma", self.gamma, low=0.0)
-        check_count("ascents", self.ascents)
-        check_count("batch", self.batch, low=1)
-        if self.clip is not None:
-            check_number("clip", self.clip, above=0.0)
 
     def visit(self, visit: Visit) -> Program:
         towards = tuple(

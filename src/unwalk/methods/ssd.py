@@ -20,7 +20,6 @@ from typing import ClassVar
 from unwalk import walks
 from unwalk.core.plan import Phase
 from unwalk.core.program import Dampen, Importance, Program, Visit
-from unwalk.core.validation import check_count, check_number
 from unwalk.methods.network_sgd import chunks
 from unwalk.methods.record import Decided, MethodRecord
 from unwalk.settings.config import Config, setting
@@ -50,12 +49,6 @@ class SSD:
     batch: int = 1
     name: str = field(default="ssd", init=False)
     travels: tuple[str, ...] = field(default=("importance",), init=False)
-
-    def __post_init__(self) -> None:
-        check_count("peers", self.peers, low=1)
-        check_count("batch", self.batch, low=1)
-        check_number("alpha", self.alpha, above=0.0)
-        check_number("beta", self.beta, above=0.0)
 
     def visit(self, visit: Visit) -> Program:
         records = visit.records

@@ -175,17 +175,17 @@ def committed_log(folder: Path) -> list[Entry]:
     Every entry is checked.  The logs of earlier chapters are erased with what they tell of.
     """
     bundle = Bundle.read(folder)
-    found = status(folder)
-    if not found.get("committed"):
+    state = status(folder)
+    if not state.get("committed"):
         raise InvalidInput(f"the run of {folder} is not committed yet.")
-    start = chain_start({"network": bundle.network.name, "run": found["run"]})
-    place, chain = found["committed"]["chain"], []
+    start = chain_start({"network": bundle.network.name, "run": state["run"]})
+    place, chain = state["committed"]["chain"], []
     path = bundle.store / "state.sqlite"
     with closing(read_only(path)) as db:
         specs = chapters_in(db, len(bundle.network.peers))
         while place != start:
             query = "SELECT entry FROM entries WHERE chain = ? AND run = ?"
-            row = db.execute(query, (place, found["run"])).fetchone()
+            row = db.execute(query, (place, state["run"])).fetchone()
             if row is None:
                 raise InvalidInput(
                     f"{folder} does not have the whole log yet; a peer gathers it after the end."
@@ -193,7 +193,7 @@ def committed_log(folder: Path) -> list[Entry]:
             chain.append(json.loads(row[0]))
             place = chain[-1]["body"]["previous"]
     base = specs[-1].before if specs else 0
-    check_chain(chain[::-1], start, found["committed"]["chain"], bundle.trust().signer, base)
+    check_chain(chain[::-1], start, state["committed"]["chain"], bundle.trust().signer, base)
     return chain[::-1]
 
 

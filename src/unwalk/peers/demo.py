@@ -260,11 +260,11 @@ def _conclude(
     if hits := search(folder, needles):
         raise UnwalkError(f"{hits[0].path} still holds {hits[0].name}.")
     tell(f"none of {len(ids)} ids, and none of their rows, stands in any file of any peer")
-    found = peer_certificate.verified(place / FILE, folder / "ca.pem")
-    if found["problems"]:
-        raise UnwalkError(found["problems"][0])
+    checked = peer_certificate.verified(place / FILE, folder / "ca.pem")
+    if checked["problems"]:
+        raise UnwalkError(checked["problems"][0])
     tell(f"certificate: {place / FILE}")
-    for line in found["words"]:
+    for line in checked["words"]:
         tell(line)
     return place / FILE
 

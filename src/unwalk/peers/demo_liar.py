@@ -60,8 +60,8 @@ async def _tell(
 
 def _chapter(bundle: Bundle, victim: int, hops: int) -> str:
     """A chapter that has all records of ``victim`` forgotten and counts it out, signed."""
-    said, me = ("made-up",), bundle.index
-    spec = Spec(1, victim, "restart", "exact", None, None, said, 0, hops, 0, hops, me)
+    requests, me = ("made-up",), bundle.index
+    spec = Spec(1, victim, "restart", "exact", None, None, requests, 0, hops, 0, hops, me)
     spec = replace(spec, left=(victim,))
     signature = bundle.sign(words_of(bundle.network.run_id, spec)).hex()
     pem = bundle.certificate_pem.decode()

@@ -70,15 +70,15 @@ def write_digits(folder: Path, peers: int, place: Path | None = None) -> None:
     """
     from sklearn.datasets import load_digits  # slow, and no other task needs it
 
-    found = load_digits()
+    digits = load_digits()
     for peer in range(peers):
         name = f"organisation-{peer}.csv"
         with (folder / name).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["id", "label", *(f"pixel{n}" for n in range(64))])
-            for row in range(peer, len(found.target), peers):
-                pixels = [f"{value / 16.0:.6g}" for value in found.data[row]]
-                table.writerow([f"digit-{row:04d}", int(found.target[row]), *pixels])
+            for row in range(peer, len(digits.target), peers):
+                pixels = [f"{value / 16.0:.6g}" for value in digits.data[row]]
+                table.writerow([f"digit-{row:04d}", int(digits.target[row]), *pixels])
         settings = DataSettings((place or folder) / name, erase_source=True)
         settings.write(folder / f"peer-{peer}")
 
@@ -262,8 +262,8 @@ class LocalNetwork:
         """
         peers = [one.pid for peer, one in list(self.processes.items()) if self.alive(peer)]
         origin = {parent for pid in peers if (parent := _parent(pid))}
-        found = {pid: _share(pid) for pid in {os.getpid(), *origin, *peers}}
-        return {pid: size for pid, size in found.items() if size is not None}
+        shares = {pid: _share(pid) for pid in {os.getpid(), *origin, *peers}}
+        return {pid: size for pid, size in shares.items() if size is not None}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Settings of the GNU C library's memory allocator for a peer's process; elsewhere nothing."""
+"""Sets limits of the GNU C library's memory allocator for a peer; does nothing on other systems."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ from unwalk.peers.identity.network_file import Limits, Member, Network
 from unwalk.peers.identity.trust import NotInForce, Trust, read_network, signed_document
 from unwalk.peers.storage.database import read_only
 from unwalk.runs.store import write_file
-from unwalk.tasks.features import KEYS as FEATURES
 
 ISSUED = "issued"
 
@@ -65,9 +64,11 @@ def make_network(
         raise InvalidInput(f"{folder} is not empty; choose another folder for the network.")
     members = tuple(Member(f"peer-{n}", a) for n, a in enumerate(addresses))
     given = limits if isinstance(limits, Limits) else Limits(**(limits or {}))
-    said = {"streams": VERSION, **settings}
+    versioned = {"streams": VERSION, **settings}
     first_up = None if begin_with is None else tuple(begin_with)
-    network = agreed(Network(name, members, said, given, noise, lies=lies, begin_with=first_up))
+    network = agreed(
+        Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
+    )
     size = token_size(plan_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
@@ -191,10 +192,10 @@ def sign_request(
 def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
     """The certificates of a peer that are good now, oldest first."""
     network, _ = network_of(folder)
-    found = [read_certificate(path) for path in _issued(folder, peer)]
+    certificates = [read_certificate(path) for path in _issued(folder, peer)]
     return [
         c
-        for c in found
+        for c in certificates
         if f"{c.serial_number:x}" not in network.revoked and c.not_valid_after_utc > now()
     ]
 
@@ -202,17 +203,17 @@ def certificates_of(folder: Path, peer: str) -> list[x509.Certificate]:
 def _issued(folder: Path, peer: str) -> list[Path]:
     """All certificates that a peer ever had, oldest first."""
     try:
-        found = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
+        files = [p for p in (folder / ISSUED).iterdir() if p.name.startswith(f"{peer}.")]
     except OSError as error:
         raise InvalidInput(f"{folder / ISSUED} cannot be read: {error.strerror}.") from error
-    issued = [p for p in found if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
+    issued = [p for p in files if p.suffix == ".pem"]  # "glob" would pass over what it cannot read
     return sorted(issued, key=lambda p: int(p.name.split(".")[-2]))
 
 
 def next_chapter(folder: Path) -> int:
     """The chapter after those that were decided, as far as the peers in this folder know."""
-    found = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
-    known = [number for number in found if number is not None]
+    decided = (_decided(bundle / "store" / "state.sqlite") for bundle in folder.iterdir())
+    known = [number for number in decided if number is not None]
     if not known:
         raise InvalidInput(
             f"no peer in {folder} has run here, so that it cannot be known which chapter is next. "
@@ -312,17 +313,3 @@ def publish(folder: Path, network: Network, authority: Authority) -> Network:
         if (folder / member.name).is_dir():
             _hand_out(folder, folder / member.name)
     return network
-
-
-def next_run(folder: Path, settings: Mapping[str, Any]) -> Network:
-    """A further run of the same peers, with ``settings`` put over the present ones."""
-    network, authority = network_of(folder)
-    merged = {**network.settings, **settings}
-    if any(f"data.{key}" in settings for key in FEATURES):
-        merged.pop("data.extractor_digest", None)  # of the features before
-    merged |= settings
-    changed = agreed(
-        replaced(network, settings=merged, run=network.run + 1, version=network.version + 1)
-    )
-    changed.limits.check_token(token_size(plan_of(changed)))
-    return publish(folder, changed, authority)

@@ -40,24 +40,24 @@ def status(folder: Path) -> dict[str, Any]:
     """What a peer is doing, from its store; works whether it runs or not."""
     bundle = Bundle.read(folder)
     pid = running(bundle.store)
-    said = stored_status(bundle)
-    first = {"peer": bundle.name, "network": said["network"], "run": said["run"]}
-    return {**first, "running": pid is not None, "pid": pid, **said}
+    stored = stored_status(bundle)
+    first = {"peer": bundle.name, "network": stored["network"], "run": stored["run"]}
+    return {**first, "running": pid is not None, "pid": pid, **stored}
 
 
 def stored_status(bundle: Bundle) -> dict[str, Any]:
     """What the store says; whether the peer runs is not asked."""
-    found: dict[str, Any] = {
+    known: dict[str, Any] = {
         "network": bundle.network.name,
         "run": bundle.network.run_id,
         "disk": "full" if is_full(bundle.store) else "ok",
     }
     try:
-        return {**found, **_from_store(bundle, found)}
+        return {**known, **_from_store(bundle, known)}
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise
-        return {**found, "store": f"damaged ({error})"}
+        return {**known, "store": f"damaged ({error})"}
 
 
 def _from_store(bundle: Bundle, found: dict[str, Any]) -> dict[str, Any]:
@@ -115,13 +115,13 @@ def _waits_for(store: Path) -> list[str]:
 
 def _liars(db: sqlite3.Connection, bundle: Bundle) -> list[str]:
     """The peers that signed two votes, or two visits, of which no honest peer signs both."""
-    found: set[int] = set()
+    liars: set[int] = set()
     with suppress(sqlite3.OperationalError):
         for (text,) in db.execute("SELECT state FROM polls").fetchall():
-            found |= {one[VOTER] for one, _ in json.loads(text)["evidence"]}
+            liars |= {one[VOTER] for one, _ in json.loads(text)["evidence"]}
     with suppress(sqlite3.OperationalError):
-        found |= {peer for (peer,) in db.execute("SELECT peer FROM lies").fetchall()}
-    return [bundle.network.peers[peer].name for peer in sorted(found)]
+        liars |= {peer for (peer,) in db.execute("SELECT peer FROM lies").fetchall()}
+    return [bundle.network.peers[peer].name for peer in sorted(liars)]
 
 
 def chapters_of(folder: Path) -> list[Spec]:

@@ -198,8 +198,8 @@ class Supervisor:
                 kept.stored = self.local.state(peer)
             store = self.local.bundles[peer].store
             with suppress(OSError):
-                found = peer_certificate.names_in(store / peer_certificate.FOLDER)
-                kept.certificates = len(found)
+                names = peer_certificate.names_in(store / peer_certificate.FOLDER)
+                kept.certificates = len(names)
             if kept.state == "starting" and self._link(peer) and self.local.alive(peer):
                 kept.state = "up"
         if monotonic() - self._weighed >= WEIGH:

@@ -118,9 +118,9 @@ def refuse_fact(code: str, name: str, value: object, why: str) -> NoReturn:
 
 def need_fact(code: str, transcript: Transcript, wanted: str, missing: str, other: str) -> None:
     """Refuse a header whose fact, named as its ``code``, is not ``wanted``, and say why."""
-    found = fact(transcript, code, missing)
-    if found != wanted:
-        refuse_fact(code, code, found, other)
+    stated = fact(transcript, code, missing)
+    if stated != wanted:
+        refuse_fact(code, code, stated, other)
 
 
 def phase_of(transcript: Transcript, phase: str) -> list[Hop]:

@@ -110,8 +110,8 @@ def _unlike_a_noisy_step(hop: Hop, stated: Stated, *, first: bool) -> str:
     for event in kept:
         if not isinstance(event, ev.GradientSteps):
             return f"has another event: {event.kind}"
-        found = (event.clip, event.step_size, event.weight_decay, event.steps, event.optimizer)
-        if found != (stated["clip"], stated["step_size"], stated["weight_decay"], 1, "sgd"):
+        logged = (event.clip, event.step_size, event.weight_decay, event.steps, event.optimizer)
+        if logged != (stated["clip"], stated["step_size"], stated["weight_decay"], 1, "sgd"):
             return "takes other steps than one that is clipped"
         if event.touched:
             return "uses records to be forgotten"

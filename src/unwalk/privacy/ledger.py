@@ -114,7 +114,7 @@ def residual_of(loss: str, outputs: int, bound: float = 1.0) -> Residual:
     if loss == "softmax":
         check_count("outputs", outputs, low=2)
         return Residual(root(2.0), Fraction(1, 2), 2 * outputs + 16, 1.0)
-    check_count("outputs", outputs, low=1)
+    check_count("outputs", outputs, low=1, high=1 if loss == "huber" else None)
     if loss == "huber":
         check_number("bound", bound, above=0.0)
         return Residual(bound, Fraction(1), 16, bound)

@@ -87,12 +87,12 @@ def verdict_lines(document: Document) -> list[str]:
         ("refuted", "is REFUTED: report this as a fault of the proof or of the program"),
         ("exceeded", "was exceeded: it is a formula's number and no guarantee"),
     ):
-        found: dict[tuple[str, str, str], list[Document]] = {}
+        groups: dict[tuple[str, str, str], list[Document]] = {}
         for row in rows:
             if row["verdict"] == kind:
                 claim = (row["label"], row["grade"], _epsilon(row["epsilon"]))
-                found.setdefault(claim, []).append(row)
-        for (label, grade, epsilon), fallen in found.items():
+                groups.setdefault(claim, []).append(row)
+        for (label, grade, epsilon), fallen in groups.items():
             shown = [f"{row['observer']} {_epsilon(row['audited'])}" for row in fallen]
             worst = max(row["adjusted"] for row in fallen)
             lines.append(

@@ -1,4 +1,4 @@
-"""A certificate as a page to print and to file: for data protection first, for specialists below.
+"""A certificate as a page to print and file: plain words for data protection, details below.
 
 Made from the certificate, from its sentences (:func:`unwalk.certificates.words.in_words`) and from
 what a check of it found (``to_json`` of a verdict), which stands at the top.  A certificate that
@@ -54,7 +54,7 @@ def render_certificate(
     checked = {**UNCHECKED, **checked}
     changed = bool(checked["problems"])
     said = {} if changed else document.get("peers", {})
-    found, grade = state(checked), badge_of(document)
+    shown, grade = state(checked), badge_of(document)
     proved = grade in PROVED
     return render_page(
         "certificate",
@@ -62,9 +62,9 @@ def render_certificate(
         changed=changed,
         own_word=said.get("peer") if said.get("issuer") == said.get("peer") else None,
         badge=None if changed else SHOWN[grade],
-        kind=found.kind if proved else grade,
-        conclusion="" if found.kind in ("good", "bad") or not proved else checked["words"][-1],
-        state=found,
+        kind=shown.kind if proved else grade,
+        conclusion="" if shown.kind in ("good", "bad") or not proved else checked["words"][-1],
+        state=shown,
         checked=checked,
         words={} if changed else words,
         facts=[] if changed else facts(document, said),

@@ -65,26 +65,26 @@ def formats_of(text: str | Sequence[str]) -> list[str]:
     ['csv', 'svg']
     """
     named = text.split(",") if isinstance(text, str) else text
-    found = list(dict.fromkeys(one.strip() for one in named))
-    for one in found:
+    formats = list(dict.fromkeys(one.strip() for one in named))
+    for one in formats:
         check_choice("export", one, FORMATS)
         if one in DRAWN:
             _cairosvg()
-    return found
+    return formats
 
 
 def export(document: Document, folder: Path, formats: str | Sequence[str]) -> list[Path]:
     """Write every table and picture of ``document`` into ``folder``, in each of ``formats``."""
     wanted = formats_of(formats)
-    found = {
+    files = {
         f"{name}.{kind}": content
         for kind in wanted
         for name, content in _contents(document, kind).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in found.items():
+    for name, content in files.items():
         (folder / name).write_bytes(content)
-    return [folder / name for name in found]
+    return [folder / name for name in files]
 
 
 def _contents(document: Document, kind: str) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The parts of the reproduction page beside the paper's experiments, and the time runs took.
+"""Further parts of the reproduction page: our own experiments, and how long the runs took.
 
 Settings of the runs; readings of the paper that were tried; tuning; precision.  Documents are
 named by what they hold and their task: ``readings-mnist``, ``tuning-mnist``, ``precision-mnist``.

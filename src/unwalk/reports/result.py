@@ -467,9 +467,9 @@ def _spread(value: Any) -> Spread:
 
 
 def _intervals(value: Any) -> dict[str, tuple[float, float]]:
-    found = {}
+    intervals = {}
     for key, ends in _mapping("interval", value).items():
         low, high = (_number(end) for end in (*_items("interval", ends), None, None)[:2])
         if key in GAPS and low is not None and high is not None:
-            found[key] = (low, high)
-    return found
+            intervals[key] = (low, high)
+    return intervals

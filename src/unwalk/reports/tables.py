@@ -397,10 +397,10 @@ def warning_lines(result: Mapping[str, Any]) -> list[str]:
 
 def never_took(result: Result) -> str:
     """A sentence where the backdoor was not learned, so that nothing can be forgotten of it."""
-    found = result.never_took
-    if found is None:
+    rates = result.never_took
+    if rates is None:
         return ""
-    before, usual = (numbers.percent(value) for value in found)
+    before, usual = (numbers.percent(value) for value in rates)
     beside = f", and {usual} without it" if result.oracle is not None else ""
     return (
         f"the backdoor never took: it succeeded in {before} of cases before forgetting{beside}. "

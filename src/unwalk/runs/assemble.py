@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -113,20 +112,20 @@ def _own_method(name: str) -> MethodRecord:
     """What a user's name stands for: a record, or a function that returns one."""
     from unwalk.tasks.models import call_named, load_named, load_object
 
-    found = load_object(name, "method")
-    if not isinstance(found, MethodRecord):
-        found = call_named(load_named(name, "method"), name, "method")
-    if not isinstance(found, MethodRecord):
+    record = load_object(name, "method")
+    if not isinstance(record, MethodRecord):
+        record = call_named(load_named(name, "method"), name, "method")
+    if not isinstance(record, MethodRecord):
         raise InvalidInput(
-            f"method {name!r} gave a {type(found).__name__}; allowed: a "
+            f"method {name!r} gave a {type(record).__name__}; allowed: a "
             "unwalk.methods.record.MethodRecord, or a function that returns one."
         )
-    if found.settings is not None and found.settings.key in defaults().sections:
+    if record.settings is not None and record.settings.key in defaults().sections:
         raise InvalidInput(
-            f"method {name!r} calls its settings {found.settings.key!r}; allowed: a name that no "
+            f"method {name!r} calls its settings {record.settings.key!r}; allowed: a name that no "
             "other section has."
         )
-    return own(found, name)
+    return own(record, name)
 
 
 def _check_device(device: str, precision: str) -> None:
@@ -433,17 +432,13 @@ class ModelFacts:
     @staticmethod
     def of(task: Task, seed: int) -> ModelFacts:
         """The facts of the model that a run with this seed begins with."""
-        import torch
-
-        from unwalk.core.token import build_model
-        from unwalk.engines.execute import bare_linear
+        from unwalk.core.token import build_model, flat
+        from unwalk.engines.execute import bare_linear, length_of
 
         model = build_model(task.model, PublicSeeds(seed).integer("model"))
-        parameters, head, norm = list(model.parameters()), bare_linear(model), 0.0
+        parameters, head = list(model.parameters()), bare_linear(model)
+        norm = 0.0 if isinstance(head, str) else length_of(flat(model))
         trained = sum(p.nbytes for p in parameters if p.requires_grad)
-        if not isinstance(head, str):
-            start = [p.detach().to(torch.float64).reshape(-1) for p in parameters]
-            norm = length(torch.cat(start).tolist())
         return ModelFacts(
             parameters=sum(p.numel() for p in parameters),
             precision=str(parameters[0].dtype).removeprefix("torch."),
@@ -558,10 +553,11 @@ def _batching(config: Config) -> dict[str, Any]:
 
 def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     """The loss, where it is of a linear layer, with what its rounding depends on."""
-    from unwalk.core.losses import BuiltIn, Huber
+    from unwalk.core.losses import Huber, is_built_in
+    from unwalk.core.rounding import length
 
     loss, head = task.loss, model.head
-    if not (loss is None or isinstance(loss, BuiltIn)):
+    if not (loss is None or is_built_in(loss)):
         return {"loss": "the task's own"}
     if isinstance(head, str):
         return {"loss": f"of a model with {head}"}
@@ -576,17 +572,6 @@ def _loss(task: ShardedTask, model: ModelFacts) -> dict[str, Any]:
     if norm is None or task.source.augment is not None:
         return facts
     return {**facts, "feature_norm": length([norm, 1.0 if head.bias else 0.0])}
-
-
-def length(vector: Sequence[float]) -> float:
-    """The length of a vector, rounded up.
-
-    >>> length([0.0, 0.0]), length([1.0]), 1.0 < length([1.0, 1e-9]) < 1.0 + 1e-15
-    (0.0, 1.0, True)
-    """
-    values = [value for value in vector if value]
-    near = math.hypot(*values)  # within one unit in the last place
-    return near if len(values) < 2 else math.nextafter(math.nextafter(near, math.inf), math.inf)
 
 
 def nominal_facts(

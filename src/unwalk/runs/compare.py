@@ -162,10 +162,10 @@ def compare(
             for one, told in zip(seeded, tells, strict=True)
         ]
         left = [cell for cell in cells if kept(place, cell.name) is None]
-        found = _in_a_fleet(left, assembled, place)
-        rest = [cell for cell in cells if cell.name not in found]
-        found |= dict(swept(rest, how, "seed", place))
-        summary, results = _summary({one.seed: found[str(one.seed)] for one in seeded})
+        by_seed = _in_a_fleet(left, assembled, place)
+        rest = [cell for cell in cells if cell.name not in by_seed]
+        by_seed |= dict(swept(rest, how, "seed", place))
+        summary, results = _summary({one.seed: by_seed[str(one.seed)] for one in seeded})
         if folder is not None:
             write_file(folder.partial / "result.json", _json(summary, indent=1))
             write_file(folder.partial / "runs.json", _json(results))
@@ -190,10 +190,10 @@ def _in_a_fleet(cells: list[Cell], assembled: Assembled, place: Path | None) -> 
         results = results_of([cell.arguments for cell in cells], Memory())
     except UnwalkError:  # one seed's, perhaps: each tells its own
         return {}
-    found = {cell.name: result for cell, result in zip(cells, results, strict=True)}
-    for name, result in found.items():
+    by_name = {cell.name: result for cell, result in zip(cells, results, strict=True)}
+    for name, result in by_name.items():
         keep(place, name, result)
-    return found
+    return by_name
 
 
 def results_of(runs: Sequence[tuple[Any, ...]], memory: Memory) -> list[dict[str, Any]]:
@@ -212,8 +212,8 @@ def results_of(runs: Sequence[tuple[Any, ...]], memory: Memory) -> list[dict[str
     ends: list[dict[str, Walked | Failed]] = [dict(unfit) for _ in runners]
     for name in names:
         if name not in unfit:
-            found = _forgotten(runners, trained, name, engine, memory)
-            for own, end in zip(ends, found, strict=True):
+            forgotten = _forgotten(runners, trained, name, engine, memory)
+            for own, end in zip(ends, forgotten, strict=True):
                 own[name] = end
     return [
         _found(runner, answers, {name: own[name] for name in names}, given[2])
@@ -361,8 +361,8 @@ def _spread(ones: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _ends(values: list[float]) -> list[float | None]:
     """The ends of the interval of 95 % of a mean."""
-    found = mean_interval(values)
-    return [found.low, found.high]
+    interval = mean_interval(values)
+    return [interval.low, interval.high]
 
 
 def _series(ones: list[dict[str, Any]]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def gather(
             arguments = (base, task, chunk, tuple(methods), wanted, place)
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
-    found: dict[tuple[str, str, int], Arrays] = {}
+    arrays: dict[tuple[str, str, int], Arrays] = {}
     for name, result in sweep(cells, jobs=jobs, count=count, say=say, noun="member"):
         part = name.split()[0]
         if not isinstance(result, Failed):
@@ -138,8 +138,8 @@ def gather(
                 if FAILED in kept:
                     failed.setdefault((part, method), str(kept[FAILED]))
                 else:
-                    found[part, method, seed] = kept
-    return Ensemble(assembled, seeds, tuple(methods), labels, found, failed)
+                    arrays[part, method, seed] = kept
+    return Ensemble(assembled, seeds, tuple(methods), labels, arrays, failed)
 
 
 def _key(assembled: Assembled) -> str:
@@ -214,7 +214,7 @@ def _make(
     relearn = Relearning(runners, trained) if "relearn" in parts else None
     failed: list[tuple[str, str, str]] = []
 
-    def made_of(part: str, name: str, walked: Sequence[Walked]) -> Made:
+    def made_of(part: str, walked: Sequence[Walked]) -> Made:
         if part == "outputs":
             return _outputs(runners, walked, retrained)
         if part == "relearn" and relearn is not None:
@@ -246,7 +246,7 @@ def _make(
             retrained = walked
         for part in left:
             try:
-                made = made_of(part, name, walked)
+                made = made_of(part, walked)
             except Exception as error:
                 give_up(part, name, error)
                 continue
@@ -408,19 +408,19 @@ def _statistics(task: ShardedTask, tasks: Sequence[Noised], walked: Sequence[Wal
     for noised, walk in zip(tasks, walked, strict=True):
         clean = task.forgotten.to(next(walk.model.parameters()).device)
         gradients = _input_gradients(walk.model, clean, task)
-        found = statistics(noised.noise.numpy(), gradients.cpu().numpy(), noised.std)
-        made.append({"statistics": found})
+        scores = statistics(noised.noise.numpy(), gradients.cpu().numpy(), noised.std)
+        made.append({"statistics": scores})
     return made
 
 
 def _input_gradients(model: nn.Module, held: Held, task: ShardedTask) -> torch.Tensor:
     """The gradient of each record's loss with respect to its input."""
-    found = []
+    gradients = []
     for x, y in zip(held.x.split(CHUNK), held.y.split(CHUNK), strict=True):
         at = x.detach().clone().requires_grad_(True)
         output = model.eval()(at)
         loss = nn.functional.cross_entropy(output, y, reduction="none")
         if task.loss is not None:
             loss = task.loss(output, y)
-        found.append(torch.autograd.grad(loss.sum(), at)[0])
-    return torch.cat(found)
+        gradients.append(torch.autograd.grad(loss.sum(), at)[0])
+    return torch.cat(gradients)

@@ -41,12 +41,11 @@ from unwalk.measures.ulira import ENOUGH, LEAST, ulira
 from unwalk.methods import METHODS
 from unwalk.reports.evaluation_page import NOT_MEASURED, render_evaluation
 from unwalk.reports.result import TOOK
-from unwalk.runs.assemble import assemble, resolve
+from unwalk.runs.assemble import assemble
 from unwalk.runs.ensemble import BEFORE, Ensemble, gather
 from unwalk.runs.run import methods_of
-from unwalk.runs.store import CONFIG, write_file
+from unwalk.runs.store import settings_of, write_file
 from unwalk.runs.sweep import Count, Failed, Say, uncounted, unsaid
-from unwalk.settings.config import read_toml
 from unwalk.tasks import can_be_named
 from unwalk.tasks.task import ShardedTask, check_classes
 
@@ -130,7 +129,7 @@ class Table:
         reason.
         """
         part, rows_of = MEASURES[family]
-        found = len(self.rows)
+        before = len(self.rows)
         try:
             rows_of(self)
             return
@@ -138,13 +137,13 @@ class Table:
             if isinstance(error, NeedsMore):
                 self.failed(family, "", str(error))
                 return
-        del self.rows[found:]
+        del self.rows[before:]
         for name in list(self.names(part)):
-            self.only, found = name, len(self.rows)
+            self.only, before = name, len(self.rows)
             try:
                 rows_of(self)
             except Exception as error:
-                del self.rows[found:]
+                del self.rows[before:]
                 self.failed(family, name, Failed.by(error).reason)
         self.only = None
 
@@ -353,11 +352,11 @@ def _ulira(table: Table) -> None:
     for name in table.names():
         if name == ORACLE:
             continue
-        found = ulira(table.margins(name, "forget"), theirs)
+        attack = ulira(table.margins(name, "forget"), theirs)
         for title, one, chance in (
-            ("U-LiRA AUC", found.auc, 0.5),
-            ("U-LiRA, TPR at 1 % FPR", found.at_1_percent, 0.01),
-            ("U-LiRA, TPR at 0.1 % FPR", found.at_01_percent, 0.001),
+            ("U-LiRA AUC", attack.auc, 0.5),
+            ("U-LiRA, TPR at 1 % FPR", attack.at_1_percent, 0.01),
+            ("U-LiRA, TPR at 0.1 % FPR", attack.at_01_percent, 0.001),
         ):
             table.add("ulira", title, name, one, chance, one.minus(chance), FARTHER, note=note)
 
@@ -396,12 +395,12 @@ def _klom(table: Table) -> None:
     for which in ("forget", "retain", "test"):
         for name in table.names():
             ours, same, other = _halves(table, name, which)
-            found, floor = (klom_percentile(one, other) for one in (ours, same))
+            distance, floor = (klom_percentile(one, other) for one in (ours, same))
             dealt = klom_dealt(ours, other)
-            low, middle, high = (found - one for one in np.percentile(dealt, [97.5, 50.0, 2.5]))
+            low, middle, high = (distance - one for one in np.percentile(dealt, [97.5, 50.0, 2.5]))
             title = f"KLOM, 95th percentile, {which} records"
             gap, note = Interval(middle, low, high), f"{side} models a side"
-            table.add("klom", title, name, Interval(found), floor, gap, FARTHER, "nats", note)
+            table.add("klom", title, name, Interval(distance), floor, gap, FARTHER, "nats", note)
             table.not_level_with(side)
 
 
@@ -414,17 +413,17 @@ def _quality(table: Table) -> None:
 
     for name in table.names():
         ours, same, other = _halves(table, name, "forget")
-        found, floor = (Interval(_mean_score(a, other)) for a in (ours, same))
+        quality, floor = (Interval(_mean_score(a, other)) for a in (ours, same))
         gap = resampled(_quality_gap, [ours, same, other])
         note, title = f"{side} models a side", "forgetting quality"
-        table.add("quality", title, name, found, floor.value, gap, -FARTHER, note=note)
+        table.add("quality", title, name, quality, floor.value, gap, -FARTHER, note=note)
         table.not_level_with(side)
         facts = table.ensemble.facts("outputs", name)
         ratios = [
             tuple(float(np.mean([one["final"][key] for one in group])) for group in (facts, oracle))
             for key in ("retain", "clean")
         ]
-        score = challenge_score(found.value, ratios[0], ratios[1])  # type: ignore[arg-type]
+        score = challenge_score(quality.value, ratios[0], ratios[1])  # type: ignore[arg-type]
         gap = Interval(score - floor.value)
         table.add("quality", "challenge score", name, Interval(score), floor.value, gap, -FARTHER)
 
@@ -442,8 +441,8 @@ def _poison(table: Table) -> None:
     """True positives at 1 % false ones: how often forgotten noise is recognised."""
 
     def values(name: str) -> list[float]:
-        found = table.ensemble.stacked("poison", name, "statistics")
-        return [caught_by_noise(one).value for one in found]
+        scores = table.ensemble.stacked("poison", name, "statistics")
+        return [caught_by_noise(one).value for one in scores]
 
     title = f"Gaussian poison, TPR at {100 * RATE:.0f} % FPR"
     table.pairs("poison", title, values, leans=1, part="poison")
@@ -480,9 +479,9 @@ def _relearn(table: Table) -> None:
             pairs = zip(ours, theirs, strict=True)
             gap = mean_interval([relearn_difference(a, b, horizon) for a, b in pairs])
             reference = float(np.mean([horizon if one is None else one for one in theirs]))
-            found = mean_interval(capped)
+            hops = mean_interval(capped)
             measure = f"relearn time, {title}"
-            table.add("relearn", measure, name, found, reference, gap, -1, "hops", note)
+            table.add("relearn", measure, name, hops, reference, gap, -1, "hops", note)
 
 
 def _resurface(table: Table) -> None:
@@ -521,10 +520,10 @@ def _cost(table: Table) -> None:
             if not reached:
                 table.rows.append(table.blank("cost", title, name, unit, note))
                 continue
-            found = mean_interval(reached)
+            cost = mean_interval(reached)
             both = len(reached) == len(ours) == len(theirs)
-            gap = paired(reached, theirs) if both else Interval(found.value - (reference or 0.0))
-            table.add("cost", title, name, found, reference, gap, NO_SIDE, unit, note)
+            gap = paired(reached, theirs) if both else Interval(cost.value - (reference or 0.0))
+            table.add("cost", title, name, cost, reference, gap, NO_SIDE, unit, note)
 
 
 MEASURES: dict[str, tuple[str, Callable[[Table], None]]] = {
@@ -566,10 +565,7 @@ def evaluate(
     for name in measures:
         check_choice("measures", name, MEASURES)
     chosen = [name for name in MEASURES if name in measures or not measures]
-    path = run_dir / CONFIG
-    if not path.is_file():
-        raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
-    config = resolve({}, read_toml(path), file_name=str(path))
+    config = settings_of(run_dir)
     if task is None and not can_be_named(config.task):
         raise InvalidInput(
             f"the run was made with the task {config.task!r}, which was brought along; call "

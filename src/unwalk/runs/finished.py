@@ -121,14 +121,14 @@ def _log(folder: Path, planner: Planner, *, same: bool) -> Log:
         result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Corrupt(f"{folder / 'result.json'} cannot be read ({error}).") from error
-    found: dict[int, float] = {}
+    accuracies: dict[int, float] = {}
     for one in result["methods"]:
         points = [(p["hop"], p["phase"], p["clean"]) for p in one["series"]]
         if one["name"] != "retrain":
-            found |= dict(free_readings(points, contact))
+            accuracies |= dict(free_readings(points, contact))
         elif same:
-            found |= {hop: clean for hop, _, clean in points}
-    return Log(seconds, [hop.gradients for hop in planner.walked.hops], sorted(found.items()))
+            accuracies |= {hop: clean for hop, _, clean in points}
+    return Log(seconds, [hop.gradients for hop in planner.walked.hops], sorted(accuracies.items()))
 
 
 def _lines(path: Path) -> list[str]:

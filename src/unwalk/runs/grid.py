@@ -97,11 +97,11 @@ def sweep_grid(
             for one in runs
             for number, chunk in enumerate(_chunks(one, -(-jobs // seeds)))
         ]
-        found: dict[str, Any] = {}
+        ended: dict[str, Any] = {}
         parts = {cell.name: [run_id(config) for config in cell.arguments[0]] for cell in cells}
         for name, ends in swept(cells, how, "cell"):
-            found |= dict.fromkeys(parts[name], ends) if isinstance(ends, Failed) else ends
-        result = _document(points, runs, found, command)
+            ended |= dict.fromkeys(parts[name], ends) if isinstance(ends, Failed) else ends
+        result = _document(points, runs, ended, command)
         if folder is not None:
             write_file(folder.partial / "sweep.json", _json(result))
             write_file(folder.partial / "sweep.csv", table_of(result))
@@ -119,8 +119,8 @@ def _cell(
     configs: list[Config], task: ShardedTask | None, command: str, place: Path | None, tell: Tell
 ) -> dict[str, Any]:
     """The results of points with one seed by the names of their runs; failures have a reason."""
-    found = {run_id(config): kept(place, run_id(config)) for config in configs}
-    left = [config for config in configs if found[run_id(config)] is None]
+    results = {run_id(config): kept(place, run_id(config)) for config in configs}
+    left = [config for config in configs if results[run_id(config)] is None]
     memory = Memory()
     for chunk in _together(left, task):
         given = [(config, task, command, _named(tell, run_id(config))) for config in chunk]
@@ -128,8 +128,8 @@ def _cell(
             if isinstance(result, dict):
                 result = {key: result[key] for key in KEPT}
                 keep(place, run_id(config), result)
-            found[run_id(config)] = result
-    return found
+            results[run_id(config)] = result
+    return results
 
 
 def _named(tell: Tell, run: str) -> Tell:
@@ -173,8 +173,8 @@ def _document(
         failed += [{"settings": [point], **row} for row in failures(ends)]
     if not rows:
         raise next(end for end in found.values() if isinstance(end, Failed)).raised()
-    said = [point for row in (*rows, *failed) for point in row["settings"]]
-    grid = {key: list(dict.fromkeys(point[key] for point in said)) for key in points[0]}
+    varied = [point for row in (*rows, *failed) for point in row["settings"]]
+    grid = {key: list(dict.fromkeys(point[key] for point in varied)) for key in points[0]}
     return {
         "format": FORMAT,
         "unwalk": __version__,

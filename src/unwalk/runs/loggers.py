@@ -1,4 +1,4 @@
-"""Trackers that a run tells of what it measures: TensorBoard, MLflow, Weights & Biases.
+"""Sends what a run measures to trackers: TensorBoard, MLflow, Weights & Biases.
 
 Each is a :class:`unwalk.runs.run.Logger`.  Only public settings and measures are sent: no model, no
 record, no noise.  The packages are extras, loaded when a logger is made.
@@ -58,8 +58,8 @@ class MLflow(Logger):
     def __init__(self, uri: str, experiment: str = "unwalk") -> None:
         tracking = _loaded("mlflow.tracking", "mlflow")
         self.client = tracking.MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name(experiment)
-        made = found.experiment_id if found else self.client.create_experiment(experiment)
+        known = self.client.get_experiment_by_name(experiment)
+        made = known.experiment_id if known else self.client.create_experiment(experiment)
         self.run = self.client.create_run(made).info.run_id
         self.entities = _loaded("mlflow.entities", "mlflow")
 

@@ -156,9 +156,9 @@ class Meter:
             output = torch.cat([answer(part) for part in held.x.split(CHUNK)]).double()
         self.finite = self.finite & torch.isfinite(output).all()
         if self.predicts == "labels":
-            given, found = held.y > 0.5, output > 0.0
-            named = (given.sum() + found.sum()).double()
-            return torch.where(named > 0, 2.0 * (given & found).sum() / named, 1.0)
+            given, predicted = held.y > 0.5, output > 0.0
+            named = (given.sum() + predicted.sum()).double()
+            return torch.where(named > 0, 2.0 * (given & predicted).sum() / named, 1.0)
         error = (output.squeeze(-1) - held.y).square().mean()
         spread = self.test.y.var(correction=0).clamp(min=torch.finfo(torch.float64).tiny)
         return 1.0 - error / spread

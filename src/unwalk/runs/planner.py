@@ -404,16 +404,16 @@ class Planner:
         settings = dict(way.settings)
         if way.method == "restart":
             settings["unlearn.hops"] = self.config.train.hops
-        found = self._dry(way.method, settings)
-        if way.name == "nothing to do" and found.hops:
-            raise InvalidInput(f"training uses the records, first at hop {found.back_to}.")
-        if way.name == "first use" and not found.hops:
+        tried = self._dry(way.method, settings)
+        if way.name == "nothing to do" and tried.hops:
+            raise InvalidInput(f"training uses the records, first at hop {tried.back_to}.")
+        if way.name == "first use" and not tried.hops:
             raise InvalidInput("training never uses the records: there is nothing to do.")
-        if way.name == "first use" and found.back_to == self.first_contact:
+        if way.name == "first use" and tried.back_to == self.first_contact:
             raise InvalidInput(
                 "training uses the records at the first contact, so that this is rewind."
             )
-        return found.offer(replace(blank, settings=settings))
+        return tried.offer(replace(blank, settings=settings))
 
     def _sealed(self, way: Way, blank: Offer) -> Offer:
         """A seal with as long a walk as its noise needs, which is known once it is sized."""

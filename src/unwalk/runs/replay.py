@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from unwalk.certificates.document import MODEL, model_of
-from unwalk.core.errors import InvalidInput
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.token import Workspace
 from unwalk.core.transcript import Transcript
 from unwalk.engines.inprocess import InProcess
-from unwalk.runs.assemble import Assembled, assemble, resolve
+from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.releases import NotEntered, ReplayRegister, RunRegister
 from unwalk.runs.run import Runner, carry
-from unwalk.runs.store import CONFIG
-from unwalk.settings.config import read_written
+from unwalk.runs.store import settings_of
 from unwalk.tasks.task import ShardedTask
 
 
@@ -72,10 +70,7 @@ def replay(
 
     ``certified`` is the certificate's entry for its model, which the repeated model must match.
     """
-    path = run_dir / CONFIG
-    if not path.is_file():
-        raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
-    config = resolve({}, read_written(path), file_name=str(path))
+    config = settings_of(run_dir)
     assembled, method = _without_draws(assemble(config, task)), config.method
     runner = Runner(assembled)
     trained = runner.walk("train", assembled.training(), None)

@@ -31,7 +31,7 @@ from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.grades import badge_of
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
-from unwalk.core.transcript import Transcript
+from unwalk.core.transcript import Transcript, canonical
 from unwalk.core.validation import check_choice
 from unwalk.engines.choose import carriers
 from unwalk.engines.inprocess import InProcess
@@ -416,6 +416,16 @@ def growing_folder(
         folder.release()
 
 
+def _check_same_walk(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with a walk whose public facts, such as the loss, are other ones now."""
+    for key in [*now, *before]:
+        if canonical({key: before.get(key)}) != canonical({key: now.get(key)}):
+            raise InvalidInput(
+                f"the walk {name!r} was begun with {key} {before.get(key)!r}, and now that is "
+                f"{now.get(key)!r}; --resume needs the same task, model and loss."
+            )
+
+
 def methods_of(config: Config) -> list[str]:
     """The main method first, no method twice."""
     return list(dict.fromkeys([config.method, *config.compare]))
@@ -475,6 +485,7 @@ class Runner:
         constituents = self._constituents(name, plan)
         if kept is not None:
             progress, readings, seconds, models = kept
+            _check_same_walk(name, progress.transcript.header, plan.header())
             if constituents is not None:
                 constituents.ends.update(models)
         elif trained is not None and earlier:

@@ -45,11 +45,11 @@ class Memory:
     def carry(self, begun: Sequence[Begun], engine: Engine | str) -> list[Walked]:
         """:func:`unwalk.runs.run.carry`, of those walks that are new."""
         names = [_identity(one) for one in begun]
-        found = {name: self.walks.pop(name) for name in names if name in self.walks}
-        new = {n: one for n, one in zip(names, begun, strict=True) if n not in found}
-        found |= zip(new, carry(list(new.values()), engine), strict=True)
-        self.walks = dict([*self.walks.items(), *found.items()][-MOST:])
-        return [_as_its_own(found[name], one) for name, one in zip(names, begun, strict=True)]
+        carried = {name: self.walks.pop(name) for name in names if name in self.walks}
+        new = {n: one for n, one in zip(names, begun, strict=True) if n not in carried}
+        carried |= zip(new, carry(list(new.values()), engine), strict=True)
+        self.walks = dict([*self.walks.items(), *carried.items()][-MOST:])
+        return [_as_its_own(carried[name], one) for name, one in zip(names, begun, strict=True)]
 
 
 def _identity(begun: Begun) -> Hashable:

@@ -35,9 +35,10 @@ from safetensors.torch import save as save_safetensors
 
 from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.plan import Graph, Kept, Local, Progress
-from unwalk.core.token import Token
+from unwalk.core.token import Token, build_model
 from unwalk.core.transcript import Transcript
 from unwalk.methods import defaults
+from unwalk.runs.assemble import resolve
 from unwalk.runs.metrics import Reading
 from unwalk.settings.config import Config, Value, apply, flatten, read_written, to_toml
 from unwalk.tasks.blobs import Blobs
@@ -235,6 +236,14 @@ class Folder:
                 parent.rmdir()
 
 
+def settings_of(run_dir: Path) -> Config:
+    """The settings of a finished run, as its folder has them."""
+    path = run_dir / CONFIG
+    if not path.is_file():
+        raise InvalidInput(f"{run_dir} has no {CONFIG}; allowed: the folder of a finished run.")
+    return resolve({}, read_written(path), file_name=str(path))
+
+
 def _ours(out: Path) -> bool:
     """Whether ``out`` is empty or the folder of a run: only these are replaced."""
     if out.is_symlink() or not out.is_dir():
@@ -289,6 +298,10 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
         parts[f"the records of peer {peer}"] = _digest(_ids(ids), x, y)
     if task.features is not None:
         parts["the map to features"] = task.features.extractor.digest
+    loss = task.loss
+    parts["the loss"] = _digest(f"own {_named(loss)}" if task.own_loss else repr(loss))
+    model = build_model(task.model, 0)
+    parts["the model"] = _digest(repr(model), *(_named(type(part)) for part in model.modules()))
     parts["the choice of forgotten records"] = _digest(
         json.dumps(task.records(u).forgotten.tolist())
     )
@@ -296,6 +309,12 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
     if graph.kind == "edge-list":
         parts["the graph"] = _digest(_edges(graph))
     return parts
+
+
+def _named(thing: object) -> str:
+    """A function or a class by its name, an object by that of its class."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> str:

@@ -370,7 +370,7 @@ class ForgetSettings:
     kind: str | None = setting(None, "backdoor, records, class, peer, listed or nothing")
     size: int | None = setting(None, "number of records (backdoor, records)")
     label: int | None = setting(None, "which class (kind = class)")
-    ids: str | None = setting(None, "listed: a file with the records' ids, one a line")
+    ids: str | None = setting(None, "listed: a file with the records' ids, one per line")
     peer: int = setting(0, "the peer that has to forget", low=0)
     cap: int | None = setting(
         None, "account for this many records, to hide how many they are", low=1
@@ -600,6 +600,8 @@ LATER: Mapping[str, Value] = {
     "data.forget_set": None,
     "data.predicts": None,
     "data.huber": None,
+    "data.missing": None,
+    "forget.ids": None,
     "sums.bits": None,
 }
 """Settings that came after runs were named, with what they were before: these do not count."""

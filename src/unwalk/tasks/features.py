@@ -34,6 +34,7 @@ from torch import nn
 
 from unwalk.core.data import Held, shortened
 from unwalk.core.errors import InvalidInput, told
+from unwalk.core.outside import Surroundings
 from unwalk.core.program import Rows
 from unwalk.core.token import build_model
 from unwalk.core.validation import check_choice, check_number
@@ -257,14 +258,18 @@ class _Network:
         return _named("network", 1, self.shape, self.norm, BIAS, self._code(), self._state())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        before = self._state()
-        made = torch.cat([self._features(record) for record in x.split(1)])
-        if self._state() != before or not torch.equal(made[:1], self._features(x[:1])):
+        before, around = self._state(), Surroundings(self.network)
+        around.frozen.clear()  # compared below, once, and not copied for every record
+        made = []
+        for record in (*x.split(1), x[:1]):
+            made.append(self._features(record.clone()))
+            around.put_back()
+        if self._state() != before or not torch.equal(made[0], made.pop()):
             raise InvalidInput(
                 f"features {self.name!r} change while they are computed, so that a record's depend "
                 "on the records before it; allowed: a network that keeps nothing of its inputs."
             )
-        return with_constant(made, self.norm)
+        return with_constant(torch.cat(made), self.norm)
 
     def _features(self, record: torch.Tensor) -> torch.Tensor:
         try:

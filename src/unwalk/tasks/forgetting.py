@@ -173,7 +173,7 @@ KINDS: Mapping[str, str] = {
 
 
 def read_ids(path: Path) -> tuple[str, ...]:
-    """The record ids in a text file, one a line; empty lines are passed over."""
+    """The record ids in a text file, one per line; empty lines are passed over."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -182,7 +182,7 @@ def read_ids(path: Path) -> tuple[str, ...]:
         raise InvalidInput(f"{path} is not UTF-8 text: {error.reason}.") from error
     ids = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
     if not ids:
-        raise InvalidInput(f"{path} names no record; allowed: one id a line.")
+        raise InvalidInput(f"{path} names no record; allowed: one id per line.")
     return ids
 
 

@@ -1,4 +1,4 @@
-"""Features from patches of public photographs: what pictures have in common, learned from two.
+"""Fixed features of pictures: how much its patches resemble filters from two public photographs.
 
 After Coates, Ng and Lee (2011): a picture's patches of 6 x 6 pixels, each with its own mean taken
 away and its contrast evened out, are whitened and compared with a bank of filters.  What exceeds a
@@ -154,8 +154,8 @@ def _bank(filters: int, channels: int) -> _Bank:
     weights = whiten @ (chosen / chosen.norm(dim=1, keepdim=True)).T
     zero, one = torch.zeros(8 * filters), torch.ones(8 * filters)
     bank = _Bank(weights.to(torch.float32), (mean @ weights).to(torch.float32), zero, one)
-    found = torch.stack([bank.found(_piece(small, CROP, rng)) for _ in range(CROPS)])
-    return _Bank(bank.filters, bank.offsets, found.mean(0), found.std(0) + LEAST)
+    features = torch.stack([bank.found(_piece(small, CROP, rng)) for _ in range(CROPS)])
+    return _Bank(bank.filters, bank.offsets, features.mean(0), features.std(0) + LEAST)
 
 
 def _piece(photographs: list[torch.Tensor], side: int, rng: np.random.Generator) -> torch.Tensor:

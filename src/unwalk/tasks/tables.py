@@ -300,8 +300,8 @@ def _feature(
         if wrong.size == len(array):
             raise InvalidInput(
                 f"{where} is text, as in every record; declare the column's values with "
-                "data.categories, name it as the column of id or group, or leave it out with "
-                "data.columns."
+                "data.categories, name it with data.id_column or data.group_column, or leave it "
+                "out with data.columns."
             )
         others = f"one of {wrong.size} such values" if wrong.size > 1 else "the only such value"
         raise InvalidInput(

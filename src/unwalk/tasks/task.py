@@ -13,7 +13,7 @@ from torch import nn
 
 from unwalk.core.data import Held, Shard, within
 from unwalk.core.errors import InvalidInput
-from unwalk.core.losses import BuiltIn
+from unwalk.core.losses import is_built_in
 from unwalk.core.outside import held_fast, leftovers, visits
 from unwalk.core.plan import Loss
 from unwalk.core.program import Records, Rows
@@ -120,7 +120,7 @@ class ShardedTask:
     @property
     def own_loss(self) -> bool:
         """Whether the loss is a user's own code."""
-        return self.loss is not None and not isinstance(self.loss, BuiltIn)
+        return self.loss is not None and not is_built_in(self.loss)
 
     @property
     def target(self) -> int | None:

@@ -124,12 +124,12 @@ class CapturedSteps:
 
     def _state(self) -> list[torch.Tensor]:
         """All that a step changes."""
-        mine = [self.counter, *self.work.buffers.values()]
+        tensors = [self.counter, *self.work.buffers.values()]
         if self.fused is not None:
-            mine += self.fused.state
+            tensors += self.fused.state
         for block in self.blocks:
-            mine += [block.masters, block.values, *block.moments.values()]
-        return mine
+            tensors += [block.masters, block.values, *block.moments.values()]
+        return tensors
 
     def _snapshot(self) -> list[torch.Tensor]:
         return [t.clone() for t in self._state()]
@@ -197,10 +197,10 @@ class CapturedSteps:
 
     def _as_laid_out(self, block: Block, flat: torch.Tensor) -> torch.Tensor:
         """A vector like the workspace's parameters, in the order of a block."""
-        found = torch.zeros_like(block.masters)
+        ordered = torch.zeros_like(block.masters)
         views = self.work.layout.views(flat)
-        torch._foreach_copy_(block.views(found), [views[n] for n in block.names])
-        return found
+        torch._foreach_copy_(block.views(ordered), [views[n] for n in block.names])
+        return ordered
 
     def _lay_out(self, x: torch.Tensor) -> torch.Tensor:
         """A copy of several steps' inputs in the wanted precision, pictures channels-last."""
@@ -221,7 +221,7 @@ class CapturedSteps:
                 return functional.cross_entropy(output.float(), labels, reduction="none")
             return self.loss(output.float(), labels)
 
-        found = clipped_gradients(
+        gradients = clipped_gradients(
             self.model, Batch(x.flatten(0, 1), y.flatten(0, 1), bound=bound, loss=loss)
         )
         with torch.no_grad():
@@ -229,41 +229,41 @@ class CapturedSteps:
                 block.gradients.zero_()
                 pairs = zip(block.names, block.views(block.gradients), strict=True)
                 for name, view in pairs:
-                    if name in found:
-                        view.copy_(found[name])
+                    if name in gradients:
+                        view.copy_(gradients[name])
 
     def _gradient(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Write the mean gradient over minibatches into the blocks."""
         minibatches = x.shape[0]
         total: list[torch.Tensor] = []
         for part in range(minibatches):
-            found = self._backward(self.forward(x[part]), y[part], minibatches)
+            gradients = self._backward(self.forward(x[part]), y[part], minibatches)
             with torch.no_grad():
                 if self.fused is not None:
                     self.fused.settle()
                 if minibatches == 1:
-                    self._gather(found)
+                    self._gather(gradients)
                 elif part == 0:
-                    total = [g.clone() for g in found]
+                    total = [g.clone() for g in gradients]
                 else:
-                    torch._foreach_add_(total, found)
+                    torch._foreach_add_(total, gradients)
         if minibatches > 1:
             with torch.no_grad():
                 self._gather(total, everything=True)
 
-    def _gather(self, found: Sequence[torch.Tensor], *, everything: bool = False) -> None:
+    def _gather(self, gradients: Sequence[torch.Tensor], *, everything: bool = False) -> None:
         """Copy gradients into the blocks, except those that are there already."""
-        left = iter(found)
+        left = iter(gradients)
         for block in self.blocks:
-            mine = [next(left) for _ in block.weights]
+            of_block = [next(left) for _ in block.weights]
             if everything or not any(w in self.placed for w in block.weights):
-                flat = [flattened(g).to(block.gradients.dtype) for g in mine]
+                flat = [flattened(g).to(block.gradients.dtype) for g in of_block]
                 torch.cat(flat, out=block.gradients[: block.size])
                 continue
             views = block.views(block.gradients)
             rest = [k for k, w in enumerate(block.weights) if w not in self.placed]
             if rest:
-                torch._foreach_copy_([views[k] for k in rest], [mine[k] for k in rest])
+                torch._foreach_copy_([views[k] for k in rest], [of_block[k] for k in rest])
 
     def _backward(
         self, output: torch.Tensor, y: torch.Tensor, minibatches: int

@@ -48,10 +48,10 @@ class Clipped:
             factors = per_record.factors(rows, bound)
             for parameter, weighted in per_record.later:
                 self.places[parameter].copy_(weighted(factors))
-            found = dict(per_record.weighted(rows, factors))
-            if found:
-                torch._foreach_copy_([self.places[p] for p in found], list(found.values()))
-            for parameter in set(self.places) - found.keys() - dict(per_record.later).keys():
+            gradients = dict(per_record.weighted(rows, factors))
+            if gradients:
+                torch._foreach_copy_([self.places[p] for p in gradients], list(gradients.values()))
+            for parameter in set(self.places) - gradients.keys() - dict(per_record.later).keys():
                 self.places[parameter].zero_()  # it takes no part
         per_record.start(0)
 

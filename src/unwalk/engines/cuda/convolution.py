@@ -68,8 +68,8 @@ def input_gradient(
 
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         return convolution.input_gradient(gradient, weight, how[0][0])
-    found: torch.Tensor = _back(gradient, x, weight, how, (True, False, False))[0]
-    return found
+    for_x: torch.Tensor = _back(gradient, x, weight, how, (True, False, False))[0]
+    return for_x
 
 
 def weight_gradient(
@@ -94,7 +94,7 @@ def _back(
     wanted: tuple[bool, bool, bool],
 ) -> tuple[torch.Tensor, ...]:
     stride, padding, dilation, groups = how
-    found: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
+    gradients: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted
     )
-    return found
+    return gradients

@@ -114,7 +114,7 @@ def convolve_tiles(channels: int, depth: int, outputs: int, cached: bool) -> dic
     }
 
 
-def weigh_tiles(channels: int, depth: int, outputs: int, small: bool) -> dict[str, int]:
+def weigh_tiles(depth: int, outputs: int, small: bool) -> dict[str, int]:
     """Tiles of a weight gradient; several of a small layer read the same places from a cache."""
     rows = next_power(depth, 16, 32 if small else 64)
     return {
@@ -328,7 +328,7 @@ def _weight_gradient(
         kernel, tiles = kernels.weigh_row, row_tiles(channels, outputs)
         length, programs, least = count, spec.kernel[0], 1
     else:
-        kernel, tiles = kernels.weigh, weigh_tiles(channels, depth, outputs, small)
+        kernel, tiles = kernels.weigh, weigh_tiles(depth, outputs, small)
         length, least = count * high * wide, 4
         programs = math.ceil(depth / tiles["BLOCK_M"]) * math.ceil(outputs / tiles["BLOCK_N"])
     run = tiles["BLOCK_R"]

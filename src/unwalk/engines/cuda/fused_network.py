@@ -160,11 +160,11 @@ class Fused:
             module = _module(traced, node)
             if isinstance(module, nn.Conv2d) and _plain(module) and module.weight in places:
                 biased = module.bias is not None and module not in shifted
-                mine = Convolution(
+                fused = Convolution(
                     module, places[module.weight], biased=biased, per_record=per_record
                 )
                 self.placed.add(module.weight)
-                traced.add_submodule(str(node.target), mine)
+                traced.add_submodule(str(node.target), fused)
             elif isinstance(module, nn.Linear) and per_record and _trained(module, places):
                 traced.add_submodule(str(node.target), Linear(module, per_record))
 
@@ -303,16 +303,16 @@ def _fuse_norm(
     twice = len(last.users) == 2 and not pooled
     name = f"{str(node.target).replace('.', '_')}_fused"
     relu = len(gone) > 1
-    mine: nn.Module
+    fused: nn.Module
     if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
         shifted = None
-        mine = PlainNorm(layer, relu=relu, pooled=pooled, twice=twice)
+        fused = PlainNorm(layer, relu=relu, pooled=pooled, twice=twice)
     elif isinstance(layer, GroupNormState):
         shifted = None
-        mine = GroupNormalisation(layer, relu=relu, pooled=pooled, twice=twice)
+        fused = GroupNormalisation(layer, relu=relu, pooled=pooled, twice=twice)
     else:
-        mine = Normalisation(layer, shifted, relu=relu, pooled=pooled, twice=twice)
-    traced.add_module(name, mine)
+        fused = Normalisation(layer, shifted, relu=relu, pooled=pooled, twice=twice)
+    traced.add_module(name, fused)
     with graph.inserting_before(last):
         call = graph.call_module(name, (source,) if other is None else (source, other))
         if twice:
@@ -343,9 +343,9 @@ class FusedEvaluation:
     @torch.no_grad()
     def load(self) -> None:
         """Take parameters and running statistics over."""
-        mine = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for block in self.blocks:
-            block.load(mine)
+            block.load(parameters)
         self.network.hold_still()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

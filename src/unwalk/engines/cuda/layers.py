@@ -76,16 +76,16 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
         (gradient,) = gradients
-        mine: tuple[torch.Tensor | None, ...] = (None, None)
+        for_own: tuple[torch.Tensor | None, ...] = (None, None)
         if ctx.per_record is not None:
             put_convolution(ctx.per_record, x, gradient, ctx.mine, ctx.how)
         else:
             weight_gradient(gradient, x, weight, ctx.how, ctx.place)
-            mine = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
+            for_own = ctx.place, None if ctx.mine[1] is None else gradient.sum((0, 2, 3))
         for_x = None
         if ctx.needs_input_grad[0]:
             for_x = input_gradient(gradient, x, weight, ctx.how)
-        return for_x, *mine, None, None, None
+        return for_x, *for_own, None, None, None
 
 
 class Linear(nn.Module):

@@ -66,9 +66,11 @@ class RecordGradients:
         self, rows: torch.Tensor, factors: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The weighted sums of what was listed, by parameter."""
-        mine = [p for parameters, _ in self.listed for p in parameters]
-        sums = (factors.unsqueeze(1) * rows).sum(0).split([p.numel() for p in mine])
-        return [(p, found.view(p.shape)) for p, found in zip(mine, sums, strict=True)]
+        parameters_in_order = [p for parameters, _ in self.listed for p in parameters]
+        sums = (factors.unsqueeze(1) * rows).sum(0).split([p.numel() for p in parameters_in_order])
+        return [
+            (p, found.view(p.shape)) for p, found in zip(parameters_in_order, sums, strict=True)
+        ]
 
 
 def put_convolution(
@@ -86,9 +88,9 @@ def put_convolution(
     gradient = gradient.contiguous(memory_format=torch.channels_last)
 
     def weighted(factors: torch.Tensor) -> torch.Tensor:
-        found = torch.empty_like(weight)
-        weight_gradient(record_gradients.scaled(gradient, factors), x, weight, how, found)
-        return found
+        total = torch.empty_like(weight)
+        weight_gradient(record_gradients.scaled(gradient, factors), x, weight, how, total)
+        return total
 
     squares = record_gradients.convolution_squares(
         x, gradient, (weight.shape[2], weight.shape[3]), how[:3]

@@ -156,10 +156,10 @@ def erase_since(
         return Receipt.from_json(json.loads(row[1]))
     erased = _plan(store, run, chapter, keep, runs) if row is None else json.loads(row[0])
     _carry_out(store, erased)
-    said = now().isoformat(timespec="seconds")
+    time = now().isoformat(timespec="seconds")
     name = bundle.network.name
     hidden = tuple(hidden_name(bundle, digest) for digest in erased)
-    receipt = Receipt(name, run, chapter, bundle.name, hidden, 0, said, end).signed(bundle)
+    receipt = Receipt(name, run, chapter, bundle.name, hidden, 0, time, end).signed(bundle)
     with store.transaction() as db:
         db.execute(
             "UPDATE erasures SET planned = '[]', receipt = ? WHERE run = ? AND chapter = ?",

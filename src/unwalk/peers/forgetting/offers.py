@@ -1,4 +1,4 @@
-"""What a request to forget would cost at a peer now: each method with its walk, or why it is not.
+"""What a request to forget would cost at a peer now, by method, or why a method is not offered.
 
 It looks at the walk that was, not at any record: what holds for records that were used holds for
 all of them.

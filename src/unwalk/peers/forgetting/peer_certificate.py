@@ -83,6 +83,14 @@ ShownEnd = tuple[int, str, dict[str, Any], str]
 its visits that are not on the line."""
 
 
+RELEASED = {
+    "last": "what the last visit left",
+    "average": "the average of what its visits left",
+    "random": "what one visit left, which the public seed drew",
+}
+"""What a walk's model is, by the setting ``keep``: peers take no other tensor at its end."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a certificate says of peers; ``receipts`` by name, of those who have erased.
@@ -181,14 +189,14 @@ def _is_there(place: Path) -> bool:
 
 def read_all(bundle: Bundle) -> tuple[list[tuple[str, dict[str, Any]]], list[str]]:
     """The certificates of a peer, oldest first, and the names of those changed since."""
-    found, changed, folder = [], [], bundle.store / FOLDER
+    issued, changed, folder = [], [], bundle.store / FOLDER
     for name in names_in(folder):
         document = own(bundle, folder / name / FILE)
         if document is None:
             changed.append(name)
         else:
-            found.append((document["peers"]["issued"], name, document))
-    return [(name, document) for _, name, document in sorted(found, key=lambda f: f[:2])], changed
+            issued.append((document["peers"]["issued"], name, document))
+    return [(name, document) for _, name, document in sorted(issued, key=lambda f: f[:2])], changed
 
 
 def own(bundle: Bundle, place: Path) -> dict[str, Any] | None:
@@ -217,12 +225,12 @@ def _known(bundle: Bundle, place: Path, seen: tuple[int, int, int]) -> dict[str,
         _check_issuer(document, said, trust, newest=False)
         decided, name = said["decided"] is True, place.parent.name
         named = name == chapter_name(said["chapter"]) if decided else name.startswith(QUIET)
-        mine = named and said["issuer"] == bundle.name
+        own = named and said["issuer"] == bundle.name
         whole = said.keys() >= STATED
     except (UnwalkError, LookupError, TypeError, ValueError, AttributeError) as error:
         _raise_unread(error)
         return None
-    return document if mine and whole else None
+    return document if own and whole else None
 
 
 def intact(place: Path) -> dict[str, Any] | None:
@@ -330,7 +338,7 @@ def issue(
 
 
 def visits_text(visits: Sequence[dict[str, Any]]) -> str:
-    """Signed visits, one a line; the first line holds the certificates they were signed with."""
+    """Signed visits, one per line; the first line holds the certificates they were signed with."""
     pems = sorted({str(v["certificate"]) for v in visits})
     place = {pem: number for number, pem in enumerate(pems)}
     lines = [canonical({"certificates": pems})]
@@ -344,8 +352,8 @@ def read_visits(path: Path) -> list[dict[str, Any]]:
     try:
         first, *rest = read_short(path, LONGEST).decode("ascii").splitlines()
         pems = read_json(first)["certificates"]
-        found = [read_json(text) for text in rest]
-        return [{**v, "certificate": str(pems[v["certificate"]])} for v in found]
+        visits = [read_json(text) for text in rest]
+        return [{**v, "certificate": str(pems[v["certificate"]])} for v in visits]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -420,6 +428,7 @@ def check(
         each = "its chapter" if count == 1 else f"each of {count} chapters up to it"
         notes.append(f"a quorum signed {each}")
     notes.append("a quorum signed which visits and which model each chapter on the line ended with")
+    notes.append(f"by the network's settings that model is {RELEASED[_kept(specs, trust.network)]}")
     if network is None:
         unchecked.append("revocation: that needs --network with the network's newest file")
     else:
@@ -517,6 +526,14 @@ def _check_header(
             )
 
 
+def _kept(specs: Sequence[Spec], network: Network) -> str:
+    """Which iterate is the result of the last chapter that was not given up."""
+    config = resolve(network.run_settings, where="the network file")
+    ended = [spec for spec in marked(specs) if not spec.void]
+    anew = bool(ended) and ended[-1].method != "rewind"  # which repeats training
+    return config.unlearn.keep if anew else config.train.keep
+
+
 def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:
     """The visits that a certificate rests on, as (chapter, walk, number in it), and no others.
 
@@ -586,8 +603,8 @@ def _check_ends(
         closing = read_end(trust, number, specs, text, decision)
         if closing.void:
             raise Refused(f"chapter {number} was given up; it ended without a visit.")
-        found = visits_digest(walked[number], codec.digest(rest, "the rest of the visits"))
-        if found != closing.visits:
+        digest = visits_digest(walked[number], codec.digest(rest, "the rest of the visits"))
+        if digest != closing.visits:
             raise Refused(
                 f"the visits of chapter {number} are not those that the peers decided on."
             )

@@ -129,9 +129,9 @@ class Book:
     def _header(self, spec: Spec) -> dict[str, Any]:
         config, task = self._config(spec), self.assembled.task
         facts = public_facts(config, task, self.assembled.model, spec.method, 1.0 / task.peers)
-        found = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
-        found["withdrawals"] = True
-        return {**found, "vanished": True} if spec.vanished else found
+        header = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
+        header["withdrawals"] = True
+        return {**header, "vanished": True} if spec.vanished else header
 
     def _phase(self, spec: Spec, decided: Decided) -> Phase:
         peers = len(self.network.peers)

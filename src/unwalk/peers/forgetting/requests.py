@@ -122,11 +122,11 @@ class Requests:
         """
 
         def find() -> tuple[str, ...]:
-            found = self.records.find(form.records)
-            if found.unknown:
-                raise UnknownRecords(found.unknown)
-            _refuse_asked(found)
-            return found.known
+            matches = self.records.find(form.records)
+            if matches.unknown:
+                raise UnknownRecords(matches.unknown)
+            _refuse_asked(matches)
+            return matches.known
 
         return self._take_in(form, sorted(map(self.records.hash, form.records)), find)
 
@@ -170,10 +170,10 @@ class Requests:
 
     def _known(self, id: str) -> Request:
         """The same within a change, which sees what it changed itself."""
-        found = _find(self.records.db, id)
-        if found is None:
+        request = _find(self.records.db, id)
+        if request is None:
             raise InvalidInput(f"there is no request {id!r} at this peer.")
-        return found
+        return request
 
     def page(self, after: str | None = None, limit: int = 50) -> tuple[Request, ...]:
         """Newest first, at most ``limit``, older than the request ``after`` if one is named."""
@@ -256,26 +256,26 @@ class Requests:
         check_choice("stage", stage, STAGES)
         with self.records.transaction() as db:
             for id in ids:
-                found = self._known(id)
-                if not _may_follow(found.stage, stage):
+                request = self._known(id)
+                if not _may_follow(request.stage, stage):
                     raise InvalidInput(
-                        f"request {id} is {found.stage}; it cannot become {stage} after that."
+                        f"request {id} is {request.stage}; it cannot become {stage} after that."
                     )
                 db.execute(
                     "UPDATE requests SET stage = ?, chapter = COALESCE(?, chapter), "
                     "reason = ?, certificate = COALESCE(?, certificate) WHERE number = ?",
-                    (stage, chapter, reason, certificate, found.number),
+                    (stage, chapter, reason, certificate, request.number),
                 )
                 if stage in ("refused", "done"):
-                    mine = [
+                    hashes = [
                         r[0]
                         for r in db.execute(
-                            "SELECT hash FROM asked WHERE request = ?", (found.number,)
+                            "SELECT hash FROM asked WHERE request = ?", (request.number,)
                         )
                     ]
-                    db.execute("DELETE FROM asked WHERE request = ?", (found.number,))
-                    if stage == "refused" and found.stage != "erasing":
-                        self.records.include(mine)
+                    db.execute("DELETE FROM asked WHERE request = ?", (request.number,))
+                    if stage == "refused" and request.stage != "erasing":
+                        self.records.include(hashes)
 
     def put_back(self, chapter: int) -> tuple[str, ...]:
         """A chapter was given up: its requests wait for another; which they are."""

@@ -17,7 +17,7 @@ from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.protocol.hoplog import Entry, lineage_json, parse_entry
-from unwalk.peers.storage.token_files import TokenFile, check_token, open_token
+from unwalk.peers.storage.token_files import TokenFile, check_token, open_token, token_in
 from unwalk.peers.transport.wire import MESSAGE
 
 
@@ -145,33 +145,49 @@ class OfferChecks:
         if signer != expected or body.get("peer") != signer:
             raise Refused(f"the log entry was not signed by peer {expected}.")
 
-    def content(self, offer: Offer, file: TokenFile) -> None:
-        """Check what is in the token's file; its digest is checked in ``receiving.py``."""
-        self._tensors(file)
-        done = file.header["hop"] - self.work.base
-        if done != offer.parcel.hop:
-            raise Refused(f"the token is after hop {done}, the parcel after {offer.parcel.hop}.")
+    def open(self, path: Path) -> TokenFile:
+        """A token's file, unless its header is longer than that of any token of this walk."""
+        return open_token(path, len(self.network.peers), self.work.longest_header)
 
-    def _tensors(self, file: TokenFile) -> None:
+    def open_bytes(self, data: bytearray, name: str) -> TokenFile:
+        """The same for bytes in memory."""
+        return token_in(data, name, len(self.network.peers), self.work.longest_header)
+
+    def content(self, parcel: Parcel, file: TokenFile) -> None:
+        """Check what is in the token's file; its digest is checked in ``receiving.py``.
+
+        The plan says which tensors a token has after so many visits: no other is taken.
+        """
+        done = file.header["hop"] - self.work.base
+        if done != parcel.hop:
+            raise Refused(f"the token is after hop {done}, the parcel after {parcel.hop}.")
+        self._tensors(file, done)
+
+    def _tensors(self, file: TokenFile, done: int) -> None:
         largest = self.network.limits.weight
-        check_token(file, self.work.expected, self.work.optional, largest)
+        shapes = self.work.shapes(done, file.header["optimizer_steps"])
+        check_token(file, shapes, largest)
 
     @staticmethod
     def agrees(file: TokenFile, place: Place) -> None:
         """Refuse a token that is not where its log says, or remembers another way to there.
 
-        Whoever visits signs that the token came from there, and follows the route from there.
+        Whoever visits signs that the token came from there, and follows the route from there.  What
+        its optimizer has counted is what the log's visits tell of.
         """
         if (file.header["at"], file.header["memory"]) != (place.last, place.memory):
             raise Refused("the token is at another place of the route than its log.")
+        said = file.header["optimizer_steps"]
+        if place.steps is not None and said != place.steps:
+            raise Refused(f"the token counts {said} optimizer steps, its log {place.steps}.")
 
     def final_content(self, path: Path, place: Place | None) -> None:
         """The bytes of the token after the last hop; ``place`` is where its log ends, if known."""
-        file = open_token(path, len(self.network.peers))
-        self._tensors(file)
+        file = self.open(path)
         done = file.header["hop"] - self.work.base
         if done != self.work.hops:
             raise Refused(f"the token is after hop {done}, not after the last one.")
+        self._tensors(file, done)
         if place is not None:
             self.agrees(file, place)
 

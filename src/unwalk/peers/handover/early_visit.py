@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.checks import Offer
-from unwalk.peers.handover.visit import Mark, Visited
+from unwalk.peers.handover.visit import Mark, Unusable, Visited
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.protocol.handover import Parcel
 from unwalk.peers.storage.store import Incoming, KeptLocal
@@ -104,8 +105,21 @@ class EarlyVisits:
         if file is None:
             walk, loop = self.walk, asyncio.get_running_loop()
             await loop.run_in_executor(walk.hashing, walk.store.check_file, parcel.token)
-            file = open_token(walk.store.file(parcel.token), len(walk.network.peers))
+            file = await self._opened(parcel)
         return await self._start(file, move, kept, Mark(), first=parcel.hop == 0)
+
+    async def _opened(self, parcel: Parcel) -> TokenFile:
+        """The token that is held, from its file: taken before this peer was started."""
+        walk, path = self.walk, self.walk.store.file(parcel.token)
+        if not parcel.hop:  # what the walk begins with comes from another walk, or from nobody
+            return open_token(path, len(walk.network.peers))
+        try:
+            file = walk.gate.open(path)
+            walk.gate.content(parcel, file)
+            walk.gate.agrees(file, await walk.place(parcel.chain))
+        except (Corrupt, Refused) as error:
+            raise Unusable(str(error)) from error
+        return file
 
     def _start(
         self, file: TokenFile, move: Move, kept: KeptLocal | None, mark: Mark, *, first: bool
@@ -119,7 +133,13 @@ class EarlyVisits:
         walk = self.walk
         local = walk.store.read_local(kept)
         return walk.work.visit(
-            file.token(), move, local, first=first, read=file.give_back, mark=mark
+            file.token(),
+            move,
+            local,
+            first=first,
+            read=file.give_back,
+            mark=mark,
+            largest=walk.limits.weight,
         )
 
 

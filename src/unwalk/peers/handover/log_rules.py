@@ -96,13 +96,15 @@ def _foreseen(events: Iterable[ev.Event]) -> list[tuple[Any, ...]]:
 class Place:
     """Where a walk is: the peer that has the token, what its route remembers, who was visited.
 
-    ``last`` did the last visit; after a recovery somebody else may have the token.
+    ``last`` did the last visit; after a recovery somebody else may have the token.  ``steps`` is
+    what the token's optimizer has counted; None where that cannot be told.
     """
 
     at: int = NOBODY
     last: int = NOBODY
     memory: Mapping[str, int] = field(default_factory=dict)
     visited: frozenset[int] = frozenset()
+    steps: int | None = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +136,9 @@ class Succession:
         if body["kind"] != "hop":
             return replace(place, at=body["peer"])
         memory, peer = self._led(body, place), body["peer"]
-        self._told(body, place)
-        return Place(peer, peer, memory, place.visited | {peer})
+        events = self._told(body, place)
+        steps = self.work.counted(place.steps, body["hop"], events)
+        return Place(peer, peer, memory, place.visited | {peer}, steps)
 
     def _led(self, body: Mapping[str, Any], place: Place) -> dict[str, int]:
         """Refuse a visit where the route does not lead; what the route remembers after it."""
@@ -160,14 +163,14 @@ class Succession:
             raise Corrupt("passed_over names somebody who is no peer.")
         return over
 
-    def _told(self, body: Mapping[str, Any], place: Place) -> None:
-        """Refuse a visit whose events are not those of the plan.
+    def _told(self, body: Mapping[str, Any], place: Place) -> tuple[ev.Event, ...]:
+        """A visit's events; refused if they are not those of the plan.
 
         How many steps a peer takes depends on how many records it has, which only it knows, and
         with none it takes none; the noise of a seal is what u has calculated.
         """
         work, hop, peer = self.work, body["hop"], body["peer"]
-        events = tuple(map(ev.from_json, body["visit"]["events"]))
+        told = events = tuple(map(ev.from_json, body["visit"]["events"]))
         if body["visit"]["digest"] is not None and not work.shows_digest(hop):
             raise Refused(
                 f"visit {hop} at peer {peer} shows a digest that the plan does not ask for."
@@ -183,6 +186,7 @@ class Succession:
         planned = (work.planned(hop, peer, first=first, records=n) for n in (1, 0))
         if all(_foreseen(events) != _foreseen(one) for one in planned):
             raise Refused(f"visit {hop} at peer {peer} tells of other work than the plan's.")
+        return told
 
     def sighted(self, record: Any, asked: Question) -> tuple[int, Sighting]:
         """A signed sighting, and whose it is; refused unless it answers that question."""

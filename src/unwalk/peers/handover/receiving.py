@@ -27,7 +27,7 @@ from unwalk.peers.protocol.handover import Reply
 from unwalk.peers.protocol.hoplog import Entry, parse_entry
 from unwalk.peers.storage.disk_space import DiskFull
 from unwalk.peers.storage.store import Incoming, KeptLocal
-from unwalk.peers.storage.token_files import TokenFile, open_token, token_in
+from unwalk.peers.storage.token_files import TokenFile
 from unwalk.peers.transport.wire import CHUNK, MESSAGE
 
 
@@ -137,8 +137,8 @@ class Receiving:
             if offer.size <= CHUNK:
                 data = bytearray().join([piece async for piece in pieces(chunks, offer.size)])
                 times["arrived"] = monotonic()
-                file = token_in(data, incoming.path.name, len(self.walk.network.peers))
-                gate.content(offer, file)
+                file = gate.open_bytes(data, incoming.path.name)
+                gate.content(offer.parcel, file)
                 self._begin(incoming, offer, file, kept)
                 flushed = self.walk.on_disk(_flush, incoming, times, memoryview(data))
             else:
@@ -193,8 +193,8 @@ class Receiving:
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:
     give_back()  # what the pieces lay in; the token itself is about to be read
-    file = open_token(path, len(gate.network.peers))
-    gate.content(offer, file)
+    file = gate.open(path)
+    gate.content(offer.parcel, file)
     return file
 
 

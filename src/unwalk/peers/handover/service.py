@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from unwalk.core.errors import UnwalkError
+from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.core.plan import Local, Move
 from unwalk.peers.handover.control_messages import ControlMessages
 from unwalk.peers.handover.doorway import Doorway
@@ -25,11 +25,11 @@ from unwalk.peers.handover.early_visit import EarlyVisits
 from unwalk.peers.handover.end_vote import Ends
 from unwalk.peers.handover.last_token import LastToken
 from unwalk.peers.handover.log_rules import Succession
-from unwalk.peers.handover.moves import move_from, move_to
+from unwalk.peers.handover.moves import move_from, move_to, words_of
 from unwalk.peers.handover.receiving import Receiving
 from unwalk.peers.handover.recovery import SALT, Recovery
 from unwalk.peers.handover.sending import PAUSE, TokenSender
-from unwalk.peers.handover.visit import Visited, Work
+from unwalk.peers.handover.visit import Unusable, Visited, Work
 from unwalk.peers.handover.walk import Walk
 from unwalk.peers.identity.trust import Bundle, Trust
 from unwalk.peers.protocol import codec
@@ -39,7 +39,7 @@ from unwalk.peers.protocol.hoplog import hop_body
 from unwalk.peers.protocol.schedule import NO_TOKEN, Chapter
 from unwalk.peers.storage.disk_space import LOOK, NoDescriptors
 from unwalk.peers.storage.store import KeptLocal, Store
-from unwalk.peers.storage.token_files import open_token, token_pieces
+from unwalk.peers.storage.token_files import token_pieces
 from unwalk.peers.telemetry import Journal
 from unwalk.peers.transport.wire import MemoryPieces, Transport
 from unwalk.walks import NOBODY
@@ -194,10 +194,25 @@ class Service(Walk):
             visited = await self.early_visits.visit(parcel, opened, move, kept)
             preparing.cancel()  # it is too late for that if the visit had ended already
             del opened
+            if visited.cut:
+                self.journal.write("values cut off", hop=parcel.hop + 1, most=self.limits.weight)
             if self.state.held == parcel and self.state.stage == "arrived":
                 await self._conclude(parcel, visited)
+        except Unusable as error:
+            self._let_go(parcel, error)
         finally:
             self.early_visits.reading = False
+
+    def _let_go(self, parcel: Parcel, error: UnwalkError) -> None:
+        """Drop a token of another peer's that cannot be used: whoever had it before goes on.
+
+        What the walk begins with is this peer's own: then something is wrong here.
+        """
+        if not parcel.hop:
+            raise error
+        if self.state.held == parcel:
+            self.journal.write("token let go", reason=str(error)[:300], **words_of(parcel))
+            self.put(pr.let_go(self.state))
 
     def _prepare(self, parcel: Parcel, move: Move) -> None:
         """While the visit goes on, see where the token goes then, and tell that peer.
@@ -313,9 +328,13 @@ class Service(Walk):
         return pr.address(state, move.path), record
 
     async def _choose(self) -> None:
-        assert self.state.held is not None
-        path = self.store.file(self.state.held.token)
-        memory = open_token(path, len(self.network.peers)).header["memory"]
+        parcel = self.state.held
+        assert parcel is not None
+        try:
+            memory = self.gate.open(self.store.file(parcel.token)).header["memory"]
+        except Corrupt as error:  # it was written before tokens were checked as they are now
+            self._let_go(parcel, error)
+            return
         next_move = self._next_move(self.state, memory)
         if next_move is None:
             self.journal.write("waiting", passed_over=self.state.passed_over)

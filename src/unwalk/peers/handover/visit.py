@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,17 +12,24 @@ import torch
 
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
-from unwalk.core.errors import InvalidInput
+from unwalk.core.errors import Diverged, InvalidInput, UnwalkError, told
 from unwalk.core.noise import SecretNoise
 from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
-from unwalk.core.program import Records, Visit
-from unwalk.core.token import Token, Workspace, build_model, flat
+from unwalk.core.program import Program, Records, Steps, Visit
+from unwalk.core.token import MOST_STEPS, Token, Workspace, build_model, flat
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
-from unwalk.engines.inprocess import Walk, buffer_name
+from unwalk.engines.inprocess import Walk, buffer_name, kept_from
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
-from unwalk.peers.storage.token_files import LONGEST_HEADER, shapes_of, token_pieces
+from unwalk.peers.storage.token_files import (
+    METADATA,
+    Shapes,
+    cut,
+    pieces,
+    shapes_of,
+    token_pieces,
+)
 from unwalk.runs.assemble import Assembled, assemble, resolve, salt_of
 from unwalk.walks import NOBODY, FirstTo
 from unwalk.walks.routes import Uniform
@@ -86,15 +94,30 @@ class PublicAnchors(dict[str, torch.Tensor]):
         return self[name]
 
 
+UNUSABLE = (
+    *(ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError),
+    Diverged,
+)
+"""How a model fails on values that it does not understand, such as a buffer's."""
+
+
+class Unusable(UnwalkError):
+    """A token that cannot be visited."""
+
+
 @dataclass(frozen=True, eq=False)
 class Visited:
-    """What a visit left; ``token`` shows the workspace and is good until the next visit."""
+    """What a visit left; ``token`` shows the workspace and is good until the next visit.
+
+    ``cut``: it left values that no peer would take, which were cut off.
+    """
 
     token: Token
     local: Local
     hop: Hop
     began: float
     ended: float
+    cut: bool = False
 
     @property
     def noisy(self) -> bool:
@@ -161,18 +184,50 @@ class Work:
         self._draws = 0, False
         self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
         first = self.space.token(hop=0, at=NOBODY, memory={})
-        self.expected = shapes_of(first)
-        vector = self.expected["parameters"]
         carried = sorted(self.phase.method.travels)
         self.travels = (*map(buffer_name, sorted(self.space.buffers)), *carried)
-        self.optional = {f"moment/{name}": vector for name in self.phase.method.travels}
-        self.optional |= {f"kept/{name}": vector for name in ("average", "random")}
-        vectors = len(self.optional) * first.parameters.nbytes
-        self.most_bytes = first.nbytes + vectors + LONGEST_HEADER + 8
+        self.always = shapes_of(first)
+        self.moments = [f"moment/{name}" for name in carried]
+        self.kept_from = kept_from(plan, self.phase)
+        vectors = [*self.moments, *([] if self.phase.keep == "last" else [self.kept_name])]
+        largest = {**first.tensors(), **dict.fromkeys(vectors, first.parameters)}
+        header = len(next(pieces(largest, {METADATA: ""}))) + WORDS
+        self.longest_header = header - 8
+        self.most_bytes = header + first.nbytes + len(vectors) * first.parameters.nbytes
+        program = self._program(1, peer, first=True, records=1)
+        self.counts = any(isinstance(o, Steps) and o.rule.state == "carried" for o in program)
 
     @property
     def graph(self) -> Graph:
         return self.plan.graph
+
+    @property
+    def kept_name(self) -> str:
+        """The tensor that holds the iterate which is the result, where it is not the last."""
+        return f"kept/{self.phase.keep}"
+
+    def shapes(self, done: int, steps: int) -> Shapes:
+        """The tensors of a token after ``done`` visits, whose optimizer has counted ``steps``."""
+        names = list(self.moments) if steps else []
+        if self.kept_from <= done < self.hops:
+            names.append(self.kept_name)
+        return {**self.always, **dict.fromkeys(names, self.always["parameters"])}
+
+    def counted(self, before: int | None, hop: int, events: Iterable[ev.Event]) -> int | None:
+        """What a token's optimizer counts after a visit with these events; None: nobody can tell.
+
+        A walk that goes back to an earlier token goes on with what that had counted.
+        """
+        if hop == 1:
+            before = 0 if not self.base or self.phase.start == "initial" else None
+        for event in events:
+            if event == ev.Wipe("optimizer"):
+                before = 0
+            elif isinstance(event, ev.GradientSteps) and event.state == "carried":
+                before = None if before is None else min(before + event.steps, MOST_STEPS)
+            elif isinstance(event, ev.GradientSteps) and self.counts:  # nothing is carried on
+                before = event.steps
+        return before
 
     def initial(self) -> Token:
         """The public token before the first hop; to be asked for before any visit."""
@@ -218,18 +273,20 @@ class Work:
         ``first``: it is the peer's first visit of the phase.  What depends on the records, on the
         draw of the noise or on u's calculation of it is a placeholder.
         """
-        plan, phase = self.plan, self.phase
+        program = self._program(hop, peer, first=first, records=records)
+        return planned_events(program, self.plan.noise.origin, self.space.parameters.dtype)
+
+    def _program(self, hop: int, peer: int, *, first: bool, records: int) -> Program:
         visit = Visit(
             hop=self.base + hop,
             phase_hop=hop,
             peer=peer,
-            at_unlearner=peer == plan.unlearner,
+            at_unlearner=peer == self.plan.unlearner,
             records=Records(records),
             rng=self.rng,
             earlier_in_phase=0 if first else 1,
         )
-        program, dtype = phase.method.visit(visit), self.space.parameters.dtype
-        return planned_events(program, plan.noise.origin, dtype)
+        return self.phase.method.visit(visit)
 
     def shows_digest(self, hop: int) -> bool:
         """Whether a visit's record, which outlives the log, holds a salted digest of its model."""
@@ -269,12 +326,14 @@ class Work:
         first: bool = False,
         read: Callable[[], None] = lambda: None,
         mark: Mark | None = None,
+        largest: float = math.inf,
     ) -> Visited:
         """One visit, bit for bit what the in-process engine does; ``first`` of its chapter.
 
         While the token is copied into the workspace ``read`` is called again and again: what was
         read until then of its own tensors is not needed any more.  ``mark`` is there where the
-        visit may still come to nothing.
+        visit may still come to nothing.  What it leaves is cut off where it is larger than
+        ``largest``, or not finite: by that rule every visit ends, so that others take its token.
         """
         space, walk = self.space, self.walk
         number = 1 if first else token.hop - self.base + 1
@@ -287,15 +346,28 @@ class Work:
         if first and self.phase.start_hop is not None:
             walk.progress.arrivals[self.phase.start_hop] = Kept(here, {self.peer: local})
         began = monotonic()
-        arrival = walk.arrive(token.hop + 1, None, move)
-        walk.seed(arrival)
-        space.model.train()
-        walk.depart(arrival, *execute(arrival.program, arrival.bench))
+        try:
+            arrival = walk.arrive(token.hop + 1, None, move)
+            walk.seed(arrival)
+            space.model.train()
+            events, gradients = execute(arrival.program, arrival.bench)
+            space.put_back(visited=True)
+            left = space.token(hop=token.hop, at=token.at, memory={}).tensors()
+            stays = {
+                f"moment/{name}": m for name, m in walk.progress.locals[self.peer].moments.items()
+            }
+            beyond = [cut(tensors, largest) for tensors in (left, stays)]
+            walk.depart(arrival, events, gradients, checked=True)
+        except UNUSABLE as error:
+            raise Unusable(
+                f"the token after hop {token.hop} cannot be visited ({told(error)})."
+            ) from error
         ended = monotonic()
         (hop,) = walk.progress.transcript.hops
         if not self.plan.salt:
             hop = replace(hop, digest=None)
-        return Visited(walk.progress.token, walk.progress.locals[self.peer], hop, began, ended)
+        local = walk.progress.locals[self.peer]
+        return Visited(walk.progress.token, local, hop, began, ended, any(beyond))
 
     @property
     def first_sender(self) -> int:

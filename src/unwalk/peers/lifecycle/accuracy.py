@@ -13,6 +13,7 @@ from torch import nn
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
 from unwalk.core.token import Layout, build_model
+from unwalk.peers.handover.visit import UNUSABLE
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.storage.token_files import TokenFile, open_token
 
@@ -67,18 +68,18 @@ class AccuracyMeter:
                 del self.points[1::2]
 
     def _measure(self, path: Path, digest: str, held: Held) -> float | None:
-        """Share of right answers; None if the file was written over meanwhile."""
+        """Share of right answers; None if the file was written over, or the model fails on it."""
         plan = self.progress.service.work.plan
         model = build_model(plan.task.model, 0)
         try:
             file = open_token(path, len(self.progress.network.peers))
             _fill(model, file)
             self.progress.store.check_file(digest)
-        except (OSError, ValueError, Corrupt):
+            dtype = file.tensors["parameters"].dtype
+            with torch.no_grad():
+                right = model.eval()(held.x.to(dtype)).argmax(1) == held.y
+        except (OSError, Corrupt, *UNUSABLE):
             return None
-        dtype = file.tensors["parameters"].dtype
-        with torch.no_grad():
-            right = model.eval()(held.x.to(dtype)).argmax(1) == held.y
         return float(right.float().mean())
 
 

@@ -83,10 +83,10 @@ class Beginning:
         message = self.next_chapter.words(ms.AgendaBegin, **self._said())
 
         async def ask(peer: int) -> None:
-            said = await self.next_chapter.ask(peer, message, "begin")
+            answer = await self.next_chapter.ask(peer, message, "begin")
             with suppress(Corrupt):
                 head = ms.head(self.progress.network.name, self.next_chapter.run_id)
-                record = {**head, "kind": "agenda-begin", **codec.fields_of(said, *FIELDS)}
+                record = {**head, "kind": "agenda-begin", **codec.fields_of(answer, *FIELDS)}
                 self._hear(peer, codec.typed(record, ms.AgendaBegin, "an answer"))
 
         await asyncio.gather(*map(ask, peers))
@@ -131,8 +131,10 @@ class Beginning:
 
     def _written(self) -> dict[str, Any]:
         with suppress(OSError, ValueError):
-            found = json.loads((self.progress.bundle.store / BEGINNING).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+            record = json.loads(
+                (self.progress.bundle.store / BEGINNING).read_text(encoding="utf-8")
+            )
+            return record if isinstance(record, dict) else {}
         return {}
 
     def _write(self) -> None:

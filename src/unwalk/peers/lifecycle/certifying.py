@@ -136,13 +136,13 @@ class Certifying:
 
     def _leavers(self, number: int) -> dict[str, dict[str, Any]]:
         """Receipts of peers that have left, as far as they stand for a chapter."""
-        progress, found = self.progress, dict[str, dict[str, Any]]()
+        progress, receipts = self.progress, dict[str, dict[str, Any]]()
         out = progress.specs[number - 1].left
         for peer, record in history.receipts_of(progress.store, history.LEAVERS).items():
             with suppress(UnwalkError):
                 Receipt.from_json(record).check_left(progress.trust, number, out)
-                found[peer] = record
-        return found
+                receipts[peer] = record
+        return receipts
 
     async def erase_records(self, batch: Batch) -> bool:
         """Erase the records of a batch; False where that has to be tried again."""

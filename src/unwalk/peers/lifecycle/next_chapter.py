@@ -1,4 +1,4 @@
-"""Agrees with the other peers on the next chapter; tells whoever was away which there were."""
+"""Agrees with the other peers on the next chapter; sends decided ones to peers that were away."""
 
 from __future__ import annotations
 
@@ -305,10 +305,10 @@ class NextChapter:
 
     def _from(self, number: int) -> list[Any]:
         """Decided chapters from ``number`` on, as many as an answer has room for."""
-        found = [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
-        while len(found) > 1 and len(codec.dump({"decided": found})) > MESSAGE:
-            found.pop()
-        return found
+        chapters = [list(known) for known in self.known[number - 1 : number - 1 + AT_ONCE]]
+        while len(chapters) > 1 and len(codec.dump({"decided": chapters})) > MESSAGE:
+            chapters.pop()
+        return chapters
 
     # Questions
 

@@ -1,4 +1,4 @@
-"""How far a peer is: which chapters were decided, how they ended, and what is here of them.
+"""How far a peer is: which chapters were decided, how they ended, and which models are here.
 
 Everything that a step of a peer is decided from, and what follows from it without asking anybody.
 """

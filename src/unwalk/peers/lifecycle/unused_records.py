@@ -1,4 +1,4 @@
-"""Answers requests for records that the present model never met: nothing to walk, all the rest.
+"""Answers requests for records that the present model never used: erasure and certificate, no walk.
 
 Records that are held out are never trained on; others left the line when a chapter went back to
 before they were used, and what knew them was erased then.  Either way the records are erased, and

@@ -135,8 +135,8 @@ def listed(value: Any, what: str, *, most: int = LONGEST_LINEAGE) -> list[Any]:
 
 def pair(value: Any, what: str) -> tuple[int, int]:
     """Two whole numbers."""
-    found: tuple[int, int] = typed(value, Pair, what)
-    return found
+    both: tuple[int, int] = typed(value, Pair, what)
+    return both
 
 
 def parse(data: bytes, longest: int) -> dict[str, Any]:
@@ -210,14 +210,14 @@ def lineage_from(value: Any) -> Lineage:
 
 def _grown(lines: list[tuple[int, int, int]], *, first: bool) -> Lineage:
     """A lineage, or the last part of one; ``first``: with its first generation."""
-    found: list[tuple[Generation, int]] = []
+    lineage: list[tuple[Generation, int]] = []
     for number, peer, start in lines:
-        if found and ((number, peer) <= found[-1][0] or start < found[-1][1]):
+        if lineage and ((number, peer) <= lineage[-1][0] or start < lineage[-1][1]):
             raise Corrupt("lineage does not grow.")
-        found.append(((number, peer), start))
-    if not found or (first and found[0][1] != 0):
+        lineage.append(((number, peer), start))
+    if not lineage or (first and lineage[0][1] != 0):
         raise Corrupt("lineage does not start at the first hop.")
-    return tuple(found)
+    return tuple(lineage)
 
 
 def lineage_to(lineage: Lineage) -> list[list[int]]:
@@ -240,8 +240,8 @@ def bare_parcel_of(parcel: Parcel) -> BareParcel:
 
 def parcel_from(record: Any) -> Parcel:
     """The parcel that :func:`parcel_to` wrote."""
-    found: _Parcel = typed(record, _Parcel, "a parcel")
-    return found.parcel(found.chain, found.token)
+    parcel: _Parcel = typed(record, _Parcel, "a parcel")
+    return parcel.parcel(parcel.chain, parcel.token)
 
 
 def value_to(value: Value | None) -> dict[str, Any] | None:
@@ -313,12 +313,12 @@ class _Sighting(Part, frozen=True):
 
 def sighting_from(record: Any) -> Sighting:
     """The sighting that :func:`sighting_to` wrote, as far as it travels."""
-    found: _Sighting = typed(record, _Sighting, "a sighting")
-    if (found.older == 0) != (found.root == ""):
+    sighting: _Sighting = typed(record, _Sighting, "a sighting")
+    if (sighting.older == 0) != (sighting.root == ""):
         raise Corrupt("a sighting has a digest of no generations.")
-    lineage = _grown(found.lineage, first=not found.older)
-    of_token = found.fence, lineage, found.reached, found.over
-    return Sighting(*of_token, found.older, found.root, found.waits, found.promised)
+    lineage = _grown(sighting.lineage, first=not sighting.older)
+    of_token = sighting.fence, lineage, sighting.reached, sighting.over
+    return Sighting(*of_token, sighting.older, sighting.root, sighting.waits, sighting.promised)
 
 
 Public = tuple[Generation, Lineage, tuple[Generation, Place]] | None

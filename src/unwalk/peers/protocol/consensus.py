@@ -199,19 +199,19 @@ def check_chain(rules: Rules, chain: Chain) -> bool:
     if len(chain) > DEEPEST:
         return False
     for polka in chain:
-        found = agreeing(rules, polka, PREVOTE)
-        if found is None or found[1] == NIL or (wanted is not None and found[:2] != wanted):
+        agreed = agreeing(rules, polka, PREVOTE)
+        if agreed is None or agreed[1] == NIL or (wanted is not None and agreed[:2] != wanted):
             return False
-        wanted = (found[2], found[1])
+        wanted = (agreed[2], agreed[1])
     return wanted is None or wanted[0] == NEVER
 
 
 def check_decision(rules: Rules, decision: Decision) -> bool:
     """Whether a decision is what it says; signatures are checked elsewhere."""
-    found = agreeing(rules, decision.precommits, PRECOMMIT)
-    if found is None or found[1] == NIL or found[:2] != (decision.round, decision.value):
+    agreed = agreeing(rules, decision.precommits, PRECOMMIT)
+    if agreed is None or agreed[1] == NIL or agreed[:2] != (decision.round, decision.value):
         return False
-    return check_chain(rules, decision.chain) and head(decision.chain) == found
+    return check_chain(rules, decision.chain) and head(decision.chain) == agreed
 
 
 def check_opened(rules: Rules, opened: Votes) -> int:
@@ -242,14 +242,14 @@ def conflict(one: Vote, other: Vote) -> bool:
 
 def blame(one: Decision, other: Decision) -> dict[int, Evidence]:
     """Who lied, if both of two decisions for two values are what they say; with the proof."""
-    found: dict[int, Evidence] = {}
+    liars: dict[int, Evidence] = {}
     if one.value != other.value:
-        mine, theirs = _cast(one), _cast(other)
-        for a in mine:
+        ours, theirs = _cast(one), _cast(other)
+        for a in ours:
             for b in theirs:
                 if conflict(a, b):
-                    found.setdefault(a.voter, (a, b))
-    return found
+                    liars.setdefault(a.voter, (a, b))
+    return liars
 
 
 def _cast(decision: Decision) -> list[Vote]:
@@ -314,8 +314,8 @@ def _order(vote: Vote) -> tuple[str, int, str, int]:
 
 def few(rules: Rules, votes: Votes) -> Votes:
     """A quorum of ``votes``, one of each peer: more need not be shown."""
-    found = {vote.voter: vote for vote in sorted(votes, key=_order, reverse=True)}
-    return frozenset(found[voter] for voter in sorted(found)[: rules.quorum])
+    by_voter = {vote.voter: vote for vote in sorted(votes, key=_order, reverse=True)}
+    return frozenset(by_voter[voter] for voter in sorted(by_voter)[: rules.quorum])
 
 
 def _enter(state: State, rules: Rules, round: int, opened: Votes) -> State:
@@ -330,20 +330,20 @@ def _top(polka: Votes) -> tuple[int, str, int]:
 
 def _newer(state: State, chain: Chain) -> bool:
     """Whether a chain tells of a later polka than is known: of any, or for another value."""
-    known, rival, found = head(state.chain), head(state.rival), head(chain)
-    if found is None or known is None or found[0] > known[0]:
-        return found is not None
-    return found[1] != known[1] and (rival is None or found[0] > rival[0])
+    known, rival, newest = head(state.chain), head(state.rival), head(chain)
+    if newest is None or known is None or newest[0] > known[0]:
+        return newest is not None
+    return newest[1] != known[1] and (rival is None or newest[0] > rival[0])
 
 
 def _know(state: State, rules: Rules, chain: Chain) -> State:
     """Keep the latest polkas; one of a round that is not reached yet is not needed."""
-    found, known = head(chain), head(state.chain)
-    if found is None or found[0] > state.round or not _newer(state, chain):
+    newest, known = head(chain), head(state.chain)
+    if newest is None or newest[0] > state.round or not _newer(state, chain):
         return state
     chain = tuple(few(rules, polka) for polka in chain)
-    if known is None or found[0] > known[0]:
-        other = known is not None and known[1] != found[1]
+    if known is None or newest[0] > known[0]:
+        other = known is not None and known[1] != newest[1]
         return replace(state, chain=chain, rival=state.chain if other else state.rival)
     return replace(state, rival=chain)
 
@@ -356,11 +356,11 @@ def _tails(chains: Iterable[Chain]) -> Iterator[Chain]:
 
 def _reason(state: State, chain: Chain) -> Chain:
     """The oldest part of ``chain`` that justifies its value again: no other has a later polka."""
-    found = head(chain)
-    if found is None:
+    newest = head(chain)
+    if newest is None:
         return ()
-    rivals = [top for c in (state.chain, state.rival) if (top := head(c)) and top[1] != found[1]]
-    later = max([_bound(state, found[1]), *(top[0] for top in rivals)])
+    rivals = [top for c in (state.chain, state.rival) if (top := head(c)) and top[1] != newest[1]]
+    later = max([_bound(state, newest[1]), *(top[0] for top in rivals)])
     enough = [p for p in range(len(chain)) if _top(chain[p])[0] >= later]
     if later == NEVER or not enough:
         return () if later == NEVER else chain[-DEEPEST + 1 :]
@@ -395,8 +395,8 @@ def _merge(state: State, rules: Rules, vote: Vote, proofs: Iterable[Chain]) -> S
 
 def shows(chain: Chain, vote: Vote) -> bool:
     """Whether a chain begins with the polka that a vote names as its reason."""
-    found = head(chain)
-    return found is not None and found[:2] == (vote.since, vote.value)
+    newest = head(chain)
+    return newest is not None and newest[:2] == (vote.since, vote.value)
 
 
 def cast(state: State, kind: str, value: str, since: int) -> State:
@@ -407,15 +407,15 @@ def cast(state: State, kind: str, value: str, since: int) -> State:
 
 def may_propose(state: State, rules: Rules) -> bool:
     """Whether it is this peer's turn, and it has not proposed yet."""
-    mine = any(v.kind == PROPOSE and v.voter == state.me for v in state.votes)
+    proposed = any(v.kind == PROPOSE and v.voter == state.me for v in state.votes)
     turn = rules.leader(state.round) == state.me and state.step == PROPOSE
-    return turn and not mine and state.decided is None
+    return turn and not proposed and state.decided is None
 
 
 def to_propose(state: State) -> str:
     """The value that has to be proposed because it may have been decided; nothing if any may."""
-    found = head(state.chain)
-    return state.lock if found is None else found[1]
+    newest = head(state.chain)
+    return state.lock if newest is None else newest[1]
 
 
 def propose(state: State, rules: Rules, value: str, good: Collection[str] = ()) -> State:
@@ -423,8 +423,8 @@ def propose(state: State, rules: Rules, value: str, good: Collection[str] = ()) 
     if not may_propose(state, rules):
         return state
     state = replace(state, proof=_reason(state, state.chain))
-    found = head(state.proof)
-    value, since = to_propose(state) or value, NEVER if found is None else found[0]
+    newest = head(state.proof)
+    value, since = to_propose(state) or value, NEVER if newest is None else newest[0]
     return advance(cast(state, PROPOSE, value, since), rules, good)
 
 
@@ -440,9 +440,9 @@ def _next(state: State, rules: Rules, good: Collection[str]) -> State:
         return state
     state = _see_polka(state, rules)
     for _, precommits in quorums(state, rules, PRECOMMIT):
-        found = agreeing(rules, precommits, PRECOMMIT)
-        if found is not None and found == head(state.chain):
-            decision = Decision(found[1], found[0], precommits, state.chain)
+        agreed = agreeing(rules, precommits, PRECOMMIT)
+        if agreed is not None and agreed == head(state.chain):
+            decision = Decision(agreed[1], agreed[0], precommits, state.chain)
             return replace(state, decided=decision)
     if state.step == PROPOSE:
         return _prevote(state, rules, good)
@@ -471,13 +471,13 @@ def quorums(state: State, rules: Rules, kind: str) -> list[tuple[str, Votes]]:
 def _see_polka(state: State, rules: Rules) -> State:
     """Put the polka of this round together, if its votes and its reason are here."""
     for value, polka in quorums(state, rules, PREVOTE):
-        found = agreeing(rules, polka, PREVOTE)
-        if value == NIL or found is None:
+        agreed = agreeing(rules, polka, PREVOTE)
+        if value == NIL or agreed is None:
             continue
         vote = next(iter(polka))
         known = (state.proof, state.chain, state.rival)
         rest = next((c for c in _tails(known) if shows(c, vote)), None)
-        if found[2] == NEVER:
+        if agreed[2] == NEVER:
             state = _know(state, rules, (polka,))
         elif rest is not None and len(rest) < DEEPEST:
             state = _know(state, rules, (polka, *rest))
@@ -487,12 +487,12 @@ def _see_polka(state: State, rules: Rules) -> State:
 def _prevote(state: State, rules: Rules, good: Collection[str]) -> State:
     """Vote for what the leader proposes, if this peer stands for it and no lock forbids it."""
     leader = rules.leader(state.round)
-    said = [v for v in state.votes if v.kind == PROPOSE and v.voter == leader]
-    if len(said) > 1 or (said and not _allowed(state, said[0])):
+    proposals = [v for v in state.votes if v.kind == PROPOSE and v.voter == leader]
+    if len(proposals) > 1 or (proposals and not _allowed(state, proposals[0])):
         return replace(cast(state, PREVOTE, NIL, NEVER), step=PREVOTE)
-    if not said or said[0].value not in good:
+    if not proposals or proposals[0].value not in good:
         return state
-    return replace(cast(state, PREVOTE, said[0].value, said[0].since), step=PREVOTE)
+    return replace(cast(state, PREVOTE, proposals[0].value, proposals[0].since), step=PREVOTE)
 
 
 def _allowed(state: State, vote: Vote) -> bool:

@@ -338,6 +338,11 @@ def fenced(state: PeerState, fence: Generation, lineage: Lineage) -> PeerState:
     return replace(state, kept_for=fence[1] if state.kept is not None else -1, watching=False)
 
 
+def let_go(state: PeerState) -> PeerState:
+    """The token that is here cannot be used: whoever handed it over goes on from the copy."""
+    return replace(_without_token(state), public=None)
+
+
 def commit(state: PeerState, value: Value) -> PeerState:
     """The run is over; a generation that is still tentative stays so."""
     if state.committed is not None:
@@ -376,12 +381,12 @@ def furthest_copy(state: PeerState) -> tuple[Generation, Place]:
     """How far the token is that this peer has, or has a copy of.
 
     Others do not go back behind that.  ``reached`` may be further: if a token was dropped before
-    its visit, whoever had it before has the copy.
+    its visit, whoever had it before has the copy.  Who has none keeps nobody from going back.
     """
     here, (generation, place) = state.held or state.kept, state.reached
     if place == NOWHERE:
         return generation, NOWHERE
-    return (generation, (0, 0)) if here is None else (here.generation, here.place)
+    return (state.lineage[0][0], (0, 0)) if here is None else (here.generation, here.place)
 
 
 def sighting(state: PeerState) -> Sighting:

@@ -91,33 +91,33 @@ class Spec:
         return {"position": self.position, "none": 0, "all": self.before}[kept]
 
     def to_json(self) -> dict[str, Any]:
-        said = {**asdict(self), "requests": list(self.requests), "left": list(self.left)}
-        del said["void"]
-        return said
+        record = {**asdict(self), "requests": list(self.requests), "left": list(self.left)}
+        del record["void"]
+        return record
 
     @staticmethod
     def from_json(record: Any, peers: int) -> Spec:
         """Check everything that does not need the walk so far."""
         names = tuple(name for name in Spec.__dataclass_fields__ if name != "void")
-        found = codec.fields_of(record, "a chapter", *names)
+        fields = codec.fields_of(record, "a chapter", *names)
         numbers = {
-            name: codec.whole(found[name], name)
+            name: codec.whole(fields[name], name)
             for name in ("number", "records", "before", "position", "hops", "after")
         }
-        who = {name: codec.whole(found[name], name, high=peers - 1) for name in ("peer", "holder")}
-        requests = codec.listed(found["requests"], "requests", most=MOST_REQUESTS)
+        who = {name: codec.whole(fields[name], name, high=peers - 1) for name in ("peer", "holder")}
+        requests = codec.listed(fields["requests"], "requests", most=MOST_REQUESTS)
         if not requests or not all(map(request_id.holds, requests)):
             raise Corrupt(f"a chapter names no requests, or not by {request_id.allowed}.")
-        method, grade = found["method"], found["grade"]
+        method, grade = fields["method"], fields["grade"]
         if not isinstance(method, str) or method not in METHODS or METHODS[method] != grade:
             raise Corrupt(f"a chapter forgets by {str(method)[:40]!r} with that grade.")
         spec = Spec(
             method=method,
             grade=grade,
-            epsilon=_budget(found["epsilon"], "epsilon", grade, *codec.EPSILONS),
-            delta=_budget(found["delta"], "delta", grade, *codec.DELTAS),
+            epsilon=_budget(fields["epsilon"], "epsilon", grade, *codec.EPSILONS),
+            delta=_budget(fields["delta"], "delta", grade, *codec.DELTAS),
             requests=tuple(requests),
-            left=_left(found["left"], peers),
+            left=_left(fields["left"], peers),
             void=False,
             **numbers,
             **who,
@@ -169,13 +169,13 @@ def line(hops: int, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     >>> line(4, [back])
     [(0, 1), (0, 2), (1, 1), (1, 2)]
     """
-    found = [(0, k) for k in range(1, hops + 1)]
+    places = [(0, k) for k in range(1, hops + 1)]
     for spec in specs:
         if spec.void:
             continue
-        kept = {"rewind": spec.position, "restart": 0, "seal": len(found)}[spec.method]
-        found = found[:kept] + [(spec.number, k) for k in range(1, spec.hops + 1)]
-    return found
+        kept = {"rewind": spec.position, "restart": 0, "seal": len(places)}[spec.method]
+        places = places[:kept] + [(spec.number, k) for k in range(1, spec.hops + 1)]
+    return places
 
 
 def marked(specs: Sequence[Spec], given_up: Iterable[int] = ()) -> list[Spec]:

@@ -40,12 +40,12 @@ class PeerRegister:
 
     def enter(self, *, run: str, peer: int, hop: int, step: int, inputs: str) -> Draw:
         hashes, shard = self.hidden()
-        found = marks(self.bundle, hashes)
+        hidden = marks(self.bundle, hashes)
         if shard is not None:
-            found |= content_marks(shard, self.bundle.noise_secret)
-        said = draws(self.bundle).enter(Place(run, peer, hop, step, found, inputs))
+            hidden |= content_marks(shard, self.bundle.noise_secret)
+        draw = draws(self.bundle).enter(Place(run, peer, hop, step, hidden, inputs))
         self.entered("release entered")
-        return said
+        return draw
 
 
 def noting(plan: Plan, bundle: Bundle, hidden: Hidden, entered: Fault = no_fault) -> Plan:
@@ -71,5 +71,5 @@ def marks(bundle: Bundle, hashes: Iterable[str]) -> frozenset[str]:
 
 def was_released(bundle: Bundle, hashes: Iterable[str]) -> bool:
     """Whether noise was drawn before to hide any of these records."""
-    mine = marks(bundle, hashes)
-    return any(entry.place.marks & mine for entry in draws(bundle).entries())
+    wanted = marks(bundle, hashes)
+    return any(entry.place.marks & wanted for entry in draws(bundle).entries())

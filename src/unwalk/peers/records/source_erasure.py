@@ -35,21 +35,21 @@ Gone = Callable[[str], bool]
 
 def erase_from_source(settings: DataSettings, columns: Columns, gone: Gone) -> int:
     """Take every record whose id is ``gone`` out of the source; how many there were."""
-    found = 0
+    erased = 0
     for file in _files(settings.path):
         try:
             if not is_picture(file):
-                found += _without(file, columns, gone)
+                erased += _without(file, columns, gone)
             elif gone(name_of(file)):
                 _unlink(file)
-                found += 1
+                erased += 1
         except SourceRefused:
             raise
         except Exception as error:  # a file that is no longer what it was may raise anything
             raise SourceRefused(
                 f"{file} cannot be written anew without the forgotten records: {told(error)}."
             ) from error
-    return found
+    return erased
 
 
 def check_erasable(settings: DataSettings) -> None:

@@ -45,7 +45,7 @@ def traces(
     >>> sorted(traces(["p-17"]))
     ["id 'p-17' as utf-16-be", "id 'p-17' as utf-16-le", "id 'p-17' as utf-8"]
     """
-    found: dict[str, bytes] = {}
+    patterns: dict[str, bytes] = {}
     for kind, words in (("id", ids), ("text", texts)):
         for word in words:
             if len(word) < SHORTEST:
@@ -54,15 +54,15 @@ def traces(
                     "are found anywhere."
                 )
             for code in ("utf-8", "utf-16-le", "utf-16-be"):
-                found[f"{kind} {word!r} as {code}"] = word.encode(code)
+                patterns[f"{kind} {word!r} as {code}"] = word.encode(code)
     for number, row in enumerate(rows):
         for code in ("<f4", ">f4", "<f8", ">f8"):
             data = np.asarray(row).ravel().astype(code).tobytes()
             for start in range(0, max(1, len(data) - PIECE + 1), PIECE):
                 piece = data[start : start + PIECE]
                 if len(set(piece)) >= DISTINCT:
-                    found[f"row {number}, byte {start}, as {code}"] = piece
-    return found
+                    patterns[f"row {number}, byte {start}, as {code}"] = piece
+    return patterns
 
 
 def search(folder: Path, needles: Mapping[str, bytes]) -> list[Hit]:

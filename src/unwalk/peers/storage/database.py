@@ -56,8 +56,8 @@ def compact(
 def read_only(path: Path, **options: Any) -> sqlite3.Connection:
     """A connection that only looks; the path may hold any character."""
     address = f"{path.absolute().as_uri()}?mode=ro"
-    found: sqlite3.Connection = sqlite3.connect(address, uri=True, **options)
-    return found
+    db: sqlite3.Connection = sqlite3.connect(address, uri=True, **options)
+    return db
 
 
 class Glance:

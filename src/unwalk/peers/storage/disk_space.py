@@ -154,14 +154,14 @@ class Space:
             fd = os.open(self.folder / NAME, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 _fill(fd)
-                found = os.fstatvfs(fd)
+                volume = os.fstatvfs(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             if not self.passes(error):
                 raise
             return False
-        if found.f_bavail * found.f_frsize >= self.need:
+        if volume.f_bavail * volume.f_frsize >= self.need:
             return True
         os.truncate(self.folder / NAME, 0)
         return False

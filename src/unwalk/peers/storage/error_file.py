@@ -39,10 +39,10 @@ def cut(fd: int, largest: int) -> None:
 
 async def keep_short(folder: Path) -> None:
     """Cut the file while this process runs, if its error stream goes there."""
-    mine = False
+    ours = False
     with suppress(OSError):  # no such file, or no error stream
-        mine = os.path.samestat(os.fstat(2), (folder / NAME).stat())
-    while mine:  # also once the file was moved or removed: it still takes room
+        ours = os.path.samestat(os.fstat(2), (folder / NAME).stat())
+    while ours:  # also once the file was moved or removed: it still takes room
         await asyncio.sleep(LOOK)
         with suppress(OSError):  # a disk that is full, or fails: others say so
             cut(2, LARGEST)

@@ -65,12 +65,12 @@ class MarkFile:
 
     def _read(self) -> Mark | None:
         data = os.pread(self.fd, 2 * SLOT, 0)
-        found = [mark for at in (0, SLOT) if (mark := _parse(data[at : at + SLOT])) is not None]
-        if data and not found:
+        marks = [mark for at in (0, SLOT) if (mark := _parse(data[at : at + SLOT])) is not None]
+        if data and not marks:
             raise InvalidInput(
                 f"{self.path} is damaged: it says nothing of what the store holds; {WAY_BACK}"
             )
-        return max(found, key=lambda m: (m.changes, m.number), default=None)
+        return max(marks, key=lambda m: (m.changes, m.number), default=None)
 
     def write(self, changes: int, file: str, *, flush: bool) -> None:
         """Put the mark further on."""
@@ -138,24 +138,24 @@ def damage_refused(database: Path) -> Iterator[None]:
 def check_whole(db: sqlite3.Connection, path: Path) -> None:
     """Refuse a database whose pages do not fit together."""
     try:
-        found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     except sqlite3.DatabaseError as error:
         raise InvalidInput(f"{path} is damaged ({error}); {WAY_BACK}") from error
-    if found != "ok":
-        raise InvalidInput(f"{path} is damaged ({found[:200]}); {WAY_BACK}")
+    if verdict != "ok":
+        raise InvalidInput(f"{path} is damaged ({verdict[:200]}); {WAY_BACK}")
 
 
 def _text(mark: Mark) -> bytes:
-    said = json.dumps(asdict(mark)).encode()
-    return (hashlib.sha256(said).hexdigest().encode() + b" " + said).ljust(SLOT)
+    body = json.dumps(asdict(mark)).encode()
+    return (hashlib.sha256(body).hexdigest().encode() + b" " + body).ljust(SLOT)
 
 
 def _parse(data: bytes) -> Mark | None:
-    digest, _, said = data.rstrip().partition(b" ")
-    if hashlib.sha256(said).hexdigest().encode() != digest:
+    digest, _, body = data.rstrip().partition(b" ")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
         return None
     with suppress(ValueError, TypeError):
-        return Mark(**json.loads(said))
+        return Mark(**json.loads(body))
     return None
 
 

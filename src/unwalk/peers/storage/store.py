@@ -53,7 +53,7 @@ from unwalk.peers.storage.token_files import (
 from unwalk.peers.storage.written_by import check_protocol
 
 TAKE = 0.5
-"""For so many seconds a peer that starts asks for the lock of its store."""
+"""Seconds for which a peer that starts asks for the lock of its store."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state TEXT NOT NULL, move TEXT NOT NULL);
@@ -362,8 +362,8 @@ class Store(Stored):
             return False
         if any(abs(known - size) <= NEAR for known in list(self._spares.values())):
             return False
-        found = os.fstatvfs(self._folder)
-        return found.f_bavail * found.f_frsize >= self.space.need + size
+        volume = os.fstatvfs(self._folder)
+        return volume.f_bavail * volume.f_frsize >= self.space.need + size
 
     def prepare(self, size: int) -> None:
         """Have a spare file for ``size`` bytes, filled while nobody waits for it.
@@ -538,8 +538,8 @@ class Store(Stored):
         """The entry of a walk's log with this chain value."""
         query = "SELECT entry FROM entries WHERE chain = ? AND run = ?"
         row = self.db.execute(query, (chain, run)).fetchone()
-        found: Entry | None = None if row is None else json.loads(row[0])
-        return found
+        entry: Entry | None = None if row is None else json.loads(row[0])
+        return entry
 
     def entries(self, run: str) -> list[Entry]:
         """All entries known here, in order of generation and hop."""
@@ -550,14 +550,14 @@ class Store(Stored):
 
     def chain(self, run: str, end: str, start: str) -> list[Entry] | None:
         """Entries of a walk's log from ``start`` to ``end``, or None while one is missing."""
-        found = []
+        entries = []
         while end != start:
             entry = self.entry(run, end)
             if entry is None:
                 return None
-            found.append(entry)
+            entries.append(entry)
             end = entry["body"]["previous"]
-        return found[::-1]
+        return entries[::-1]
 
     def local(self, run: str, lineage: Lineage) -> KeptLocal | None:
         """What this peer kept at its last visit in ``lineage``; None if that is gone."""

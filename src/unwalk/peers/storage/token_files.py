@@ -41,6 +41,9 @@ _NAMES = {
 }
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
+UNSIGNED = ("moment/square",)
+"""Tensors with values that are never negative: a visit takes their root."""
+
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of each tensor with its type (as safetensors writes it) and shape."""
 
@@ -129,14 +132,17 @@ def mapped(path: Path) -> mmap.mmap | bytearray:
 
 
 def tensors_in(
-    held: mmap.mmap | bytearray, name: str
+    held: mmap.mmap | bytearray, name: str, longest: int = LONGEST_HEADER
 ) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """Metadata and tensors of a safetensors file; ``name`` is what errors call it."""
+    """Metadata and tensors of a safetensors file; ``name`` is what errors call it.
+
+    A header of more than ``longest`` bytes is not read: each of its tensors takes time.
+    """
     size = len(held)
     if size < 8:
         raise Corrupt(f"{name} has {size} bytes, which is no safetensors file.")
     length = int.from_bytes(held[:8], "little")
-    if length > min(LONGEST_HEADER, size - 8):
+    if length > min(longest, size - 8):
         raise Corrupt(f"{name} has a header of {length} bytes.")
     try:
         header = json.loads(held[8 : 8 + length])
@@ -170,16 +176,20 @@ def _whole(value: Any) -> int:
     return value
 
 
-def open_token(path: Path, peers: int) -> TokenFile:
+def open_token(path: Path, peers: int, longest: int = LONGEST_HEADER) -> TokenFile:
     """Open a token file and check its own header."""
-    return token_in(mapped(path), path.name, peers)
+    return token_in(mapped(path), path.name, peers, longest)
 
 
-def token_in(held: mmap.mmap | bytearray, name: str, peers: int) -> TokenFile:
+def token_in(
+    held: mmap.mmap | bytearray, name: str, peers: int, longest: int = LONGEST_HEADER
+) -> TokenFile:
     """The same for a file that is open, or in memory."""
-    words, tensors = tensors_in(held, name)
+    words, tensors = tensors_in(held, name, longest)
     try:
         header = json.loads(words[METADATA])
+        if len(words) > 1:
+            raise ValueError("it says more than a token's header")
         for key in ("optimizer_steps", "hop"):
             _whole(header[key])
         at, memory = header["at"], header["memory"]
@@ -196,39 +206,66 @@ def token_in(held: mmap.mmap | bytearray, name: str, peers: int) -> TokenFile:
     return TokenFile(header, tensors, held)
 
 
-def check_token(
-    file: TokenFile, expected: Shapes, optional: Shapes, largest: float = math.inf
-) -> None:
+def check_token(file: TokenFile, expected: Shapes, largest: float = math.inf) -> None:
     """Refuse tensors that are missing, unknown, of another type or shape, or not finite.
 
-    No value may be larger than ``largest``, either way.
+    No value may be larger than ``largest``, either way, or negative where a visit takes its root.
     """
     given = {k: (_NAMES[v.dtype], tuple(v.shape)) for k, v in file.tensors.items()}
     for name in expected:
         if name not in given:
             raise Corrupt(f"the token has no tensor {name!r}.")
     for name, found in given.items():
-        wanted = expected.get(name) or optional.get(name)
+        wanted = expected.get(name)
         if wanted is None:
             raise Corrupt(f"the token has a tensor {name[:80]!r} that no visit here uses.")
         if found != wanted:
             raise Corrupt(f"tensor {name!r} is {found}; allowed: {wanted}.")
     for name, tensor in file.tensors.items():
         if tensor.dtype.is_floating_point and tensor.numel():
+            low, high = allowed(name, tensor.dtype, largest)
             for piece in tensor.view(-1).split(PIECE):
-                value = largest_in(piece)
-                if not math.isfinite(value):
-                    raise Corrupt(f"tensor {name!r} holds values that are not finite.")
-                if value > largest:
-                    raise Corrupt(f"tensor {name!r} holds {value:.3g}; allowed: up to {largest:g}.")
+                for value in extremes(piece):
+                    if not math.isfinite(value):
+                        raise Corrupt(f"tensor {name!r} holds values that are not finite.")
+                    if not low <= value <= high:
+                        raise Corrupt(
+                            f"tensor {name!r} holds {value:.3g}; allowed: {low:g} to {high:g}."
+                        )
                 file.give_back()
 
 
-def largest_in(tensor: torch.Tensor) -> float:
-    """The largest absolute value; not finite if any value is not.
+def allowed(name: str, dtype: torch.dtype, largest: float) -> tuple[float, float]:
+    """The least and the largest value of a token's tensor, as numbers of its own type.
 
-    >>> largest_in(torch.tensor([1.0, -3.0]))
-    3.0
+    >>> allowed("parameters", torch.float32, 8.0), allowed("moment/square", torch.float32, 8.0)
+    ((-8.0, 8.0), (0.0, 8.0))
+    """
+    high = float(torch.tensor(min(largest, torch.finfo(dtype).max), dtype=dtype))
+    return 0.0 if name in UNSIGNED else -high, high
+
+
+def extremes(tensor: torch.Tensor) -> tuple[float, float]:
+    """The least and the largest value; neither is finite if any value is not a number.
+
+    >>> extremes(torch.tensor([1.0, -3.0]))
+    (-3.0, 1.0)
     """
     low, high = tensor.aminmax()  # a fifteenth of the time of a norm
-    return max(abs(float(low)), abs(float(high)))
+    return float(low), float(high)
+
+
+def cut(tensors: Mapping[str, torch.Tensor], largest: float) -> bool:
+    """Bring values back to what :func:`check_token` takes; whether any was beyond it.
+
+    One that is not a number becomes 0, any other the nearest that is allowed.  This moves no two
+    tokens apart, and is exact.
+    """
+    beyond = False
+    for name, tensor in tensors.items():
+        if tensor.dtype.is_floating_point and tensor.numel():
+            low, high = allowed(name, tensor.dtype, largest)
+            if not all(low <= value <= high for value in extremes(tensor)):
+                torch.nan_to_num_(tensor, 0.0, high, low).clamp_(low, high)
+                beyond = True
+    return beyond

@@ -1,4 +1,4 @@
-"""How many calls a second each peer may make."""
+"""How many calls per second each peer may make."""
 
 from __future__ import annotations
 

@@ -336,10 +336,10 @@ class Grpc:
 
     def _sender(self, context: Any) -> tuple[int, str]:
         """Number and name of the caller; :class:`Refused` unless its certificate is good now."""
-        found = context.auth_context().get("x509_pem_cert")
-        if not found:
+        shown = context.auth_context().get("x509_pem_cert")
+        if not shown:
             raise Refused("the caller showed no certificate.")
-        identity = self.trust.identity(found[0].decode("ascii", "replace"))
+        identity = self.trust.identity(shown[0].decode("ascii", "replace"))
         return self.trust.network.index(identity.peer), identity.peer
 
     async def _caller(self, context: Any) -> tuple[int, str]:
@@ -388,10 +388,10 @@ class Grpc:
 
     async def _first(self, sender: int, context: Any) -> bytes:
         """The first message of a call."""
-        found = await self._soon(sender, context)
-        if found is grpc.aio.EOF:
+        first = await self._soon(sender, context)
+        if first is grpc.aio.EOF:
             raise Refused("the call ended before it said anything.")
-        data: bytes = found
+        data: bytes = first
         return data
 
     async def _hand(self, _: AsyncIterator[bytes], context: Any) -> bytes:

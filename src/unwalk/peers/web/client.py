@@ -86,14 +86,14 @@ class Asker:
     def requests(self, after: str | None = None, limit: int = 50) -> list[RequestView]:
         """A page of requests, newest first."""
         further = "" if after is None else f"&after={quote(after, safe='')}"
-        found = self._json("GET", f"/v1/requests?limit={limit}{further}")
-        return [RequestView(**r) for r in found["requests"]]
+        page = self._json("GET", f"/v1/requests?limit={limit}{further}")
+        return [RequestView(**r) for r in page["requests"]]
 
     def certificates(self) -> list[CertificateView]:
         """The certificates that this peer has."""
-        found = self._json("GET", "/v1/certificates")["certificates"]
+        listed = self._json("GET", "/v1/certificates")["certificates"]
         tuples = ("requests", "pending")
-        return [CertificateView(**{**c, **{k: tuple(c[k]) for k in tuples}}) for c in found]
+        return [CertificateView(**{**c, **{k: tuple(c[k]) for k in tuples}}) for c in listed]
 
     def certificate(self, name: str) -> bytes:
         """The bytes of a certificate's file."""
@@ -101,8 +101,8 @@ class Asker:
 
     def status(self) -> dict[str, Any]:
         """The overview as JSON."""
-        found: dict[str, Any] = self._json("GET", "/v1/status")
-        return found
+        status: dict[str, Any] = self._json("GET", "/v1/status")
+        return status
 
     def _json(self, method: str, path: str, record: Mapping[str, Any] | None = None) -> Any:
         return json.loads(self._ask(method, path, record))
@@ -152,8 +152,8 @@ def is_loopback(host: str) -> bool:
 def _problem(status: int, data: bytes) -> UnwalkError:
     """The error that the peer's answer stands for."""
     try:
-        said = json.loads(data)
-        sentence, unknown = str(said["error"]), said.get("unknown")
+        problem = json.loads(data)
+        sentence, unknown = str(problem["error"]), problem.get("unknown")
     except (ValueError, KeyError, TypeError, AttributeError):
         return UnwalkError(f"the peer answered with {status} and no reason.")
     if unknown:

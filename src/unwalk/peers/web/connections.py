@@ -54,7 +54,7 @@ class HttpLimits:
     ``head``: bytes before the body.  ``read`` and ``write``: seconds for a whole question and for
     a whole answer.  ``connections``: open ones, from before the TLS handshake until the other side
     has gone; one more closes the one that has kept the endpoint waiting longest.  ``rate`` and
-    ``anonymous``: questions a second with and without the token.
+    ``anonymous``: questions per second with and without the token.
     """
 
     head: int = 16 << 10
@@ -96,8 +96,8 @@ class Connections:
         """Listen; port 0 takes a free one, which ``port`` then is."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, address in dict.fromkeys((each[0], each[4]) for each in addresses):
                 one = socket.create_server(address, family=family, backlog=BACKLOG)
                 one.setblocking(False)
                 self._listening.append(one)

@@ -180,20 +180,20 @@ async def serve_metrics(metrics: Metrics, address: str) -> Connections:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     app = Starlette(routes=[Route("/metrics", answer)])
-    found = Connections(app, HttpLimits(connections=16, read=5.0, write=5.0))
-    await found.start(host.strip("[]"), int(port))
-    return found
+    connections = Connections(app, HttpLimits(connections=16, read=5.0, write=5.0))
+    await connections.start(host.strip("[]"), int(port))
+    return connections
 
 
 def _place(address: str, bundle: Path | None) -> tuple[str, int, ssl.SSLContext | None]:
     """Host, port, and TLS where others could listen in."""
-    found = ADDRESS.fullmatch(address)
-    if found is None or int(found[2]) > 65535:
+    match = ADDRESS.fullmatch(address)
+    if match is None or int(match[2]) > 65535:
         raise InvalidInput(f"the HTTP address is {address!r}; allowed: HOST:PORT.")
-    host = "127.0.0.1" if found[1] == "localhost" else found[1].strip("[]")
+    host = "127.0.0.1" if match[1] == "localhost" else match[1].strip("[]")
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_loopback:
-            return host, int(found[2]), None
+            return host, int(match[2]), None
     if bundle is None:
         raise InvalidInput(
             f"the HTTP address is {address!r}, which others can reach; allowed without the "
@@ -205,7 +205,7 @@ def _place(address: str, bundle: Path | None) -> tuple[str, int, ssl.SSLContext 
         context.load_cert_chain(bundle / "certificate.pem", bundle / "tls.key")
     except (OSError, ssl.SSLError) as error:
         raise InvalidInput(f"the certificate in {bundle} cannot be used for TLS.") from error
-    return host, int(found[2]), context
+    return host, int(match[2]), context
 
 
 def read_token(path: Path) -> str:

@@ -183,14 +183,16 @@ class Reception:
             with suppress(SourceRefused):
                 await asyncio.to_thread(records.refresh)
         try:
-            found = await asyncio.to_thread(requests.submit, form)
+            request = await asyncio.to_thread(requests.submit, form)
         except DiskFull as error:
             chapters.store.space.ran_out(error)
             raise
         chapters.store.fault("request durable")
-        chapters.journal.write("request", id=found.id, records=found.records, grade=found.grade)
+        chapters.journal.write(
+            "request", id=request.id, records=request.records, grade=request.grade
+        )
         chapters.wake.set()
-        return self._view(found)
+        return self._view(request)
 
     async def offers(self) -> Sequence[Offer]:
         """What a request would cost now, by method."""
@@ -212,17 +214,17 @@ class Reception:
 
     def request(self, id: str) -> RequestView | None:
         """One request."""
-        found = None if self.chapters.requests is None else self.chapters.requests.get(id)
-        return None if found is None else self._view(found)
+        request = None if self.chapters.requests is None else self.chapters.requests.get(id)
+        return None if request is None else self._view(request)
 
     def certificates(self) -> Sequence[CertificateView]:
         """The latest version of each certificate, newest first; changed ones before them."""
         known, changed = peer_certificate.read_all(self.chapters.bundle)
-        found = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
+        views = [CertificateView(name, (), 0, "refused", None, None, False) for name in changed]
         for name, document in reversed(known):
             said, claim = document["peers"], peer_certificate.proved(document)
             claim = claim or document["claims"][-1]
-            found.append(
+            views.append(
                 CertificateView(
                     name,
                     tuple(said["requests"]),
@@ -237,7 +239,7 @@ class Reception:
                     badge_of(document),
                 )
             )
-        return found
+        return views
 
     def certificate(self, name: str) -> bytes | None:
         """The bytes of a certificate's file."""
@@ -265,8 +267,10 @@ class Reception:
 
     async def document(self, name: str) -> bytes | None:
         """The certificate as a page, as ``unwalk verify --html`` writes it."""
-        said = await self.verify(name)
-        if said is None:
+        checked = await self.verify(name)
+        if checked is None:
             return None
-        page = await asyncio.to_thread(peer_certificate.printed, self._folder / name / FILE, said)
+        page = await asyncio.to_thread(
+            peer_certificate.printed, self._folder / name / FILE, checked
+        )
         return page.encode()

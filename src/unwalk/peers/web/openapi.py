@@ -111,7 +111,7 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
         str(code): {"description": REASONS[code], "content": content(Refusal)}
         for code in sorted((*USUAL, *operation.refusals))
     }
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "operationId": to_camel(operation.handler.__name__),
         "summary": summary,
         "description": " ".join(further.split()),
@@ -119,8 +119,8 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
         "responses": {str(operation.status): good, **bad},
     }
     if operation.form:
-        found["requestBody"] = {"required": True, "content": content(operation.form)}
-    return found
+        described["requestBody"] = {"required": True, "content": content(operation.form)}
+    return described
 
 
 def _names_in(path: str) -> list[dict[str, Any]]:

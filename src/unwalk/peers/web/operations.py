@@ -61,7 +61,7 @@ class Operation:
         request.state.query = _query(request, self.query)
         await _read_body(request, BODY_BYTES if self.form else 0)
         try:
-            found = await self.handler(request)
+            result = await self.handler(request)
         except Exception as error:
             if means_no_files(error):
                 raise Problem(503, str(NoDescriptors()), SOON) from error
@@ -70,9 +70,9 @@ class Operation:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             request.app.state.journal.write("http failed", kind=type(error).__name__, place=place)
-            said = "something went wrong inside the peer; its log says when and where."
-            raise Problem(500, said) from error
-        answer = found if isinstance(found, Response) else Json(to_json(found), self.status)
+            reason = "something went wrong inside the peer; its log says when and where."
+            raise Problem(500, reason) from error
+        answer = result if isinstance(result, Response) else Json(to_json(result), self.status)
         answer.headers.setdefault("Cache-Control", "no-store")
         return tagged(request, answer) if request.method != "POST" else answer
 
@@ -98,23 +98,23 @@ def _query(request: Request, kind: type[Any] | None) -> dict[str, str]:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=16)
     except ValueError as error:
         raise Problem(400, "the query after '?' cannot be read.") from error
-    found: dict[str, str] = {}
+    asked: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
             allowed = ", ".join(known) or "none here"
             raise Problem(400, f"the query has a field {name[:80]!r}; allowed: {allowed}.")
-        if name in found:
+        if name in asked:
             raise Problem(400, f"the query has {name!r} twice.")
-        found[name] = value
-    return found
+        asked[name] = value
+    return asked
 
 
 async def _read_body(request: Request, most: int) -> None:
     """Read the body, if this question may have one of that size."""
-    said = request.headers.get("content-length")
-    if "transfer-encoding" in request.headers or (said is None and request.method == "POST"):
+    length = request.headers.get("content-length")
+    if "transfer-encoding" in request.headers or (length is None and request.method == "POST"):
         raise Problem(411, "the body's length must be said with Content-Length.")
-    size = int(said or "0")
+    size = int(length or "0")
     if size > most:
         raise Problem(413, f"the body has {size} bytes; allowed here: {most} at most.")
     await request.body()
@@ -137,8 +137,8 @@ async def _refused(_request: Request, error: Exception) -> Response:
     status = next(code for kind, code in REFUSED.items() if isinstance(error, kind))
     further = {"unknown": list(error.ids)} if isinstance(error, UnknownRecords) else {}
     headers = SOON if isinstance(error, DiskFull) else None
-    said = advised(error) if isinstance(error, Refused) else str(error)
-    return Problem(status, said, headers).answer(**further)
+    reason = advised(error) if isinstance(error, Refused) else str(error)
+    return Problem(status, reason, headers).answer(**further)
 
 
 HANDLERS: dict[Any, Any] = {HTTPException: _no_route, **dict.fromkeys(REFUSED, _refused)}

@@ -1,4 +1,4 @@
-"""Which question gets which answer: one function a path, with what the description says of it.
+"""The paths of the endpoint: one function per path, and its part of the OpenAPI description.
 
 The page, its script and the description of the interface hold nothing of the peer; everything else
 lies under ``/v1/``, which needs the token.
@@ -78,11 +78,11 @@ async def list_requests(request: Request) -> RequestPage:
     if after is not None and not REQUEST_ID.fullmatch(after):
         raise Problem(400, f"after is {after[:80]!r}; allowed: the id of a request.")
     try:
-        found = tuple(_desk(request).requests(after, int(limit) + 1))
+        requests = tuple(_desk(request).requests(after, int(limit) + 1))
     except InvalidInput as error:
         raise Problem(404, str(error)) from error
-    more = found[int(limit) - 1].id if len(found) > int(limit) else None
-    return RequestPage(found[: int(limit)], more)
+    more = requests[int(limit) - 1].id if len(requests) > int(limit) else None
+    return RequestPage(requests[: int(limit)], more)
 
 
 @asked(
@@ -161,10 +161,10 @@ async def verify_certificate(request: Request) -> Mapping[str, Any]:
     """What 'unwalk verify' says of a certificate."""
     name = _name(request)
     async with request.app.state.verifying:  # these answers cost something
-        said = await _desk(request).verify(name)
-    if said is None:
+        checked = await _desk(request).verify(name)
+    if checked is None:
         raise _no_certificate(name)
-    return dict(said)
+    return dict(checked)
 
 
 @asked("GET", "/v1/certificates/{name}/page", kind="text/html", refusals=(404,))

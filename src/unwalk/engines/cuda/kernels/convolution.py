@@ -237,7 +237,7 @@ def usable() -> bool:
     place = torch.empty_like(weight)
     try:
         weight_gradient(gradient, x, place, 1)
-        found = (convolve(x, weight, 1), input_gradient(gradient, weight, 1), place)
+        ours = (convolve(x, weight, 1), input_gradient(gradient, weight, 1), place)
     except Exception:  # another version of what is called experimental
         return False
     wanted = (
@@ -245,7 +245,7 @@ def usable() -> bool:
         conv2d_input(x.shape, weight, gradient, padding=1),
         conv2d_weight(x, weight.shape, gradient, padding=1),
     )
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(ours, wanted, strict=True)
     return all(float((a - b).float().norm()) < 0.02 * float(b.float().norm()) for a, b in pairs)
 
 
