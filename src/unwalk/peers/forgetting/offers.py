@@ -43,7 +43,7 @@ def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -
     def offer(method: str, grade: str) -> Offer:
         words = WORDS[grade]
         try:
-            book.check(peer, grade, method, 1)
+            book.check(peer, grade, method, 1, specs)
         except Refused as error:
             return Offer(grade, method, words, reason=advised(for_peers(error)))
         if not known:

@@ -529,9 +529,10 @@ def _check_header(
 def _kept(specs: Sequence[Spec], network: Network) -> str:
     """Which iterate is the result of the last chapter that was not given up."""
     config = resolve(network.run_settings, where="the network file")
-    ended = [spec for spec in marked(specs) if not spec.void]
-    anew = bool(ended) and ended[-1].method != "rewind"  # which repeats training
-    return config.unlearn.keep if anew else config.train.keep
+    ended = [spec.method for spec in marked(specs) if not spec.void]
+    if ended:
+        return "last" if ended[-1] == "rewind" else config.unlearn.keep
+    return config.train.keep
 
 
 def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:

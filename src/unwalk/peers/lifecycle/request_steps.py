@@ -312,7 +312,7 @@ class RequestSteps:
         position, method = first_visit(peer, places, visits), "rewind"
         if position is None or not self._has_token(position, peer):
             position, method = 0, "restart"
-        if "rewind" not in progress.book.ways("exact", None):
+        if "rewind" not in progress.book.ways("exact", None, progress.specs):
             position, method = 0, "restart"
         return Spec(
             number=len(progress.specs) + 1,
@@ -353,7 +353,7 @@ class RequestSteps:
         if oldest.grade == "certified" and was_released(progress.bundle, used):
             # A chapter that was given up may have shown noise for them: none is drawn again.
             oldest = exactly(oldest)
-        for method in progress.book.ways(oldest.grade, oldest.method):
+        for method in progress.book.ways(oldest.grade, oldest.method, progress.specs):
             position = 0 if method == "restart" else first
             spec = Spec(
                 number=len(progress.specs) + 1,
