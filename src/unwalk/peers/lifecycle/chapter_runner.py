@@ -130,7 +130,7 @@ class Chapters(Progress):
             return False
         if spec.method != "restart" and self.model(spec.number) is None:
             return False
-        if spec.method not in (*self.book.ways(spec.grade, None), "restart"):
+        if spec.method not in (*self.book.ways(spec.grade, None, self.specs), "restart"):
             return False
         first = first_visit(spec.peer, places, visits)
         position = 0 if spec.method == "restart" else first
@@ -250,7 +250,7 @@ class Chapters(Progress):
                 await self._wait()
             self.walking.result()
         finally:
-            await self.door.close()
+            await self.door.calls.close()
             await end_all([self.walking, *self.tasks])
             await self.transport.stop()
             if self.records is not None:
@@ -306,6 +306,7 @@ class Chapters(Progress):
         self.specs = marked(decided)
         self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
         await end_all([walking])
+        await self.service.calls.close()  # also where it had not begun to walk
         while not self._begin(decided):
             await self.store.space.wait()
         self.store.fault("chapter opened")
