@@ -84,6 +84,7 @@ class RequestSteps:
         if self.network is not self.progress.trust.network:  # it may have revoked receipts
             self.network = self.progress.trust.network
             self.complete.clear()
+            self.quiet.complete.clear()
         for number in self._over():
             if number not in self.receipted and self._has_successor(number):
                 try:
@@ -195,7 +196,7 @@ class RequestSteps:
         place = progress.bundle.store / peer_certificate.FOLDER / name / FILE
         document = peer_certificate.own(progress.bundle, place)
         wanted = (progress.runs[number], spec.requests, known)
-        if document is None or not peer_certificate.states(document, *wanted):
+        if document is None or not peer_certificate.states(progress.bundle, document, *wanted):
             transcript, visits = self.transcript(number)
             places = self._places(number)
             facts = peer_certificate.Facts(
