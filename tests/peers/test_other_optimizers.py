@@ -11,9 +11,10 @@ import pytest
 
 from tests.peers.deletions import SEALED, Hamlet, ask, check, ended, hamlet, network, trained_on
 from tests.peers.harness import ROUTE
-from unwalk.core.errors import Refused
+from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.events import OPTIMIZERS
 from unwalk.peers.forgetting.plans import Book, first_visit
+from unwalk.peers.handover.visit import Work
 from unwalk.peers.protocol.schedule import Spec, line
 
 QUICK = [
@@ -128,6 +129,27 @@ def test_a_seal_says_what_the_walks_before_it_have_kept(tmp_path):
     first, again = chapter(1, "seal"), chapter(2, "seal", before=18)
     assert book.forgetting(first, "run", ()).public["iterate"] == "last"
     assert book.forgetting(again, "run", [first]).public["iterate"] == "average"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"train__keep": "average"},
+        {"unlearn__optimizer": "adam"},
+        {"train__optimizer": "sgd", "unlearn__keep": "random"},
+        {"train__optimizer": "adam", "train__keep": "random", "unlearn__optimizer": "sgd"},
+    ],
+)
+def test_the_least_limit_for_tokens_lets_those_of_every_chapter_pass(tmp_path, settings):
+    """A network was made with a limit under which no token came to its second visit."""
+    book = book_of(tmp_path, **settings)
+    back = chapter(2, "rewind", position=3)
+    plans = [book.training, book.forgetting(chapter(1, "restart"), "run", ())]
+    plans += [book.forgetting(back, "run", [chapter(1, m)]) for m in ("restart", "seal")]
+    assert book.token_size == max(Work(plan, 0).most_bytes for plan in plans)
+    with pytest.raises(InvalidInput, match=f"allowed: {book.token_size} or more"):
+        network(tmp_path / "small", limits={"token_bytes": book.token_size - 1}, **settings)
 
 
 @pytest.mark.parametrize("when", ["train__keep", "unlearn__keep"])

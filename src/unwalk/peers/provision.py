@@ -21,7 +21,8 @@ from cryptography import x509
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
 from unwalk.peers.decisions.decided import check_decided
-from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
+from unwalk.peers.forgetting.plans import Book
+from unwalk.peers.handover.visit import assembled_of
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
@@ -69,7 +70,7 @@ def make_network(
     network = agreed(
         Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
     )
-    size = token_size(plan_of(network))
+    size = Book(network).token_size
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
     network.limits.check_token(size)

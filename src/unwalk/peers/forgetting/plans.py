@@ -25,7 +25,7 @@ from unwalk.methods.record import Decided, Request
 from unwalk.methods.restart import RestartSettings
 from unwalk.methods.rewind import RewindSettings
 from unwalk.methods.seal import SealSettings
-from unwalk.peers.handover.visit import assembled_of, carried_out
+from unwalk.peers.handover.visit import assembled_of, carried_out, token_size
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol.schedule import METHODS, Spec, line
 from unwalk.runs.assemble import Assembled, public_facts
@@ -60,6 +60,11 @@ class Book:
         """Chapter 0."""
         run = self.network.run_id
         return carried_out(self.assembled.training(), self.network, run, self.secret)
+
+    @cached_property
+    def token_size(self) -> int:
+        """Bytes that the file of a token may have, in training or in a chapter."""
+        return token_size(self.training, train_phase(as_unlearned(self.assembled.config)))
 
     @property
     def hops(self) -> int:
