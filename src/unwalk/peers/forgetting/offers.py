@@ -50,7 +50,7 @@ def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -
             return Offer(grade, method, NO_VISIT, 0, 0)
         if method == "rewind":
             assert store is not None
-            if history.find_arrival(store, runs, specs, peer, first) is None:
+            if history.find_arrival(store, runs, specs, peer, first, book.hops) is None:
                 return Offer(grade, method, words, reason=NO_TOKEN)
         hops = book.hops_of(method, len(places), first)
         return Offer(grade, method, words, hops, hops * book.token_size)

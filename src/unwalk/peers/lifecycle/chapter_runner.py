@@ -101,8 +101,9 @@ class Chapters(Progress):
         plan = self.book.forgetting(spec, run, self.specs[: number - 1], before)
         public, token = spec.method == "restart", ""
         if spec.method == "rewind":
+            earlier, hops = self.specs[: number - 1], self.book.hops
             arrival = history.find_arrival(
-                self.store, self.runs[:number], self.specs, spec.peer, spec.position
+                self.store, self.runs[:number], earlier, spec.peer, spec.position, hops
             )
             token = "" if arrival is None else arrival.token
         model = self.model(number) or ""

@@ -387,6 +387,6 @@ class RequestSteps:
     def _has_token(self, position: int, peer: int) -> bool:
         progress = self.progress
         arrival = history.find_arrival(
-            progress.store, progress.runs, progress.specs, peer, position
+            progress.store, progress.runs, progress.specs, peer, position, progress.book.hops
         )
         return arrival is not None
