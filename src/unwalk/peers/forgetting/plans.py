@@ -64,7 +64,7 @@ class Book:
     @cached_property
     def token_size(self) -> int:
         """Bytes that the file of a token may have, in training or in a chapter."""
-        return token_size(self.training, train_phase(as_unlearned(self.assembled.config)))
+        return token_size(self.assembled)
 
     @property
     def hops(self) -> int:

@@ -20,6 +20,7 @@ from unwalk.core.token import MOST_STEPS, Token, Workspace, build_model, flat
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
 from unwalk.engines.inprocess import Walk, buffer_name, kept_from
+from unwalk.methods.network_sgd import as_unlearned, train_phase
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import (
@@ -73,11 +74,14 @@ def vectors_of(phase: Phase) -> list[str]:
     return [*(f"moment/{name}" for name in sorted(phase.method.travels)), *kept]
 
 
-def token_size(plan: Plan, *others: Phase) -> int:
-    """Bytes that a token's file may have on the walk of a plan, or in ``others`` of its network."""
-    model = build_model(plan.task.model, plan.seeds.integer("model"))
-    token = Workspace(model, "cpu", {}).token(hop=0, at=NOBODY, memory={})
-    return max(_size(token, phase)[1] for phase in (plan.phases[-1], *others))
+def token_size(assembled: Assembled) -> int:
+    """Bytes that the file of a network's token may have, in training or in a chapter."""
+    config = assembled.config
+    token = Workspace(build_model(assembled.task.model, 0), "cpu", {}).token(
+        hop=0, at=NOBODY, memory={}
+    )
+    walks = (train_phase(settings) for settings in (config, as_unlearned(config)))
+    return max(_size(token, phase)[1] for phase in walks)
 
 
 def _size(token: Token, phase: Phase) -> tuple[int, int]:
