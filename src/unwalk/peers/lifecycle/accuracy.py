@@ -70,7 +70,7 @@ class AccuracyMeter:
     def _measure(self, path: Path, digest: str, held: Held) -> float | None:
         """Share of right answers; None if the file was written over, or the model fails on it."""
         plan = self.progress.service.work.plan
-        model = build_model(plan.task.model, 0)
+        model = build_model(plan.task.model, plan.seeds.integer("model"))
         try:
             file = open_token(path, len(self.progress.network.peers))
             _fill(model, file)
