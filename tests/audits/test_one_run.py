@@ -49,7 +49,12 @@ def test_losses_are_of_the_model_that_was_trained_with_what_was_not_trained_in_i
         return ended[-1]
 
     monkeypatch.setattr(Runner, "walk", walked)
-    blobs: dict[str, Any] = {"task": "blobs", "data.features": 6, "data.classes": 3, "train.epochs": 1}
+    blobs: dict[str, Any] = {
+        "task": "blobs",
+        "data.features": 6,
+        "data.classes": 3,
+        "train.epochs": 1,
+    }
     own = {**blobs, "model.name": "tests.tasks.own_frozen:head", "forget.size": 9}
     base = assemble(small({**SETTINGS, **own, "method": "finetune"}))
     losses, _ = _played(base, "choose")

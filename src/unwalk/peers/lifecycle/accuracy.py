@@ -12,6 +12,7 @@ from torch import nn
 
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
+from unwalk.core.outside import travelling
 from unwalk.core.token import Layout, build_model
 from unwalk.peers.handover.visit import UNUSABLE
 from unwalk.peers.lifecycle.progress import Progress
@@ -92,5 +93,5 @@ def _fill(model: nn.Module, file: TokenFile) -> None:
             if name in views:
                 parameter.copy_(views[name])
                 file.give_back()
-        for name, buffer in model.named_buffers():
+        for name, buffer in travelling(model).items():
             buffer.copy_(token.buffers[name])
