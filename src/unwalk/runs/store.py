@@ -55,8 +55,6 @@ RESULTS = ("result.json", "audit.json", "sweep.json")
 """Files of which a complete folder holds one."""
 NAMED = 3
 """How many differences a message names."""
-UNSAID_PARTS = ("the loss", "the model")
-"""Parts of :func:`data_digest` that a folder of version 1 does not name."""
 
 
 def partial_of(out: Path) -> Path:
@@ -212,7 +210,6 @@ class Folder:
             before = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise Corrupt(f"{path} is not a digest of data ({error}).") from error
-        before = {**{part: data[part] for part in UNSAID_PARTS}, **before}
         if before != data:
             raise InvalidInput(
                 f"the data are not those that {self.partial} was started with (changed: "
