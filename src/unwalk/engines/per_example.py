@@ -15,13 +15,17 @@ has parameters is supported (``Linear`` on (records, features), ``Conv2d`` in on
 ``GroupNorm``), ``vmap`` for all other models, and :func:`loop_gradients` for those that ``vmap``
 cannot take.  An example's gradient has no meaning where examples mix in the forward pass, so a
 model with BatchNorm is refused.
+
+Where a guarantee rests on the bound, :func:`exact_mean` keeps to it as real numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, cast
 
 import torch
@@ -131,6 +135,71 @@ def clipped_gradients(
         if not str(error).startswith("vmap:"):  # how vmap says that it cannot take an operation
             raise
     return loop_gradients(model, batch)
+
+
+def exact_mean(work: Workspace, batch: Batch, present: torch.Tensor) -> torch.Tensor:
+    r"""The mean :math:`\frac1B\sum_i\min(1, C/\|g_i\|)\,g_i` over the B places of a batch, in 64
+    bits and without an error of the sum.
+
+    Only places that are ``present`` count, but all are computed, so that what is drawn for one
+    (dropout) and computed for it does not depend on whether another one is empty.
+
+    With r the float below C/B, each :math:`g_i/B` is shortened to r as real numbers, whatever it
+    was: divided by its largest entry, then multiplied by r, less :math:`(d+16)2^{-53}` of it, over
+    the length that was computed, which is off by less.  Its entries are cut off towards zero to
+    multiples of :math:`q = 2^{e-53}`, with :math:`C < 2^e`.  All partial sums are multiples of q of
+    at most :math:`Br \le 2^{53}q`, which are numbers of the format: none is rounded.  Gradients
+    that are not finite, or zero, count as zero.
+    """
+    check_per_example(work.model)
+    places, width = len(batch.x), work.parameters.numel()
+    share = Fraction(batch.bound) / places
+    radius = float(share)
+    radius = math.nextafter(radius, 0.0) if Fraction(radius) > share else radius
+    radius *= 1.0 - (width + 16) * 2.0**-53
+    unit = math.ldexp(1.0, math.frexp(batch.bound)[1] - 53)
+    total = torch.zeros(width, dtype=torch.float64, device=work.device)
+    at = 0
+    for part in _flat_gradients(work, batch):
+        rows = part.to(torch.float64)
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)
+        counts = largest.isfinite() & (largest > 0.0) & present[at : at + len(rows), None]
+        rows = (rows / largest).masked_fill_(~counts, 0.0)
+        factors = torch.minimum(largest / places, radius / rows.norm(dim=1, keepdim=True))
+        total += rows.mul_(factors.masked_fill_(~counts, 0.0) / unit).trunc_().sum(0)
+        at += len(rows)
+    return total * unit
+
+
+def _flat_gradients(work: Workspace, batch: Batch) -> Iterator[torch.Tensor]:
+    """Every example's gradient, one per row, in chunks: by ``vmap``, or else one by one."""
+    model, theta = work.model, work.parameters.detach()
+    held = dict(model.named_buffers())
+
+    def of_one(flat: torch.Tensor, record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        values = {**work.layout.views(flat), **held}
+        output = functional_call(model, values, (record.unsqueeze(0),))
+        return batch.losses(output, label.unsqueeze(0)).squeeze(0)
+
+    every = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")
+    chunk = max(1, MEMORY // (16 * theta.numel()))
+    try:
+        for x, y in zip(batch.x.split(chunk), batch.y.split(chunk), strict=True):
+            yield every(theta, x, y)
+        return
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):
+            raise
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    for x, y in zip(batch.x.split(1), batch.y.split(1), strict=True):
+        value = batch.losses(model(x), y).sum()
+        parts = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        row = torch.zeros_like(theta)
+        views = work.layout.views(row)
+        for name, part in zip(trained, parts, strict=True):
+            if part is not None:
+                views[name].copy_(part)
+        yield row[None]
 
 
 def vmap_gradients(
