@@ -128,12 +128,12 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_records(patch: pytest.MonkeyPatch) -> None:
-    mean = execute.exact_mean
+    whole = execute.exact_sum
     patch.setattr(
-        execute, "exact_mean", lambda work, batch, present: mean(
-            work, replace(batch, bound=1e4 * batch.bound), present
-        )
-    )  # fmt: skip
+        execute,
+        "exact_sum",
+        lambda work, batch: whole(work, replace(batch, bound=1e4 * batch.bound)),
+    )
 
 
 def no_model_clipping(patch: pytest.MonkeyPatch) -> None:

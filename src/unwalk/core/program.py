@@ -62,8 +62,8 @@ class Steps:
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
     example's gradient before averaging.  With ``rounded`` the noisy gradient is correctly rounded
     to a public grid (:mod:`unwalk.core.rounding`); where examples are clipped too, each is computed
-    at its place in the batch, every place weighs 1/``size``, and their sum is exact
-    (:func:`unwalk.engines.per_example.exact_mean`).  ``counted`` replaces the number of gradients
+    at its place in the batch, and their sum is exact
+    (:func:`unwalk.engines.per_example.exact_sum`).  ``counted`` replaces the number of gradients
     in the log where the true number is secret.  ``batching`` says how records came into
     batches (:data:`unwalk.core.events.BATCHING`), for the log.
     """

@@ -56,7 +56,7 @@ from unwalk.core.rounding import grid_for, length, onto_ball
 from unwalk.core.token import MOST_STEPS, State, Workspace
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.edits import edit, soft_targets
-from unwalk.engines.per_example import Batch, add_clipped, exact_mean
+from unwalk.engines.per_example import Batch, add_clipped, exact_sum
 
 
 @dataclass(eq=False)
@@ -294,18 +294,20 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
 
 
 def _exact_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> torch.Tensor:
-    """The mean of clipped gradients over all places of a batch, in 64 bits.
+    """The weighted sum of clipped gradients over all places of a batch, in 64 bits.
 
-    An empty place holds the peer's first row, of which nothing comes into the mean: what is drawn
-    for the other places does not depend on it, even if all of them are empty.
+    An empty place holds the peer's first row, with weight 0: what is drawn for the other places
+    does not depend on it, even if all of them are empty.
     """
-    rows = torch.from_numpy(op.batches[step].reshape(-1)).to(work.device)
-    present = rows >= 0
+    rows = op.batches[step].reshape(-1)
     if not len(bench.shard.x):
         return torch.zeros_like(work.gradient, dtype=torch.float64)
-    x, y = bench.shard.take(rows.clamp(min=0), bench.generator)
-    assert op.clip_per_example is not None
-    return exact_mean(work, Batch(x, y, bound=op.clip_per_example, loss=bench.loss), present)
+    at = torch.from_numpy(np.maximum(rows, 0)).to(work.device)
+    x, y = bench.shard.take(at, bench.generator)
+    share = None if op.weights is None else torch.from_numpy(op.weights[step].reshape(-1))
+    bound = op.clip_per_example
+    assert bound is not None
+    return exact_sum(work, Batch(x, y, bound=bound, loss=bench.loss, weights=share))
 
 
 def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> ev.Draw | None:

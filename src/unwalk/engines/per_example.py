@@ -16,7 +16,7 @@ has parameters is supported (``Linear`` on (records, features), ``Conv2d`` in on
 cannot take.  An example's gradient has no meaning where examples mix in the forward pass, so a
 model with BatchNorm is refused.
 
-Where a guarantee rests on the bound, :func:`exact_mean` keeps to it as real numbers.
+Where a guarantee rests on the bound, :func:`exact_sum` keeps to it as real numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, cast
 
 import torch
@@ -137,37 +136,37 @@ def clipped_gradients(
     return loop_gradients(model, batch)
 
 
-def exact_mean(work: Workspace, batch: Batch, present: torch.Tensor) -> torch.Tensor:
-    r"""The mean :math:`\frac1B\sum_i\min(1, C/\|g_i\|)\,g_i` over the B places of a batch, in 64
-    bits and without an error of the sum.
+def exact_sum(work: Workspace, batch: Batch) -> torch.Tensor:
+    r"""The sum :math:`\sum_i w_i\min(1, C/\|g_i\|)\,g_i` over the places of a batch, in 64 bits and
+    without an error of the summation.
 
-    Only places that are ``present`` count, but all are computed, so that what is drawn for one
-    (dropout) and computed for it does not depend on whether another one is empty.
+    A place of weight 0 is empty.  It is computed nevertheless, so that what is drawn for a place
+    (dropout) and computed for it does not depend on whether others are empty.
 
-    With r the float below C/B, each :math:`g_i/B` is shortened to r as real numbers, whatever it
-    was: divided by its largest entry, then multiplied by r, less :math:`(d+16)2^{-53}` of it, over
-    the length that was computed, which is off by less.  Its entries are cut off towards zero to
-    multiples of :math:`q = 2^{e-53}`, with :math:`C < 2^e`.  All partial sums are multiples of q of
-    at most :math:`Br \le 2^{53}q`, which are numbers of the format: none is rounded.  Gradients
-    that are not finite, or zero, count as zero.
+    Each :math:`w_i g_i` is shortened to :math:`w_i C` as real numbers, whatever it was: divided by
+    its largest entry, then multiplied by :math:`w_i C`, less :math:`(d+16)2^{-53}` of it, over the
+    length that was computed, which is off by less.  Its entries are cut off towards zero to
+    multiples of :math:`q = 2^{e-53}`.  With :math:`C B\max w < 2^e` for B places all partial sums
+    are multiples of q below :math:`2^{53}q`, which are numbers of the format: none is rounded.
+    Gradients that are not finite, or zero, count as zero.
     """
     check_per_example(work.model)
-    places, width = len(batch.x), work.parameters.numel()
-    share = Fraction(batch.bound) / places
-    radius = float(share)
-    radius = math.nextafter(radius, 0.0) if Fraction(radius) > share else radius
-    radius *= 1.0 - (width + 16) * 2.0**-53
-    unit = math.ldexp(1.0, math.frexp(batch.bound)[1] - 53)
+    width = work.parameters.numel()
+    weights = batch.shares(torch.empty(0, dtype=torch.float64, device=work.device))[:, None]
+    longest = batch.bound * (1.0 - (width + 16) * 2.0**-53)
+    exponent = math.frexp(batch.bound * len(batch.x) * float(weights.max()))[1]
+    unit = math.ldexp(1.0, exponent - 53)
     total = torch.zeros(width, dtype=torch.float64, device=work.device)
     at = 0
     for part in _flat_gradients(work, batch):
-        rows = part.to(torch.float64)
+        rows, weight = part.to(torch.float64), weights[at : at + len(part)]
         largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)
-        counts = largest.isfinite() & (largest > 0.0) & present[at : at + len(rows), None]
+        counts = largest.isfinite() & (largest > 0.0) & (weight > 0.0)
         rows = (rows / largest).masked_fill_(~counts, 0.0)
-        factors = torch.minimum(largest / places, radius / rows.norm(dim=1, keepdim=True))
-        total += rows.mul_(factors.masked_fill_(~counts, 0.0) / unit).trunc_().sum(0)
-        at += len(rows)
+        factors = torch.minimum(largest, longest / rows.norm(dim=1, keepdim=True))
+        factors = (weight * factors).masked_fill_(~counts, 0.0) / unit
+        total += rows.mul_(factors).trunc_().sum(0)
+        at += len(part)
     return total * unit
 
 

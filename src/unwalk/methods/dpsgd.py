@@ -159,7 +159,7 @@ def _method(config: Config, decided: Decided) -> DPSGD:
 LISTING = (
     "dpsgd",
     "DP-SGD",
-    "every record's gradient clipped, noise on every step; models without BatchNorm",
+    "every record's gradient clipped, noise on every step; certified from the start, by slots",
 )
 NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, private.nominal_reason)
 GUARANTEE = Guarantee(

@@ -1,7 +1,8 @@
-"""The mean of clipped gradients that DP training rests on: bounded, exact, record by record."""
+"""The sum of clipped gradients that DP training rests on: bounded, exact, record by record."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -13,10 +14,9 @@ from torch.nn import functional
 
 from tests.engines.test_per_example import MODELS, ODD, ROW, TOLERANCE, case, loop
 from unwalk.core.token import Workspace
-from unwalk.engines.per_example import Batch, exact_mean
+from unwalk.engines.per_example import Batch, exact_sum
 
 ALL = {**MODELS, **ODD}
-EVERY = torch.ones(6, dtype=torch.bool)
 SIXTH = torch.full((6,), 1 / 6, dtype=torch.float64)
 HUGE = (0.0, 1.0, -3.5, 1e-300, 1e150, -1e300, float("inf"), float("nan"))
 
@@ -51,15 +51,16 @@ def squared(vector):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", sorted(ALL))
-def test_it_is_the_mean_over_all_places_of_the_clipped_gradients(name, dtype):
+def test_it_is_the_weighted_sum_of_the_clipped_gradients(name, dtype):
     model, x, y, _ = case(ALL[name], dtype)
-    work, present = Workspace(model), torch.tensor([1, 1, 0, 1, 0, 1], dtype=torch.bool)
+    work, weights = Workspace(model), torch.tensor([1, 1, 0, 3, 0, 1], dtype=torch.float64) / 6
     for bound in (0.3, 2.0, 1e6):
-        found = work.layout.views(exact_mean(work, Batch(x, y, bound=bound), present))
-        expected = loop(model, x, y, bound, present.double() / 6)
+        found = work.layout.views(exact_sum(work, Batch(x, y, bound=bound, weights=weights)))
+        expected = loop(model, x, y, bound, weights)
         assert set(found) == set(expected)
         for key, value in expected.items():
-            assert torch.allclose(found[key], value.double(), rtol=0, atol=5 * TOLERANCE[dtype])
+            slack = 5 * TOLERANCE[dtype] + bound * 2.0**-48  # cut off to a grid that fits the bound
+            assert torch.allclose(found[key], value.double(), rtol=0, atol=slack)
 
 
 @settings(max_examples=60, deadline=None)
@@ -73,13 +74,15 @@ def test_leaving_records_out_moves_it_by_m_times_c_over_b_at_most_as_real_number
     """Whatever the gradients are: huge, vanishing, infinite or no numbers."""
     work = Workspace(Direct())
     batch = Batch(torch.tensor(x, dtype=torch.float64), torch.zeros(4), bound=bound, loss=itself)
-    present = torch.tensor([place not in gone for place in range(4)])
-    both = (exact_mean(work, batch, here) for here in (torch.ones(4, dtype=torch.bool), present))
-    one, other = map(counted, both)
+
+    def of(*places: int) -> list[Fraction]:
+        weights = torch.tensor([0.25 * (place in places) for place in range(4)])
+        return counted(exact_sum(work, replace(batch, weights=weights)))
+
+    one, other = of(*range(4)), of(*({*range(4)} - gone))
     apart = squared([a - b for a, b in zip(one, other, strict=True)])
     assert apart <= (len(gone) * Fraction(bound) / 4) ** 2
-    alone = [torch.tensor([place == p for place in range(4)]) for p in gone]
-    parts = [counted(exact_mean(work, batch, here)) for here in alone]
+    parts = [of(place) for place in gone]
     assert [a - b for a, b in zip(one, other, strict=True)] == [
         sum(numbers) for numbers in zip(*parts, strict=True)
     ]
@@ -89,7 +92,7 @@ def test_leaving_records_out_moves_it_by_m_times_c_over_b_at_most_as_real_number
 def test_a_gradient_longer_than_the_bound_is_used_nearly_up_to_it():
     work = Workspace(Direct())
     x = torch.full((4, 5), 1e200, dtype=torch.float64)
-    mean = exact_mean(work, Batch(x, torch.zeros(4), bound=0.3, loss=itself), EVERY[:4])
+    mean = exact_sum(work, Batch(x, torch.zeros(4), bound=0.3, loss=itself))
     assert float(mean.norm()) == pytest.approx(0.3, rel=1e-12)
 
 
@@ -106,7 +109,7 @@ def test_what_a_record_adds_does_not_depend_on_the_records_beside_it(name):
                 noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(other))
                 changed[~third], labels[~third] = 50 * noise[~third].to(x), other
             torch.manual_seed(0)
-            ends.append(exact_mean(work, Batch(changed, labels, bound=0.4), third))
+            ends.append(exact_sum(work, Batch(changed, labels, bound=0.4, weights=third / 37)))
         assert ends[0].any()
         assert torch.equal(ends[0], ends[1])
         assert torch.equal(ends[0], ends[2])
@@ -123,7 +126,7 @@ def test_a_model_that_vmap_cannot_take_goes_record_by_record():
 
     model, x, y, _ = case((Asking, ROW), torch.float64)
     work = Workspace(model)
-    found = work.layout.views(exact_mean(work, Batch(x, y, bound=0.3), EVERY))
+    found = work.layout.views(exact_sum(work, Batch(x, y, bound=0.3)))
     for key, value in loop(model, x, y, 0.3, SIXTH).items():
         assert torch.allclose(found[key], value, rtol=0, atol=1e-9)
 
@@ -139,7 +142,7 @@ def test_an_error_of_the_model_is_not_swallowed():
 
     model, x, y, _ = case((Failing, ROW), torch.float64)
     with pytest.raises(RuntimeError, match="not today"):
-        exact_mean(Workspace(model), Batch(x, y, bound=0.3), EVERY)
+        exact_sum(Workspace(model), Batch(x, y, bound=0.3))
 
 
 def test_a_loss_of_the_tasks_own_is_followed():
@@ -149,6 +152,6 @@ def test_a_loss_of_the_tasks_own_is_followed():
         return 2.0 * functional.cross_entropy(output, labels, reduction="none")
 
     work = Workspace(model)
-    found = work.layout.views(exact_mean(work, Batch(x, y, bound=0.3, loss=twice), EVERY))
+    found = work.layout.views(exact_sum(work, Batch(x, y, bound=0.3, loss=twice)))
     for key, value in loop(model, x, y, 0.3, SIXTH, twice).items():
         assert torch.allclose(found[key], value, rtol=0, atol=1e-9)
