@@ -296,6 +296,18 @@ def test_an_own_model_and_own_data_from_the_current_directory(call, tmp_path):
     refused(call, [*words, *hops, "--model", "shop_of_a_test:wrong"], "shape (2, 5)", "(2, 2)")
 
 
+def test_large_columns_without_a_scale_are_named(call, tmp_path):
+    lines = [f"{'ab'[k % 2]},{k},{k % 7},{['f', 'm'][k % 3 > 0]},{100 + k}" for k in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["group,age,visits,sex,label", *lines]))
+    words = ["run", "--task", "file", "--set", "data.path=own.csv", "--set", "train.hops=2"]
+    words += ["--set", "data.categories=sex=f|m", "--set", "data.predicts=number"]
+    said = " ".join(call(*words, "--set", "data.huber=1e9").out.split())
+    assert "warning: no scale for age, label, with values beyond 10: little is learned so" in said
+    said = call(*words, "--set", "data.scale=age=30:30; label=130:30")
+    assert said.code == 0
+    assert "warning" not in said.out
+
+
 def test_named_records_of_an_own_table_are_forgotten(call, tmp_path):
     lines = [f"c{k},{'ab'[k % 2]},{k % 7},{['no', 'yes'][k % 3 > 0]}" for k in range(60)]
     (tmp_path / "shop.csv").write_text("\n".join(["no,shop,visits,back", *lines]))

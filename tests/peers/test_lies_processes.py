@@ -398,25 +398,35 @@ async def goes_back(liar: Liar, visits: int = 20) -> None:
     """What others signed early is shown late, to open a generation from where they were then.
 
     It goes on from a visit of the liar's own, signed when nobody but the next peer was further.
+    Who was too late to see that asks for a higher number: nobody signs for one twice.
     """
     run, known, lost = liar.network.run_id, dict[str, Any](), list[int]()
-    while not known or len(lost) > 1:
+    number, agree, quorum = 0, 0, liar.network.rules().quorum
+    while agree < quorum or len(lost) > 1:
         mine = [e for e in liar.entries() if e["body"]["peer"] == LIAR]
         if not mine or mine[-1] == known:
             await asyncio.sleep(0.002)
             continue
         known = mine[-1]
-        number = codec.lineage_from(known["body"]["lineage"])[-1][0][0] + 1
+        number = max(number, codec.lineage_from(known["body"]["lineage"])[-1][0][0]) + 1
         message = liar.words("where", chain=known["chain"], number=number)
         seen = await asyncio.gather(*(liar.tell(p, message) for p in HONEST))
         places = [said["sighting"]["reached"][1][0] for said in seen]
         lost = [p for p, hop in zip(HONEST, places, strict=True) if hop > known["body"]["hop"]]
+        said = [s["sighting"] for p, s in zip(HONEST, seen, strict=True) if p not in lost]
+        agree = 1 + sum(not sighting["waits"] for sighting in said)
     body, hop = known["body"], known["body"]["hop"]
     lineage = codec.lineage_from(body["lineage"])
-    while (now := liar.state()) is None or now.reached[1][0] < hop + visits:
-        await asyncio.sleep(0.05)
+    further, mine = 0, hop + visits
+    while further < max(hop + visits, mine + 2):  # the furthest copies are not at its own daemon
+        await asyncio.sleep(0.005)
+        answers = await liar.tell_all(HONEST, liar.words("where", chain="", number=0))
+        further = max(a["sighting"]["reached"][1][0] for a in answers)
+        now = liar.state()
+        assert now is not None
+        mine = now.reached[1][0]
     assert now.lineage == lineage, "the walk went on undisturbed"
-    opened = (lineage[-1][0][0] + 1, LIAR)
+    opened = (number, LIAR)
     recovery = recovery_body(
         run=run,
         generation=opened,

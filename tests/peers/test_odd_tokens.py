@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.peers.deletions import SEALED, ask, check, ended, hamlet, trained_on
+from tests.peers.deletions import (
+    SEALED,
+    ask,
+    certificate,
+    check,
+    ended,
+    hamlet,
+    trained_on,
+    vouched,
+)
 from tests.peers.harness import ROUTE, Village, check_end, lived
 from unwalk.core.token import Token
 from unwalk.engines.execute import execute as plain_execute
@@ -270,3 +279,5 @@ def test_the_model_that_a_seal_releases_is_the_sealed_one(tmp_path):
     here = hamlet(tmp_path, script, PEERS, unlearn__hops=6, train__hops=8, visit=0.8, **SEALED)
     assert crafted[0]
     assert check(here, 0, "chapter-1")["claims"][0]["grade"] == "certified"
+    said = vouched(certificate(here, 0, "chapter-1"), here.folder / "ca.pem")
+    assert "that model is what the last visit left" in str(said)

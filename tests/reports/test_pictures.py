@@ -219,4 +219,5 @@ def test_a_method_looks_the_same_whatever_stands_beside_it(usual: Json) -> None:
 
 def test_no_two_known_methods_look_alike() -> None:
     known = [charts.look_of(name) for name in (*charts.FIRST, *charts.KNOWN[:17])]
-    assert len(set(known)) == len(known)
+    assert len({(look.colour, look.shape) for look in known}) == len(known)
+    assert len({(look.colour, look.dashes) for look in known}) == len(known)

@@ -182,7 +182,7 @@ def put(row: int, column: int, value: Any) -> Change:
         (
             None,
             {"categories": {}},
-            "line 2, column 'sex': 'm' is text, .* data.categories, name it with data.id_column .* data.columns",
+            "line 2, column 'sex': 'm' is text, .* data.categories, .* data.id_column .* data.col",
         ),
         (
             None,

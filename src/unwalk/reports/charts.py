@@ -286,10 +286,11 @@ Runs = tuple[tuple[XY, ...], ...]
 
 
 class Look(NamedTuple):
-    """How a method is drawn everywhere: a colour of the style sheet and a shape."""
+    """How a method is drawn everywhere: a colour of the style sheet, a shape, dashes of a line."""
 
     colour: str
     shape: int
+    dashes: str | None = None
 
 
 FIRST = {
@@ -299,11 +300,13 @@ FIRST = {
     "dpsgd": Look("var(--other-2)", 3),
     "ddp": Look("var(--other-3)", 1),
 }
+DASHES = (None, "8 6", "1 6", "8 6 1 6", "16 6")
+"""Of lines with one colour, in the order in which these were given away."""
 FREE = tuple(
-    look
-    for shape in (0, 2, 3, 1)
+    Look(f"var(--other-{colour})", shape, DASHES[turn + (colour < 4)])
+    for turn, shape in enumerate((0, 2, 3, 1))
     for colour in (4, 5, 1, 2, 3)
-    if (look := Look(f"var(--other-{colour})", shape)) not in FIRST.values()
+    if Look(f"var(--other-{colour})", shape) not in FIRST.values()
 )
 
 
@@ -368,7 +371,7 @@ class Chart:
         for line in order:
             width = self.format.main_stroke if line.main else self.format.stroke
             for run in line.runs:
-                body += _stroke(run, x, y, line.look.colour, width)
+                body += _stroke(run, x, y, line.look.colour, width, line.look.dashes)
         body += self._ends(texts, x, y)
         return picture(
             f"{self.name}-narrow" if narrow else self.name,
@@ -479,7 +482,9 @@ def _band(edge: Sequence[XY], x: Scale, y: Scale, colour: str) -> Markup:
     return tag("polygon", points=points, fill=colour, class_="band")
 
 
-def _stroke(run: Sequence[XY], x: Scale, y: Scale, colour: str, width: float) -> Iterator[Markup]:
+def _stroke(
+    run: Sequence[XY], x: Scale, y: Scale, colour: str, width: float, dashes: str | None = None
+) -> Iterator[Markup]:
     """A line, cut where it leaves the plot; a dot where a single point is left."""
     for part in clip_below(run, y.low):
         if len(part) == 1:
@@ -489,6 +494,7 @@ def _stroke(run: Sequence[XY], x: Scale, y: Scale, colour: str, width: float) ->
             [(x(hop), y(value)) for hop, value in part],
             stroke=colour,
             stroke_width=width,
+            stroke_dasharray=dashes,
             stroke_linejoin="round",
             stroke_linecap="round",
         )
@@ -508,7 +514,7 @@ def look_of(name: str) -> Look:
     A method that is not known here has a colour by its name.
 
     >>> look_of("finetune")
-    Look(colour='var(--other-1)', shape=1)
+    Look(colour='var(--other-1)', shape=1, dashes=None)
     """
     if name in FIRST:
         return FIRST[name]

@@ -180,7 +180,7 @@ def _bands(dots: Dots) -> Runs:
 def legend(drawn: Chart) -> list[Key]:
     """What the lines of a chart are."""
     keys = [Key("Training, shared", INK)] if drawn.shared else []
-    keys += [Key(line.title, line.look.colour, line.look.shape) for line in drawn.lines]
+    keys += [Key(line.title, *line.look) for line in drawn.lines]
     if len(drawn.lines) > 1:
         colours = [line.look.colour for line in drawn.lines if line.oracle]
         keys += [Key("Where retraining ends", colour, dashes="5 4") for colour in colours]

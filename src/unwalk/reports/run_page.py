@@ -106,7 +106,7 @@ def legend(result: Result) -> list[charts.Key]:
     """What the lines of the charts are."""
     looks = charts.looks(result)
     keys = [charts.Key("Training, shared", charts.INK)] if charts.training(result) else []
-    keys += [charts.Key(m.title, looks[m.name].colour, looks[m.name].shape) for m in result.methods]
+    keys += [charts.Key(m.title, *looks[m.name]) for m in result.methods]
     if result.oracle and len(result.methods) > 1:
         colour = looks[result.oracle.name].colour
         keys.append(charts.Key("Retraining's final value", colour, dashes="5 4"))

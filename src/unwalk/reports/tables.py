@@ -391,8 +391,13 @@ def _before_row(result: Result) -> list[str]:
 
 def warning_lines(result: Mapping[str, Any]) -> list[str]:
     """What makes the table say less than it seems to, for the terminal."""
-    told = never_took(read(result))
-    return [f"warning: {told}"] if told else []
+    found = [never_took(read(result))]
+    if columns := result["task"].get("unscaled"):
+        found.append(
+            f"no scale for {', '.join(columns)}, with values beyond 10: little is learned so; "
+            f"declare it, as in data.scale={columns[0]}=50:30 (centre:reach)."
+        )
+    return [f"warning: {told}" for told in found if told]
 
 
 def never_took(result: Result) -> str:

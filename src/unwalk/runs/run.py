@@ -600,6 +600,7 @@ def _result(
             "brought": not can_be_named(config.task),
             "classes": task.classes,
             **({} if task.predicts == "class" else {"predicts": task.predicts}),
+            **({"unscaled": list(task.source.unscaled)} if task.source.unscaled else {}),
             "model": task.model_name,
             "parameters": assembled.model.parameters,
             "peers": task.peers,

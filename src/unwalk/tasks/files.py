@@ -18,6 +18,7 @@ from unwalk.tasks.sources import Holdings, Source
 from unwalk.tasks.tables import (
     Columns,
     Records,
+    large_in,
     marks_in,
     number_or_nan,
     read_csv,
@@ -90,7 +91,9 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
             )
     names, answers = _answers(path, columns, sets)
     (_, y), *tested = [(table.x, answer) for (_, table), answer in zip(sets, answers, strict=True)]
-    several = columns.predicts == "labels"
+    several, unscaled = columns.predicts == "labels", records.unscaled
+    if columns.predicts == "number" and columns.label not in columns.scale and large_in(y):
+        unscaled += (columns.label,)
     classes = max(len(names), 1 if several else 2)
     return OwnData(
         records.x,
@@ -105,6 +108,7 @@ def read_file(path: Path, columns: Columns, test: str | Path | float = HOLDOUT) 
         labels_from=None if columns.predicts == "number" or columns.labels else "as-they-occur",
         cells=records.cells,
         predicts=columns.predicts,
+        unscaled=unscaled,
     )
 
 

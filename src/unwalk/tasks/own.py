@@ -68,7 +68,8 @@ class OwnData:
     and no guarantee is given.  ``normalisation`` and ``labels_from`` say where scales and classes
     come from (see :class:`Source`), and ``cells`` what the records' values were by the names of
     columns, for readers of files who know it.  With ``norm``, longer inputs are shortened to that
-    length, each by itself: a bound for every input there could be.
+    length, each by itself: a bound for every input there could be.  ``unscaled`` names columns of
+    large values without a scale, of which a run warns.
     """
 
     x: Any
@@ -88,6 +89,7 @@ class OwnData:
     norm: float | None = None
     predicts: str = "class"
     huber: float | None = None
+    unscaled: tuple[str, ...] = ()
 
 
 def from_arrays(
@@ -319,6 +321,7 @@ def load_own(
         own_code=data.augment is not None,
         feature_norm=data.norm,
         predicts=data.predicts,
+        unscaled=data.unscaled,
     )
     return source, _deal(pool, kept, parts, peers, how, seeds)
 

@@ -163,6 +163,8 @@ class Source:
     ``predicts`` is one of :data:`unwalk.core.plan.PREDICTS`.  Where it is ``number`` there is one
     output, called after the column; where it is ``labels``, ``classes`` counts these.
 
+    ``unscaled`` names the columns that are large and have no scale.
+
     ``archive`` names the official data set that pool and test set are, whole and in order: then
     what is computed from them may be kept on disk.  Empty for all other records.
     """
@@ -182,6 +184,7 @@ class Source:
     listed: Ids | None = None
     archive: str = ""
     predicts: str = "class"
+    unscaled: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ from unwalk.tasks.sources import Cells
 ARRAYS = ("x", "y", "id", "group")
 DECLARED = ("categories", "scale", "missing")
 ROLES = ("label", "id", "group")
+LARGE = 10.0
+"""Beyond this a network learns little from a column as it is."""
 
 Array = npt.NDArray[Any]
 
@@ -68,7 +70,8 @@ class Columns:
 class Records:
     """The content of a file: inputs, labels as written, ids, groups, names of the features.
 
-    ``cells`` are all its values as written, where its columns have names.
+    ``cells`` are all its values as written, where its columns have names, and ``unscaled`` those
+    features that are large and have no scale.
     """
 
     x: Array
@@ -78,6 +81,7 @@ class Records:
     features: tuple[str, ...] = ()
     place: Callable[[int], str] = "row {}".format
     cells: Cells | None = None
+    unscaled: tuple[str, ...] = ()
 
     def numbered(self, names: Sequence[str], path: Path, whose: str = "") -> npt.NDArray[np.int64]:
         """The labels by their places in ``names``; ``whose`` tells the user who chose these."""
@@ -229,14 +233,16 @@ def _table(
     features = tuple(columns.features or (n for n in table if n not in owned.values()))
     if not features:
         raise InvalidInput(f"{path} has no column left to be a feature.")
-    x = np.concatenate([_feature(path, n, table[n], place, columns) for n in features], axis=1)
+    parts = {n: _feature(path, n, table[n], place, columns) for n in features}
+    x = np.concatenate(list(parts.values()), axis=1)
+    large = tuple(n for n, one in parts.items() if n not in columns.scale and large_in(one))
     kept = Cells(
         {name: _compact(values) for name, values in table.items()},
         np.arange(len(x)),
         frozenset({owned["id"].strip(), owned["group"].strip()}),
     )
     ids, groups = columns_by_role.get("id", ids), columns_by_role.get("group")
-    return Records(x, columns_by_role["label"], ids, groups, features, place, kept)
+    return Records(x, columns_by_role["label"], ids, groups, features, place, kept, large)
 
 
 def _compact(cells: Sequence[Any]) -> Sequence[Any] | Array:
@@ -332,6 +338,11 @@ def number_or_nan(cell: Any) -> float:
         return float(cell)
     except (ValueError, TypeError):
         return math.nan
+
+
+def large_in(values: Array) -> bool:
+    """Whether there are values that want a scale."""
+    return bool(np.abs(values).max(initial=0.0) > LARGE)
 
 
 def _missing(cell: Any) -> bool:

@@ -83,6 +83,14 @@ ShownEnd = tuple[int, str, dict[str, Any], str]
 its visits that are not on the line."""
 
 
+RELEASED = {
+    "last": "what the last visit left",
+    "average": "the average of what its visits left",
+    "random": "what one visit left, which the public seed drew",
+}
+"""What a walk's model is, by the setting ``keep``: peers take no other tensor at its end."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a certificate says of peers; ``receipts`` by name, of those who have erased.
@@ -420,6 +428,7 @@ def check(
         each = "its chapter" if count == 1 else f"each of {count} chapters up to it"
         notes.append(f"a quorum signed {each}")
     notes.append("a quorum signed which visits and which model each chapter on the line ended with")
+    notes.append(f"by the network's settings that model is {RELEASED[_kept(specs, trust.network)]}")
     if network is None:
         unchecked.append("revocation: that needs --network with the network's newest file")
     else:
@@ -515,6 +524,14 @@ def _check_header(
                 f"the transcript's header has {name} {shown.get(name)!r}; by the network's file "
                 f"and what was decided it is {wanted.get(name)!r}."
             )
+
+
+def _kept(specs: Sequence[Spec], network: Network) -> str:
+    """Which iterate is the result of the last chapter that was not given up."""
+    config = resolve(network.run_settings, where="the network file")
+    ended = [spec for spec in marked(specs) if not spec.void]
+    anew = bool(ended) and ended[-1].method != "rewind"  # which repeats training
+    return config.unlearn.keep if anew else config.train.keep
 
 
 def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:
