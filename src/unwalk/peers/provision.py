@@ -21,7 +21,7 @@ from cryptography import x509
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
 from unwalk.peers.decisions.decided import check_decided
-from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
+from unwalk.peers.handover.visit import assembled_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
@@ -69,7 +69,7 @@ def make_network(
     network = agreed(
         Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
     )
-    size = token_size(plan_of(network))
+    size = token_size(assembled_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
     network.limits.check_token(size)
