@@ -74,6 +74,10 @@ def test_what_the_doors_stand_round_is_still_exact():
     assert first_use(BACK, batching="slots", slices=4)["grade"] == "exact"
     assert first_use([], batching="averaged")["grade"] == "exact"
     assert rewind([], rewind="unused")["grade"] == "exact"
+    for kept in ("average", "random"):  # no iterate knows records that were never used
+        assert rewind([], rewind="unused", iterate=kept)["grade"] == "exact"
+        assert first_use([], batching="averaged", iterate=kept)["grade"] == "exact"
+        assert rewind(iterate=kept)["code"] == "iterate"
     never = [(1, (BEGIN, PLAIN)), (2, (PLAIN,)), (3, (PLAIN,))]
     assert rewind([], train=never, rewind="first-use")["grade"] == "exact"
     empty = [(1, (BEGIN, PLAIN)), (U, ()), (2, (PLAIN,))]

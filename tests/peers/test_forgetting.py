@@ -334,7 +334,7 @@ def test_records_that_were_never_used_need_no_walk(tmp_path):
         assert said["stated"] == [f"by the issuer alone: {alone}, that {held}"]
         assert desk.overview().privacy.rule == "exact certificates spend nothing"
 
-    here = hamlet(tmp_path, script)
+    here = hamlet(tmp_path, script, train__keep="random")
     assert here.peers[0].specs == []
     document = check(here, 0, "quiet-1")
     assert document["claims"][0]["grade"] == "exact"
