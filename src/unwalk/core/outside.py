@@ -16,7 +16,9 @@ import copy
 import gc
 import hashlib
 import operator
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
@@ -34,6 +36,18 @@ _UNCHANGING = (
     *(type(None), bool, int, float, complex, str, bytes, type),
     *(torch.dtype, torch.device, torch.Size, torch.memory_format),
 )
+
+_DRAWING = threading.RLock()
+
+
+@contextmanager
+def global_generator() -> Iterator[None]:
+    """torch's global generator (the CPU's) for one thread alone; then it is as it was before.
+
+    Models draw from it (dropout, initial values), whatever else goes on in their process.
+    """
+    with _DRAWING, torch.random.fork_rng(devices=[]):
+        yield
 
 
 class _Module:
@@ -346,7 +360,7 @@ def leftovers(
         shown = [_hashed(tensor) for tensor in (output, *(buffer for buffer, _ in buffers))]
         return [shown, *(made.get(id(parameter), []) for parameter, _ in trained)]
 
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         before = gradient(first)
         gradient(second)
         as_built()

@@ -26,7 +26,7 @@ from safetensors.torch import save as _save_safetensors
 from torch import nn
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.outside import Surroundings, settled, travelling
+from unwalk.core.outside import Surroundings, global_generator, settled, travelling
 
 PIECE = 4 << 20
 """Numbers of a token that are read at once, so that those before can be let go."""
@@ -414,6 +414,6 @@ def build_model(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
     It is the CPU's; ``torch.manual_seed`` would seed those of all devices as well, and is slow.
     """
-    with torch.random.fork_rng(devices=[]):
+    with global_generator():
         torch.default_generator.manual_seed(seed)
         return factory()

@@ -27,7 +27,7 @@ from torch import nn
 
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput, told
-from unwalk.core.outside import renewed
+from unwalk.core.outside import global_generator, renewed
 from unwalk.core.plan import Loss
 from unwalk.core.token import build_model
 from unwalk.core.validation import check_choice, near
@@ -229,7 +229,7 @@ class Factory:
         if not self.own:
             return made
         if not self._shares:
-            with torch.random.fork_rng(devices=[]):
+            with global_generator():
                 self._shares.append(_have_in_common(made, self.make()))
         if self._shares[0]:
             return self._copied(made)

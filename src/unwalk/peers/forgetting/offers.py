@@ -28,8 +28,13 @@ WORDS = {
 }
 
 
-def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -> tuple[Offer, ...]:
-    """Every method between peers, exact ones first; ``store`` is None where the peer never ran."""
+def offers(
+    book: Book, peer: int, specs: Sequence[Spec], store: Stored | None, size: int | None = None
+) -> tuple[Offer, ...]:
+    """Every method between peers, exact ones first; ``store`` is None where the peer never ran.
+
+    ``size`` is that of a token; where it is not known a model is built to tell.
+    """
     places = line(book.hops, specs)
     run = book.network.run_id
     runs, visits = [run, *(run_of(run, spec) for spec in specs)], {}
@@ -53,17 +58,19 @@ def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -
             if history.find_arrival(store, runs, specs, peer, first, book.hops) is None:
                 return Offer(grade, method, words, reason=NO_TOKEN)
         hops = book.hops_of(method, len(places), first)
-        return Offer(grade, method, words, hops, hops * book.token_size)
+        return Offer(grade, method, words, hops, hops * (size or book.token_size))
 
     ordered = sorted(METHODS.items(), key=lambda item: (item[1] != "exact", item[0] != "rewind"))
     return tuple(offer(method, grade) for method, grade in ordered)
 
 
-def offers_at(bundle: Bundle) -> tuple[Offer, ...]:
-    """The same from a peer's folder, whether it runs or not."""
-    book, path = Book(bundle.network), bundle.store / "state.sqlite"
+def offers_at(
+    bundle: Bundle, book: Book | None = None, size: int | None = None
+) -> tuple[Offer, ...]:
+    """The same from a peer's folder, whether it runs or not; a peer that runs has its ``book``."""
+    book, path = book or Book(bundle.network), bundle.store / "state.sqlite"
     if not path.exists():
-        return offers(book, bundle.index, (), None)
+        return offers(book, bundle.index, (), None, size)
     with closing(read_only(path)) as db:
         specs = marked(chapters_in(db, len(bundle.network.peers)))
-        return offers(book, bundle.index, specs, Stored(db, bundle.store / "tokens"))
+        return offers(book, bundle.index, specs, Stored(db, bundle.store / "tokens"), size)

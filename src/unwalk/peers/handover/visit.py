@@ -14,6 +14,7 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import Diverged, InvalidInput, UnwalkError, told
 from unwalk.core.noise import SecretNoise
+from unwalk.core.outside import global_generator
 from unwalk.core.plan import Graph, Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.token import MOST_STEPS, Token, Workspace, build_model, flat
@@ -74,12 +75,15 @@ def vectors_of(phase: Phase) -> list[str]:
     return [*(f"moment/{name}" for name in sorted(phase.method.travels)), *kept]
 
 
-def token_size(assembled: Assembled) -> int:
-    """Bytes that the file of a network's token may have, in training or in a chapter."""
+def token_size(assembled: Assembled, token: Token | None = None) -> int:
+    """Bytes that the file of a network's token may have, in training or in a chapter.
+
+    A model is built for that, unless there is a ``token`` with nothing but the model.
+    """
     config = assembled.config
-    token = Workspace(build_model(assembled.task.model, 0), "cpu", {}).token(
-        hop=0, at=NOBODY, memory={}
-    )
+    if token is None:
+        space = Workspace(build_model(assembled.task.model, 0), "cpu", {})
+        token = space.token(hop=0, at=NOBODY, memory={})
     walks = (train_phase(settings) for settings in (config, as_unlearned(config)))
     return max(_size(token, phase)[1] for phase in walks)
 
@@ -202,13 +206,13 @@ class Work:
         self.rng = plan.seeds.stream("unused", "batches", 0)
         self._draws = 0, False
         self.data = data if data is not None else lambda hop, mark: plan.task.shard(peer)
-        first = self.space.token(hop=0, at=NOBODY, memory={})
+        self.bare = replace(self.space.token(hop=0, at=NOBODY, memory={}), moments={}, kept={})
         carried = sorted(self.phase.method.travels)
         self.travels = (*map(buffer_name, sorted(self.space.buffers)), *carried)
-        self.always = shapes_of(first)
+        self.always = shapes_of(self.bare)
         self.moments = [f"moment/{name}" for name in carried]
         self.kept_from = kept_from(plan, self.phase)
-        self.longest_header, self.most_bytes = _size(first, self.phase)
+        self.longest_header, self.most_bytes = _size(self.bare, self.phase)
         program = self._program(1, peer, first=True, records=1)
         self.counts = any(isinstance(o, Steps) and o.rule.state == "carried" for o in program)
 
@@ -363,9 +367,10 @@ class Work:
         began = monotonic()
         try:
             arrival = walk.arrive(token.hop + 1, None, move)
-            walk.seed(arrival)
-            space.model.train()
-            events, gradients = execute(arrival.program, arrival.bench)
+            with global_generator():
+                walk.seed(arrival)
+                space.model.train()
+                events, gradients = execute(arrival.program, arrival.bench)
             space.put_back(visited=True)
             left = space.token(hop=token.hop, at=token.at, memory={}).tensors()
             stays = {

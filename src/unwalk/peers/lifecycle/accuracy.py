@@ -12,7 +12,7 @@ from torch import nn
 
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
-from unwalk.core.outside import travelling
+from unwalk.core.outside import global_generator, travelling
 from unwalk.core.token import Layout, build_model
 from unwalk.peers.handover.visit import UNUSABLE
 from unwalk.peers.lifecycle.progress import Progress
@@ -77,7 +77,7 @@ class AccuracyMeter:
             _fill(model, file)
             self.progress.store.check_file(digest)
             dtype = file.tensors["parameters"].dtype
-            with torch.no_grad():
+            with global_generator(), torch.no_grad():
                 right = model.eval()(held.x.to(dtype)).argmax(1) == held.y
         except (OSError, Corrupt, *UNUSABLE):
             return None

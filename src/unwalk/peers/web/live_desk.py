@@ -19,6 +19,7 @@ from unwalk.peers.forgetting.offers import offers_at
 from unwalk.peers.forgetting.plans import Book, for_peers
 from unwalk.peers.forgetting.request_form import Offer, RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Request, Requests
+from unwalk.peers.handover.visit import token_size
 from unwalk.peers.lifecycle.chapter_runner import Chapters
 from unwalk.peers.records.sources import SourceRefused
 from unwalk.peers.storage.disk_space import DiskFull, means_no_files
@@ -197,7 +198,9 @@ class Reception:
     async def offers(self) -> Sequence[Offer]:
         """What a request would cost now, by method."""
         self._desk()
-        return await asyncio.to_thread(offers_at, self.chapters.bundle)
+        chapters = self.chapters
+        size = token_size(chapters.book.assembled, chapters.service.work.bare)
+        return await asyncio.to_thread(offers_at, chapters.bundle, chapters.book, size)
 
     def _view(self, request: Request) -> RequestView:
         """A request; if it left the method open, with the one that its chapter took."""

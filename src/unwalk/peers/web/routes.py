@@ -113,7 +113,8 @@ async def submit_request(request: Request) -> Json:
 async def list_offers(request: Request) -> OfferList:
     """What a request to forget would cost now: each method with its walk, or why it is not."""
     try:
-        return OfferList(tuple(await _desk(request).offers()))
+        async with request.app.state.verifying:
+            return OfferList(tuple(await _desk(request).offers()))
     except InvalidInput as error:
         raise Problem(404, str(error)) from error
 
