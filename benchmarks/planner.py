@@ -13,9 +13,11 @@ it offers is walked as planned, those over the budget too.  Hindsight knows what
   stays so.
 
 Seconds are the processor's, so that other work on the machine does not count.
+
 A ratio is the pick's cost over the cheapest's, among ways that reached the grade within the budget.
 Without a way that did, planner and hindsight have to agree that there is none.  After each request
-the file is written: the same command goes on where it was stopped.
+the file is written: the same command goes on where it was stopped.  Without --json two requests are
+met, to show that it runs.
 """
 
 from __future__ import annotations
@@ -245,7 +247,7 @@ def _row(rates: Rates, offer: Offer, walked: Walked, before: Reading) -> dict[st
         "predicted": round(rates.seconds(offer), 6),
         "counted": round(_seconds(rates, hops), 6),
         "clocked": round(
-            _seconds(replace(rates, gradient=0.0), hops) + sum(walked.seconds[first:]), 6
+            _seconds(replace(rates, gradient=0.0, visit=0.0), hops) + sum(walked.seconds[first:]), 6
         ),
         "matched": None if reached is None else round(_seconds(rates, hops[:reached]), 6),
         "clean": round(last.clean, 4),
@@ -261,10 +263,8 @@ def _grade(document: Mapping[str, Any]) -> str:
 
 
 def _seconds(rates: Rates, hops: Sequence[Hop]) -> float:
-    return sum(
-        len(hop.path) * rates.message + hop.nbytes * rates.byte + hop.gradients * rates.gradient
-        for hop in hops
-    )
+    moved = sum(len(hop.path) * rates.message + hop.nbytes * rates.byte for hop in hops)
+    return moved + len(hops) * rates.visit + sum(hop.gradients for hop in hops) * rates.gradient
 
 
 # What the requests show together
@@ -372,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     parts, number = given.part or list(PARTS), given.requests
-    if given.quick:
+    if given.quick or given.json is None:
         parts, number = ["digits"], 2
     asked = [
         Asked.drawn(part, n, given.seed)

@@ -35,7 +35,8 @@ PREDICTED = (
 def cost_of(way: Mapping[str, Any], rates: Mapping[str, float]) -> float:
     """What a way costs in seconds, at the rates of its plan."""
     moved = way["messages"] * rates["message"] + way["bytes"] * rates["byte"]
-    return float(moved + way["gradients"] * rates["gradient"])
+    visits = way["hops"] * rates.get("visit", 0.0)  # plans of before have none
+    return float(moved + visits + way["gradients"] * rates["gradient"])
 
 
 def _cells(way: Mapping[str, Any], rates: Mapping[str, float]) -> list[str]:
@@ -101,9 +102,10 @@ def pick_line(plan: Mapping[str, Any]) -> str:
 def rates_line(rates: Mapping[str, float]) -> str:
     """The rates at which costs are compared."""
     message, megabyte, gradient = rates["message"], 1e6 * rates["byte"], 1e6 * rates["gradient"]
+    visit = 1e3 * rates.get("visit", 0.0)
     return (
-        f"cost: {message:g} s per message, {megabyte:.3g} s per MB, {gradient:.3g} µs per gradient "
-        "of a record"
+        f"cost: {message:g} s per message, {megabyte:.3g} s per MB, {visit:g} ms per visit, "
+        f"{gradient:.3g} µs per gradient of a record"
     )
 
 

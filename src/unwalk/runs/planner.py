@@ -63,14 +63,16 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Rates:
-    """What things cost in seconds: a message, a byte, and the gradient of one record.
+    """What things cost in seconds: a message, a byte, the gradient of one record, and a visit.
 
+    ``visit`` is what a visit computes whatever its steps are, such as hashes and events.
     ``gradient`` is an estimate until a log of this training says how long one takes.
     """
 
     message: float = 0.1
     byte: float = 8e-8
     gradient: float = 2e-5
+    visit: float = 1e-3
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -144,7 +146,7 @@ class Offer:
 
     def work(self, rates: Rates) -> float:
         """Seconds of computing."""
-        return self.gradients * rates.gradient
+        return self.hops * rates.visit + self.gradients * rates.gradient
 
     def reaches(self, grade: str) -> bool:
         """Whether it is possible and its grade is at least this one."""
@@ -225,9 +227,8 @@ class Planned:
 
     def informed(self, log: Log) -> Planned:
         """The same plan, with the seconds and the accuracy that a log foretells."""
-        rate = log.per_gradient
-        rates = self.rates if rate is None else replace(self.rates, gradient=rate)
-        offers = tuple(log.foretell(one) for one in self.offers)
+        rates = log.measured(self.rates)
+        offers = tuple(log.foretell(one, rates) for one in self.offers)
         best = None if self.best is None else _named(offers, self.best.way)
         return replace(self, rates=rates, offers=offers, best=best)
 
@@ -245,18 +246,27 @@ class Log:
     readings: Sequence[tuple[int, float]] = ()
 
     @property
-    def per_gradient(self) -> float | None:
-        """Seconds for the gradient of one record."""
-        counted = sum(self.gradients[: len(self.seconds)])
-        return sum(self.seconds) / counted if counted and self.seconds else None
+    def counted(self) -> int:
+        """Gradients of the hops whose seconds are known."""
+        return sum(self.gradients[: len(self.seconds)])
 
-    def foretell(self, offer: Offer) -> Offer:
+    def measured(self, rates: Rates) -> Rates:
+        """The rates with the seconds that a gradient took: those of hops, less those of visits.
+
+        >>> Log([0.002, 0.004], [10, 30]).measured(Rates(visit=0.001)).gradient
+        0.0001
+        """
+        if not self.counted:
+            return rates
+        spent = math.fsum(self.seconds) - len(self.seconds) * rates.visit
+        return replace(rates, gradient=max(0.0, spent / self.counted))
+
+    def foretell(self, offer: Offer, rates: Rates) -> Offer:
         """A way with its seconds and its accuracy, that of the last reading no farther trained."""
-        rate = self.per_gradient
         known = [clean for hops, clean in self.readings if hops <= offer.trained]
         return replace(
             offer,
-            seconds=None if rate is None else offer.gradients * rate,
+            seconds=offer.work(rates) if self.counted else None,
             accuracy=known[-1] if known and offer.possible else None,
         )
 
