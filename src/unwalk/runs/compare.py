@@ -11,8 +11,11 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
+from unwalk.certificates import certificate_of
+from unwalk.certificates.document import model_of
 from unwalk.certificates.signing import load_key
 from unwalk.core.errors import InvalidInput, UnwalkError
+from unwalk.core.grades import badge_of
 from unwalk.core.validation import check_count
 from unwalk.engines.choose import goes_together
 from unwalk.measures.intervals import mean_interval
@@ -257,7 +260,8 @@ def _found(
     apart = distances(models, runner.assembled.task, device)
     for one in result["methods"]:
         walk = walks[one["name"]]
-        one["measures"] = apart.get(one["name"])
+        document = certificate_of(walk.outcome.transcript, model_of(walk.saved()))
+        one |= {"grade": badge_of(document), "measures": apart.get(one["name"])}
         one["walk"] = walk_name(runner.config, walk.outcome.plan)
     reasons = [
         {"name": name, "label": METHODS[name].title, "reason": why.reason}

@@ -548,9 +548,9 @@ def finish(
     """The result of a run; ``walks`` starts with the main one, ``before`` is before unlearning."""
     after = {name: runner.answers(walk) for name, walk in walks.items()}
     result = _result(runner.assembled, walks, before, after, command)
-    for one in result["methods"]:
-        one["grade"] = badge_of(certificate_of(walks[one["name"]].outcome.transcript))
     if runner.planned is not None:
+        for one in result["methods"]:
+            one["grade"] = badge_of(certificate_of(walks[one["name"]].outcome.transcript))
         result["plan"] = _beside(runner.planned, result["methods"][0])
     return RunResult(runner.config, result, walks)
 
