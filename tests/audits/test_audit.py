@@ -215,6 +215,8 @@ def test_audits_with_different_settings_are_judged_together():
     failed = {"method": "rrdu", "label": "RR-DU", "reason": "other settings"}
     other = {
         **one,
+        "task": {**one["task"], "name": "spirals"},
+        "game": {**one["game"], "canary": "blank"},
         "rows": [{**row, "preset": "certified", "method": "seal", "label": "seal"}],
         "failed": [failed, {**failed, "method": "sums"}],
     }
@@ -225,6 +227,11 @@ def test_audits_with_different_settings_are_judged_together():
     assert both["rows"][0]["family_cap"] == cap(4, 0.95, row["delta"], tests)
     assert "blobs, preset certified" in render_audit(both)
     assert "preset" not in audit_page._below(row, one)[0]
+    name, model = one["task"]["name"], one["task"]["model"]
+    told = " ".join(audit_page._game(both))
+    assert audit_page._played(both) == f"{name} ({model}) and spirals ({model})"
+    assert f"{name} ({model}): Peer" in told
+    assert told.count("canaries (blank)") == 1, "that game alone had them"
 
 
 # One run

@@ -10,7 +10,7 @@ from tests.tiny import TinyTask, plan
 from unwalk.core.errors import Diverged
 from unwalk.core.plan import Local
 from unwalk.core.program import AddNoise, Ball, Forget, StepRule, Steps
-from unwalk.core.token import Workspace, build_model
+from unwalk.core.token import MOST_STEPS, Workspace, build_model
 from unwalk.engines.execute import Bench, execute, project
 
 TASK = TinyTask(size=12)
@@ -91,6 +91,15 @@ def test_fresh_state_starts_anew_and_forget_wipes():
     assert not place.work.moments
     assert not place.local.moments
     assert [e.what for e in events] == ["optimizer", "local"]
+
+
+def test_a_count_of_steps_stops_at_the_most_that_a_token_can_say():
+    place = bench()
+    for steps, counted in ((1, MOST_STEPS), (2, MOST_STEPS)):
+        batches = np.arange(4 * steps).reshape(steps, 1, 4)
+        place.work.optimizer_steps = MOST_STEPS - 1
+        execute((Steps(batches, "all", StepRule("adam"), 0.1),), place)
+        assert place.work.optimizer_steps == counted
 
 
 def test_noise_has_the_stated_spread_and_is_never_reused():

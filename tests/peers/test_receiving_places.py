@@ -155,7 +155,7 @@ async def hog(here: Village, liar: Liar, victim: int) -> None:
             path=[victim],
             move=way,
             passed_over=[],
-            size=3000,
+            size=here.services[victim].work.most_bytes,
         )
 
         async def pieces() -> AsyncIterator[bytes]:

@@ -123,8 +123,8 @@ def test_whatever_a_sender_writes_an_honest_peer_signs_what_its_log_says(tmp_pat
     assert liars[0].tried > 100
 
 
-def test_a_count_of_steps_that_is_as_high_as_it_goes_stays_there(tmp_path):
-    """One more step, and nobody would take the token of the peer that made it."""
+def test_a_count_of_steps_that_the_log_does_not_tell_of_is_refused(tmp_path):
+    """Once it was taken, and with one more step nobody took the token of the peer that made it."""
 
     async def script(here: Village) -> None:
         liar = [here.start(peer) for peer in range(4)][LIAR]
@@ -138,5 +138,7 @@ def test_a_count_of_steps_that_is_as_high_as_it_goes_stays_there(tmp_path):
         liar.work.visit = high  # type: ignore[method-assign]
         await here.until(lambda: here.finished(*HONEST))
 
-    here = lived(tmp_path, script, peers=4, lease=60.0, train__optimizer="adam")
+    here = lived(tmp_path, script, peers=4, lease=0.3, visit=0.6, train__optimizer="adam")
     assert refusals(here) == []
+    refused = [e for e in here.events if e["event"] == "refused" and e["sender"] == LIAR]
+    assert any(f"counts {MOST_STEPS} optimizer steps" in e["reason"] for e in refused)

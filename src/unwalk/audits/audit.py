@@ -258,8 +258,8 @@ def _csv(document: dict[str, Any]) -> str:
 def together(documents: Sequence[Mapping[str, Any]], command: str = "") -> dict[str, Any]:
     """Audits of one task with different settings as one, with verdicts over all their rows.
 
-    What is not a row is the first one's.  A method that could be played in one of them is not among
-    those that could not.
+    What is not a row is the first one's; ``games`` says of each what was played.  A method that
+    could be played in one of them is not among those that could not.
     """
     first = documents[0]
     rows = judged([Row.from_json(row) for one in documents for row in one["rows"]])
@@ -268,6 +268,7 @@ def together(documents: Sequence[Mapping[str, Any]], command: str = "") -> dict[
     return {
         **first,
         "command": command or first["command"],
+        "games": [{"task": one["task"], "game": one["game"]} for one in documents],
         "rows": [row.to_json() for row in rows],
         "failed": [one for name, one in failed.items() if name not in played],
         "refuted": refuted(rows),

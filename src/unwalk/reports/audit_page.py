@@ -44,8 +44,8 @@ def _cells(row: Document) -> list[str]:
 
 def audit_table(document: Document) -> rich.table.Table:
     """The rows for the terminal."""
-    game, task = document["game"], document["task"]
-    title = f"{task['name']}, {task['model']}: epsilon claimed and audited, {game['pairs']} pairs"
+    game = document["game"]
+    title = f"{_played(document)}: epsilon claimed and audited, {game['pairs']} pairs"
     table = terminal_table(title)
     for head in ("method", "observer", *HEADS):
         right = head in ("claimed", "audited", "cap", "family-wise")
@@ -210,14 +210,13 @@ def chart(document: Document) -> Markup:
         f"audited {_epsilon(row['audited'])}"
         for row in rows
     )
-    title = f"Epsilon claimed and audited, {document['task']['name']}"
+    title = f"Epsilon claimed and audited, {_played(document)}"
     return picture("audit", title, told, height, body, width=WIDE)
 
 
 def chart_file(document: Document) -> str:
     """The picture as a file of its own."""
-    game, task = document["game"], document["task"]
-    heading = f"Epsilon claimed and audited: {task['name']}, {game['pairs']} pairs"
+    heading = f"Epsilon claimed and audited: {_played(document)}, {document['game']['pairs']} pairs"
     return alone(heading, [chart(document)], "audit")
 
 
@@ -243,11 +242,10 @@ def _legend() -> list[Markup]:
 
 def render_audit(document: Document) -> str:
     """The page as one self-contained HTML text."""
-    game, task = document["game"], document["task"]
     attackers = {one["name"].partition(":")[0] for row in document["rows"] for one in row["tried"]}
     return render_page(
         "audit",
-        title=f"Audit of {_audited(document)} on {task['name']}, {task['model']}",
+        title=f"Audit of {_audited(document)} on {_played(document)}",
         story=verdict_lines(document),
         picture=chart(document),
         table_of_rows=page_table(document),
@@ -257,7 +255,7 @@ def render_audit(document: Document) -> str:
                 (row["label"], row["grade"], row["reason"]) for row in document["rows"]
             )
         ],
-        game=_game(game, task),
+        game=_game(document),
         attackers=sorted(attackers),
         tried=[
             (f"{row['label']}, seen by {row['observer']}", _tried(row)) for row in document["rows"]
@@ -273,8 +271,43 @@ def _audited(document: Document) -> str:
     return numbers.joined(labels) if len(labels) < 4 else numbers.counted(len(labels), "method")
 
 
-def _game(game: Document, task: Document) -> list[str]:
-    """How the game was played, in sentences."""
+def _played(document: Document) -> str:
+    """Tasks and models, each once."""
+    tasks = [f"{one['task']['name']} ({one['task']['model']})" for one in _games(document)]
+    return numbers.joined(list(dict.fromkeys(tasks)))
+
+
+def _games(document: Document) -> Sequence[Document]:
+    """Task and game of each audit in the document: one, unless several were joined."""
+    games: Sequence[Document] = document.get("games", [document])
+    return games
+
+
+def _game(document: Document) -> list[str]:
+    """How the game was played, in sentences; where several were, each after its task's name."""
+    games = _games(document)
+    told = [_setting(one["game"], one["task"]) for one in games]
+    if len(games) > 1:
+        told = [
+            f"{one['task']['name']} ({one['task']['model']}): {text}"
+            for one, text in zip(games, told, strict=True)
+        ]
+    game = document["game"]
+    return [
+        "In one world training meets the forgotten records and the method forgets them; in the "
+        "other they never were, and the method is asked for nothing.",
+        *dict.fromkeys(told),
+        f"Attackers are fitted on {game['fit']} runs of each world; {game['choose']} others choose "
+        f"the attacker, its threshold and its direction; the errors in the remaining "
+        f"{game['count']} give the bound, by Clopper and Pearson in both directions.",
+        "A bound that rests on an assumed shape (if Gaussian) decides nothing. Whether a claim is "
+        f"refuted is decided at {numbers.percent(game['significance'])} over all rows and "
+        "attackers together, by Holm's rule.",
+    ]
+
+
+def _setting(game: Document, task: Document) -> str:
+    """Who forgets what in a game, and which coins are drawn."""
     size = task["forget"]["size"]
     coins = {
         "fresh": "Every run draws its own initial model, route, batches and noise.",
@@ -291,17 +324,7 @@ def _game(game: Document, task: Document) -> list[str]:
         if game["canary"] == "none"
         else f"The auditor planted canaries ({game['canary']}) in place of the forgotten records."
     )
-    return [
-        f"Peer {task['unlearner']} of {task['peers']} has to forget {size} records. In one world "
-        f"training meets them and the method forgets them; in the other they never were, and the "
-        f"method is asked for nothing. Each world is run {game['pairs']} times.",
-        coins,
-        seeds,
-        planted,
-        f"Attackers are fitted on {game['fit']} runs of each world; {game['choose']} others choose "
-        f"the attacker, its threshold and its direction; the errors in the remaining "
-        f"{game['count']} give the bound, by Clopper and Pearson in both directions.",
-        "A bound that rests on an assumed shape (if Gaussian) decides nothing. Whether a claim is "
-        f"refuted is decided at {numbers.percent(game['significance'])} over all rows and "
-        "attackers together, by Holm's rule.",
-    ]
+    return (
+        f"Peer {task['unlearner']} of {task['peers']} has to forget {size} records. {planted} Each "
+        f"world is run {game['pairs']} times. {coins} {seeds}"
+    )

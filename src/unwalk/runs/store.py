@@ -298,10 +298,11 @@ def data_digest(task: ShardedTask, graph: Graph) -> dict[str, str]:
         parts[f"the records of peer {peer}"] = _digest(_ids(ids), x, y)
     if task.features is not None:
         parts["the map to features"] = task.features.extractor.digest
-    loss = task.loss
-    parts["the loss"] = _digest(f"own {_named(loss)}" if task.own_loss else repr(loss))
-    model = build_model(task.model, 0)
-    parts["the model"] = _digest(repr(model), *(_named(type(part)) for part in model.modules()))
+    if (loss := task.loss) is not None:
+        parts["the loss"] = _digest(f"own {_named(loss)}" if task.own_loss else repr(loss))
+    if task.factory.own:
+        model = build_model(task.model, 0)
+        parts["the model"] = _digest(repr(model), *(_named(type(part)) for part in model.modules()))
     parts["the choice of forgotten records"] = _digest(
         json.dumps(task.records(u).forgotten.tolist())
     )
