@@ -20,9 +20,11 @@ from unwalk.cli import app
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.grades import badge_of
 from unwalk.methods import METHODS
+from unwalk.reports.plans import pick_line
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.planner import (
     GRADES,
+    MORE,
     WAYS,
     Budget,
     Log,
@@ -31,6 +33,7 @@ from unwalk.runs.planner import (
     Planner,
     Rates,
     hops_after,
+    preferred,
 )
 from unwalk.runs.run import run
 from unwalk.settings.config import Value
@@ -160,7 +163,9 @@ def drawn(found: Planned) -> None:
         assert found.best.reaches(found.grade)
         cost = found.rates.seconds(found.best)
         able = [one for one in found.offers if one.reaches(found.grade)]
-        assert cost == min(map(found.rates.seconds, able))
+        assert cost <= MORE * min(map(found.rates.seconds, able))
+        as_strong = [one for one in able if one.grade == found.best.grade]
+        assert cost == min(map(found.rates.seconds, as_strong))
     for one in found.offers:
         assert one.possible == (one.reason == "")
 
@@ -267,6 +272,26 @@ def test_many_gradients_in_few_visits_cost_less_than_the_log_has_them_in_many():
     assert rates.seconds(seal) < rates.seconds(rewind)
     whole = Offer("restart", "restart", {}, hops=60, gradients=60 * 432)
     assert log.foretell(whole, rates).seconds == pytest.approx(60 * 0.00147)
+
+
+@pytest.mark.parametrize(("messages", "way"), [(100, "rewind"), (105, "rewind"), (106, "RR-DU")])
+def test_a_claim_is_not_taken_where_a_guarantee_costs_next_to_nothing_more(messages, way):
+    claimed = Offer("RR-DU", "rrdu", {}, grade="nominal", messages=100)
+    exact = Offer("rewind", "rewind", {}, grade="exact", messages=messages)
+    later = replace(exact, way="restart")
+    found = preferred([claimed, exact, later], Rates(message=1.0))
+    assert found is not None
+    assert found.way == way
+    assert preferred([], Rates()) is None
+
+
+def test_a_way_that_is_not_the_cheapest_is_not_called_so():
+    claimed = Offer("RR-DU", "rrdu", {}, grade="nominal", messages=99)
+    exact = Offer("rewind", "rewind", {}, grade="exact", messages=100)
+    plan = replace(planner().plan("nominal"), offers=(claimed, exact), best=exact)
+    assert pick_line(plan.to_json()).startswith("hardly dearer than RR-DU, and guarantees more: re")
+    plan = replace(plan, grade="exact")
+    assert pick_line(plan.to_json()).startswith("cheapest that reaches it: rewind.")
 
 
 def test_a_log_without_gradients_leaves_the_rates_as_they_are():

@@ -22,6 +22,7 @@ HEADS = (
     "Expected clean, %",
     "Cost, s",
 )
+STRONGEST_FIRST = ("exact", "certified", "nominal")
 PREDICTED = (
     ("hops", "Hops", lambda v: numbers.fixed(v, 0)),
     ("bytes", "Data moved, B", lambda v: numbers.fixed(v, 0)),
@@ -95,8 +96,17 @@ def pick_line(plan: Mapping[str, Any]) -> str:
     if plan["best"] is None:
         return f"no way reaches grade {plan['grade']} with these settings and this budget"
     way = next(one for one in plan["ways"] if one["way"] == plan["best"])
-    meaning = SHOWN[way["grade"]].meaning
-    return f"cheapest that reaches it: {way['way']}. {meaning}"
+    meaning, rates = SHOWN[way["grade"]].meaning, plan["rates"]
+    enough = STRONGEST_FIRST[: STRONGEST_FIRST.index(plan["grade"]) + 1]
+    cheaper = [
+        one
+        for one in plan["ways"]
+        if one["possible"] and one["grade"] in enough and cost_of(one, rates) < cost_of(way, rates)
+    ]
+    which = "cheapest that reaches it"
+    if cheaper:
+        which = f"hardly dearer than {cheaper[0]['way']}, and guarantees more"
+    return f"{which}: {way['way']}. {meaning}"
 
 
 def rates_line(rates: Mapping[str, float]) -> str:

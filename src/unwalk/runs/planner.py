@@ -33,6 +33,8 @@ from unwalk.settings.config import Config, Value, apply
 
 GRADES = ("exact", "certified", "nominal")
 """What can be asked for, the strongest first."""
+MORE = 1.05
+"""A way whose grade is stronger may cost so many times what the cheapest does."""
 WALKING = "network-sgd"
 """The training that most ways go on from."""
 
@@ -161,7 +163,8 @@ class Offer:
 class Planned:
     """All ways to meet one request, and the cheapest that reaches its grade.
 
-    ``best`` is None where none does.  ``config`` are the settings with which that way is run.
+    ``best`` is None where none does; a way of a weaker grade may be cheaper, by :data:`MORE` at
+    most.  ``config`` are the settings with which that way is run.
     """
 
     grade: str
@@ -290,6 +293,20 @@ def _named(offers: Iterable[Offer], name: str) -> Offer:
     return next(one for one in offers if one.way == name)
 
 
+def preferred(able: Sequence[Offer], rates: Rates) -> Offer | None:
+    """The cheapest way, or one of a stronger grade that costs next to nothing more.
+
+    >>> exact, claimed = Offer("a", "a", {}, grade="exact"), Offer("b", "b", {}, grade="nominal")
+    >>> able = [replace(exact, messages=30), replace(claimed, messages=29)]
+    >>> preferred(able, Rates()).way
+    'a'
+    """
+    least = min(map(rates.seconds, able), default=0.0)
+    near = [one for one in able if rates.seconds(one) <= MORE * least]
+    order = [(GRADES.index(one.grade), rates.seconds(one)) for one in near]
+    return near[order.index(min(order))] if near else None
+
+
 def hops_after(loss: float, whole: float, hops: int, peers: int) -> int:
     """So many hops are walked after noise that raises the loss by ``loss`` at most.
 
@@ -341,7 +358,7 @@ class Planner:
         return next((hop.hop for hop in hops if hop.receiver == u), None)
 
     def plan(self, grade: str, rates: Rates | None = None, budget: Budget | None = None) -> Planned:
-        """All ways, and the cheapest that reaches ``grade`` within the budget."""
+        """All ways, and the one of those within the budget that is :func:`preferred`."""
         check_choice("grade", grade, GRADES)
         rates, budget = rates or Rates(), budget or Budget()
         records = self.assembled.task.records(self.config.forget.peer)
@@ -352,7 +369,7 @@ class Planner:
             )
         offers = tuple(self._within(self.offer(way), rates, budget) for way in self.ways(grade))
         able = [one for one in offers if one.reaches(grade)]
-        best = min(able, key=rates.seconds, default=None)
+        best = preferred(able, rates)
         return Planned(
             grade=grade,
             epsilon=self.config.unlearn.epsilon,
