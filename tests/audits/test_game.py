@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tests.runs.small import BLOBS, DIGITS, small
+from tests.tasks.own_frozen import head
 from unwalk.audits.canaries import CANARIES
 from unwalk.audits.game import Game, Played, Views, play
 from unwalk.audits.views import LONGEST, SLOTS, Examiner, Observer
@@ -362,3 +364,12 @@ def test_fleets_that_have_ended_do_not_fill_the_memory(monkeypatch):
     assert all(isinstance(one, Played) for one in done.values()), done
     assert len(alive) == 8
     assert max(alive) <= 1
+
+
+def test_a_frozen_part_that_every_game_would_draw_anew_is_refused():
+    own: dict[str, Any] = {"task": "blobs", "data.features": 6, "data.classes": 3}
+    task = assemble(small({**own, "model.name": "tests.tasks.own_frozen:head"})).task
+    with pytest.raises(InvalidInput, match="own_frozen:head' has parameters that are not trained"):
+        Examiner(task, 0)
+    weights = head()
+    assert len(Examiner(replace(task, factory=lambda: copy.deepcopy(weights)), 0).forgotten.y)

@@ -81,10 +81,11 @@ def network(
     lies: int | None = None,
     visit: float | None = None,
     begin_with: Sequence[str] | None = (),
+    limits: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Network:
     changed = {k.replace("__", "."): v for k, v in settings.items()}
-    own = {} if visit is None else {"visit": visit}
+    own = {**(limits or {}), **({} if visit is None else {"visit": visit})}
     made = make_network(
         folder,
         name="test",

@@ -249,7 +249,7 @@ class Target:
         for task in [*chapters.tasks, *chapters.service.control_messages.tasks]:
             task.cancel()
         service = chapters.service
-        service.closed = True
+        await service.calls.close()
         for pool in (service.visits, service.hashing, service.disk):
             await asyncio.to_thread(pool.shutdown, wait=True)
         if chapters.records is not None:

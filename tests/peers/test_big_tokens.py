@@ -12,7 +12,7 @@ from tests.peers.harness import SETTINGS, Village, check_end, lived
 from unwalk.core.errors import InvalidInput
 from unwalk.core.token import PIECE, Token, Workspace
 from unwalk.peers import provision
-from unwalk.peers.handover.visit import WORDS, Work, plan_of, token_size
+from unwalk.peers.handover.visit import WORDS, Work, assembled_of, plan_of, token_size
 from unwalk.peers.identity.network_file import Limits
 from unwalk.peers.storage.token_files import (
     TokenFile,
@@ -90,7 +90,7 @@ def made(folder: Path, **more):
 
 
 def test_the_lease_is_long_enough_for_the_token(tmp_path):
-    size = token_size(plan_of(made(tmp_path / "usual")))
+    size = token_size(assembled_of(made(tmp_path / "usual")))
     assert made(tmp_path / "short").limits.lease == 30.0
     slow = {"rate": size / 45.0}
     assert made(tmp_path / "slow", limits=slow).limits.lease == 90.0
@@ -113,7 +113,7 @@ def test_no_token_of_a_walk_is_larger_than_the_least_limit_that_is_allowed(tmp_p
     check_end(village.folder, village.network, range(2))
     files = list(village.folder.glob("*/store/tokens/*.safetensors"))
     assert files
-    assert max(f.stat().st_size for f in files) <= token_size(plan_of(village.network))
+    assert max(f.stat().st_size for f in files) <= token_size(assembled_of(village.network))
 
 
 def test_a_peer_takes_what_its_model_makes_of_a_token_and_no_more(tmp_path):

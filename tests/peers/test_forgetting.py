@@ -6,6 +6,7 @@ import io
 import tracemalloc
 import zipfile
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ from unwalk.peers.demo import equal_bytes
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.certificate_archive import pack
 from unwalk.peers.forgetting.plans import Book, walked
+from unwalk.peers.identity.credentials import now
+from unwalk.peers.lifecycle import request_steps
 from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.storage.token_files import open_token
 from unwalk.peers.transport.wire import Unreachable
@@ -228,14 +231,17 @@ def test_requests_during_training_wait_and_are_answered_together(tmp_path):
         assert check(here, 1, "quiet-1")["claims"][0]["grade"] == "exact"
 
 
-def test_certified_chapters_compose(tmp_path):
+def test_certified_chapters_compose(tmp_path, monkeypatch):
+    """Also where the clock was two days ahead at the first of them."""
     budget = {"grade": "certified", "epsilon": 1.0, "delta": 1e-5}
 
     async def script(here):
         await here.until(here.trained)
         rows = trained_on(here, 2)
-        ask(here, 2, "a", rows[0], **budget)
-        await here.until(ended(here, a=2))
+        with monkeypatch.context() as ahead:
+            ahead.setattr(request_steps, "now", lambda: now() + timedelta(days=2))
+            ask(here, 2, "a", rows[0], **budget)
+            await here.until(ended(here, a=2))
         ask(here, 2, "b", rows[1], rows[2], **budget)
         await here.until(ended(here, b=2))
         found = Reception(here.peers[2]).overview().privacy

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.peers.deletions import SEALED, ask, ended, hamlet, trained_on
 from tests.peers.harness import ROUTE
 from unwalk.peers.forgetting.offers import NO_TOKEN, NO_VISIT, offers, offers_at
-from unwalk.peers.handover.visit import plan_of, token_size
 
 
 def at(here, peer):
@@ -19,7 +18,7 @@ def at(here, peer):
 def test_a_chapter_costs_what_was_offered(tmp_path):
     async def script(here):
         await here.until(here.trained)
-        size = token_size(plan_of(here.network))
+        size = here.peers[1].book.token_size
         for number, method in enumerate(("rewind", "restart", "rewind"), 1):
             offered = at(here, 1)[method]
             assert offered.reason is None

@@ -15,6 +15,7 @@ from tests.peers.own_files import unreadable
 from unwalk.core.errors import InvalidInput
 from unwalk.core.transcript import canonical
 from unwalk.peers.decisions.decided import words_of
+from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.peer_certificate import verified
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.schedule import Spec
@@ -211,6 +212,42 @@ def test_a_revocation_of_decided_chapters_leaves_no_request_open(tmp_path, which
         await here.until(lambda: all(good(id, peer) for id, peer in REQUESTS.items()))
 
     hamlet(tmp_path, script, train__hops=8, seed=ROUTE)
+
+
+@pytest.mark.parametrize(("rotated", "begun"), [(1, True), (3, True), (3, False), (1, None)])
+def test_a_certificate_of_records_that_were_never_used_is_issued_anew_too(tmp_path, rotated, begun):
+    """After a chapter, before any (``begun``: False), or while the request is still open (None)."""
+
+    async def script(here):
+        await here.until(here.trained)
+        if begun is not False:
+            ask(here, 0, "r", *trained_on(here, 0)[:1])
+            await here.until(ended(here, r=0))
+        asker, name = here.peers[3], "quiet-1"
+        if begun is None:
+            asker.request_steps.certifying.doubted[name] = 1e9
+        ask(here, 3, "s", next(row for row in range(40) if row not in trained_on(here, 3)))
+        place = certificate(here, 3, name)
+        await here.until(lambda: here.stage(3, "s") == ("erasing" if begun is None else "done"))
+        own = peer_certificate.own
+        await here.until(lambda: own(asker.bundle, place)["peers"]["pending"] == [])
+        for peer in {rotated, 3}:
+            await here.crash(peer)
+        rotate(here.folder, f"peer-{rotated}", chapter=1)
+        for peer in {rotated, 3}:
+            here.start(peer)
+        told_of(here, here.peers[rotated].trust.network)
+        newest = here.folder / "network.json"
+
+        def good() -> bool:
+            return not verified(place, here.folder / "ca.pem", newest)["problems"]
+
+        await here.until(lambda: good() and here.stage(3, "s") == "done", 10.0)
+        again = own(here.peers[3].bundle, place)["peers"]["version"]
+        await asyncio.sleep(5.0)
+        assert own(here.peers[3].bundle, place)["peers"]["version"] == again, "and then it stays"
+
+    hamlet(tmp_path, script, train__hops=4, seed=ROUTE)
 
 
 def test_who_was_away_takes_over_a_chapter_that_a_revocation_covers(tmp_path):

@@ -285,7 +285,8 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
         host = here.services[0] if kind is Village else here.peers[0]
         service = host if kind is Village else host.service
         begun, go_on = asyncio.Event(), asyncio.Event()
-        answer = service.receiver.answer
+        answers = service.control_messages.answers
+        answer = answers[ms.EntryOf]
 
         async def slow(sender, message):
             begun.set()
@@ -297,7 +298,7 @@ def test_a_call_that_meets_a_store_that_closes_is_answered(tmp_path, kind, stubb
                 await asyncio.sleep(0.1)
             return await answer(sender, message)
 
-        service.receiver.answer = slow
+        answers[ms.EntryOf] = slow
         asked = service.control_messages.words(ms.EntryOf, chain="0" * 64)
         call = asyncio.create_task(host.answer(1, asked))
         await begun.wait()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.tasks.environments import environment
 
 PROGRAM = """
 import numpy as np
@@ -47,23 +44,9 @@ print(tuple(task.shard(0).x.shape), float(task.test.x.max()) <= 1.0)
 """
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """An interpreter with ``datasets``, and all packages that are installed here."""
-    place = tmp_path / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
-    pip = [sys.executable, "-m", "pip", "-q", "--python", str(place)]
-    done = subprocess.run([*pip, "install", "datasets"], capture_output=True, text=True)
-    if done.returncode and re.search("No matching distribution|connection|resolve", done.stderr):
-        pytest.skip("no package index has datasets")
-    assert done.returncode == 0, done.stderr
-    site = next((place / "lib").glob("python*/site-packages"))
-    (site / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return place / "bin" / "python"
-
-
 @pytest.mark.soak
-def test_datasets_of_hugging_face_are_read(python, tmp_path):
+def test_datasets_of_hugging_face_are_read(tmp_path):
+    python = environment(tmp_path / "env", "datasets")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run([python, "-c", PROGRAM], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

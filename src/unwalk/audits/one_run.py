@@ -118,12 +118,12 @@ def _played(base: Assembled, name: str) -> tuple[Floats, Floats]:
     method = config.method
     plan = runner.assembled.unlearning(method, trained.outcome.transcript)
     token = runner.walk(method, plan, trained).outcome.token
-    return _losses(base, token, canaries), coins.astype(np.float64)
+    return _losses(base, token, canaries, plan.seeds), coins.astype(np.float64)
 
 
 @torch.no_grad()
-def _losses(base: Assembled, token: Token, rows: np.ndarray) -> Floats:
-    work = Workspace(build_model(base.task.model, 0))
+def _losses(base: Assembled, token: Token, rows: np.ndarray, seeds: PublicSeeds) -> Floats:
+    work = Workspace(build_model(base.task.model, seeds.integer("model")))
     work.load(token)
     shard = base.task.shard(base.config.forget.peer)
     x, y = shard.take(torch.from_numpy(rows), None)

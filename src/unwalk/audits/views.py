@@ -28,6 +28,7 @@ from torch.func import functional_call, vmap
 
 from unwalk.core.data import Held
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import staying, travelling
 from unwalk.core.plan import Phase, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Hop
@@ -102,7 +103,15 @@ class Examiner:
     """Asks models about the records to be forgotten, and folds messages that are too long."""
 
     def __init__(self, task: ShardedTask, seed: int, device: str = "cpu") -> None:
-        self.model: nn.Module = build_model(task.model, seed).eval().to(device)
+        self.model: nn.Module = build_model(task.model, seed).eval()
+        if (still := staying(self.model)) and not all(
+            map(torch.equal, still, staying(build_model(task.model, seed + 1)))
+        ):
+            raise InvalidInput(
+                f"model {task.model_name!r} has parameters that are not trained and that its seed "
+                "draws, so that every game would have others; allowed: the same for every seed."
+            )
+        self.model = self.model.to(device)
         convolves = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         self.alone = convolves and device == "cpu"
         """Whether models are asked one by one: batched convolutions are slow on a CPU."""
@@ -190,7 +199,7 @@ class Examiner:
         flat = torch.stack([t.parameters.detach().to(device) for t in tokens])
         buffers = {
             name: torch.stack([t.buffers[name].to(device) for t in tokens])
-            for name, _ in self.model.named_buffers()
+            for name in travelling(self.model)
         }
         ours, others = (self._outputs(flat, buffers, h.x) for h in (self.forgotten, self.test))
         answers = np.zeros((len(tokens), len(ANSWERS)))

@@ -75,6 +75,8 @@ FACTS = (
     "features",
     "features_digest",
     "features_from",
+    "frozen",
+    "frozen_digest",
     "labels",
     "dealing",
     "holdout",
@@ -374,6 +376,10 @@ DEALT = (
     "forgotten ones others might have been dealt otherwise"
 )
 MAPPED = "the model sees fixed features {!r} (digest {}...): the map {}"
+FROZEN = (
+    "the {:,} parameters that were not trained (digest {}...) were made without the forgotten "
+    "records, and every peer that was visited had the same"
+)
 HELD_OUT = (
     "which records are held out as the test set is taken as given: it is a share of all records, "
     "and without the forgotten ones others might have been held out"
@@ -391,6 +397,8 @@ def _given(transcript: Transcript) -> list[str]:
     if "features" in header:
         name, digest = header["features"], str(header.get("features_digest"))[:16]
         assumptions.append(MAPPED.format(str(name), digest, FEATURES[str(header["features_from"])]))
+    if "frozen" in header:
+        assumptions.append(FROZEN.format(header["frozen"], str(header.get("frozen_digest"))[:16]))
     if header.get("code") == "own":
         assumptions.append(OWN_CODE)
     dealing = header.get("dealing", "natural")

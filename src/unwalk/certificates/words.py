@@ -126,7 +126,7 @@ def _counted(number: int, noun: str) -> str:
 def _done(document: dict[str, Any]) -> list[str]:
     """What happened after the request, a sentence for each thing that happened or did not."""
     done, u = document["done"], document["public"]["unlearner"]
-    sentences = [_seen(document), _began(document), _walked(done, u)]
+    sentences = [_seen(document), _frozen(document), _began(document), _walked(done, u)]
     if done["sums"]:
         sentences.append(
             f"Peer {u} replaced its former sums by sums without the records, and the model was "
@@ -147,6 +147,16 @@ def _seen(document: dict[str, Any]) -> str:
         return ""
     digest = str(document["parameters"].get("features_digest"))[:16]
     return f"The model sees each record through fixed features, {name!r} (digest {digest}...)."
+
+
+def _frozen(document: dict[str, Any]) -> str:
+    """How much of the model was not trained, where any was not."""
+    number = document["parameters"].get("frozen")
+    if number is None:
+        return ""
+    digest = str(document["parameters"].get("frozen_digest"))[:16]
+    untrained = _counted(number, "parameter")
+    return f"Of the model, {untrained} were not trained and did not travel (digest {digest}...)."
 
 
 def _began(document: dict[str, Any]) -> str:

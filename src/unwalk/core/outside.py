@@ -187,6 +187,31 @@ def settled(value: Any) -> Hashable:
     return _Itself(value)
 
 
+def travelling(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that travel with a token, by name.
+
+    All of them; but where a part of the model is not trained, those that the model does not save
+    (``persistent=False``: positions, frequencies) are of that part.
+
+    >>> model = nn.Linear(2, 1)
+    >>> model.register_buffer("places", torch.arange(2), persistent=False)
+    >>> list(travelling(model)), list(travelling(model.requires_grad_(False)))
+    (['places'], [])
+    """
+    buffers = dict(model.named_buffers())
+    if all(p.requires_grad for p in model.parameters()):
+        return buffers
+    saved = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    return {name: buffer for name, buffer in buffers.items() if id(buffer) in saved}
+
+
+def staying(model: nn.Module) -> list[torch.Tensor]:
+    """What does not travel: parameters that are not trained, and buffers of that part."""
+    travel = set(map(id, travelling(model).values()))
+    still = [buffer for buffer in model.buffers() if id(buffer) not in travel]
+    return [*(p for p in model.parameters() if not p.requires_grad), *still]
+
+
 class Surroundings:
     """Everything in a model besides the tensors that travel, as it was when built.
 
@@ -206,9 +231,7 @@ class Surroundings:
             if not type(module).__module__.startswith("unwalk.engines.")
         ]
         self.trained = [(p, view, view.data_ptr()) for p, view in trained]
-        self.frozen = [
-            (p, p.data, p.detach().clone()) for p in model.parameters() if not p.requires_grad
-        ]
+        self.frozen = [(t, t.data, t.detach().clone()) for t in staying(model)]
         self.buffers = [
             (module._buffers, name, buffer)
             for module in model.modules()
@@ -269,12 +292,12 @@ class Surroundings:
                 parameter.data = view
             if not parameter.requires_grad:
                 parameter.requires_grad_(True)
-        for parameter, data, value in self.frozen:
-            if parameter.data_ptr() != data.data_ptr():
-                parameter.data = data
-            if parameter.requires_grad:
-                parameter.requires_grad_(False)
-            parameter.data.copy_(value)
+        for tensor, data, value in self.frozen:
+            if tensor.data_ptr() != data.data_ptr():
+                tensor.data = data
+            if tensor.requires_grad:
+                tensor.requires_grad_(False)
+            tensor.data.copy_(value)
 
 
 def leftovers(

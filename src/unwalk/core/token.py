@@ -26,7 +26,7 @@ from safetensors.torch import save as _save_safetensors
 from torch import nn
 
 from unwalk.core.errors import Corrupt, InvalidInput
-from unwalk.core.outside import Surroundings, settled
+from unwalk.core.outside import Surroundings, settled, travelling
 
 PIECE = 4 << 20
 """Numbers of a token that are read at once, so that those before can be let go."""
@@ -168,13 +168,18 @@ class Token:
 
     def digest(self, salt: bytes = b"") -> str:
         """SHA-256 over ``salt``, header and tensors: a commitment once the salt is secret."""
-        state = hashlib.sha256(salt)
-        state.update(json.dumps(self.header(), sort_keys=True).encode())
-        for name, tensor in self.tensors().items():
-            flat = tensor.detach().to("cpu").contiguous()
-            state.update(f"{name}:{tuple(flat.shape)}:{flat.dtype};".encode())
-            state.update(flat.reshape(-1).view(torch.uint8).numpy().data)
-        return state.hexdigest()
+        header = json.dumps(self.header(), sort_keys=True).encode()
+        return digest_of(self.tensors(), salt + header)
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor], before: bytes = b"") -> str:
+    """SHA-256 over ``before`` and the names, shapes, types and values of tensors, in this order."""
+    state = hashlib.sha256(before)
+    for name, tensor in tensors.items():
+        flat = tensor.detach().to("cpu").contiguous()
+        state.update(f"{name}:{tuple(flat.shape)}:{flat.dtype};".encode())
+        state.update(flat.reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
 
 
 class State:
@@ -298,7 +303,7 @@ class Workspace(State):
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 parameter.data = views[name]  # the model's own memory is free from here on
-        super().__init__(layout, parameters, dict(self.model.named_buffers()), anchors)
+        super().__init__(layout, parameters, travelling(self.model), anchors)
         trained = [(p, views[n]) for n, p in self.model.named_parameters() if p.requires_grad]
         self.around = Surroundings(self.model, trained)
         self.gradient = torch.zeros_like(parameters)
@@ -343,7 +348,7 @@ class Workspace(State):
         """
         views = self.layout.views(token.parameters)
         carried = {id(p): views[n] for n, p in self.model.named_parameters() if n in views}
-        carried |= {id(buffer): token.buffers[n] for n, buffer in self.model.named_buffers()}
+        carried |= {id(buffer): token.buffers[n] for n, buffer in travelling(self.model).items()}
         named = self.model.state_dict(keep_vars=True)
         return {k: carried.get(id(v), v).detach().to("cpu", copy=True) for k, v in named.items()}
 
@@ -351,6 +356,32 @@ class Workspace(State):
 def flat(model: nn.Module) -> torch.Tensor:
     """A model's trainable parameters as one vector, copied."""
     return torch.cat([p.detach().reshape(-1) for p in model.parameters() if p.requires_grad])
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """The parameters that are not trained: how many, and a digest of them.
+
+    The digest names all buffers as well, as they are before the first hop.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    >>> FrozenPart.of(model) is None
+    True
+    >>> FrozenPart.of(nn.Sequential(model[0].requires_grad_(False), model[1])).parameters
+    8
+    """
+
+    parameters: int
+    digest: str
+
+    @staticmethod
+    def of(model: nn.Module) -> FrozenPart | None:
+        """The frozen part of an initial model; None where all parameters are trained."""
+        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        if not frozen:
+            return None
+        digest = digest_of({**frozen, **dict(model.named_buffers())})
+        return FrozenPart(sum(p.numel() for p in frozen.values()), digest)
 
 
 _TENSORS = ("_parameters", "_buffers", "_modules")

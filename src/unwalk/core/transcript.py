@@ -54,6 +54,8 @@ HEADER_RANGES = {
     "predicts": may.word("number", "labels"),
     "loss_bound": may.real(above=0.0),
     "features_digest": may.digest(),
+    "frozen": may.whole(1, 2**40),
+    "frozen_digest": may.digest(),
     "inputs": may.whole(1, 2**40),
     "outputs": may.whole(1, 2**40),
     "slots": may.whole(1, 2**40),

@@ -27,6 +27,7 @@ from torch.nn.utils import parameters_to_vector
 from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput
+from unwalk.core.outside import staying, travelling
 from unwalk.core.plan import Onlooker, Outcome, Plan, Progress, Resume, Sink
 from unwalk.core.program import Distil, Edit, Hold, Op, Project, Steps
 from unwalk.core.token import State, Token, Workspace, architecture, build_model
@@ -96,7 +97,7 @@ class _Convoy:
                 parameters_to_vector(p.detach() for p in model.parameters() if p.requires_grad)
             )
             check_start(plan, flat[-1])
-            for name, buffer in model.named_buffers():
+            for name, buffer in travelling(model).items():
                 buffers[name].append(buffer)
         self.parameters = torch.stack(flat).to(device)
         self.buffers = {name: torch.stack(many).to(device) for name, many in buffers.items()}
@@ -125,8 +126,8 @@ class _Convoy:
                 f"plan {number} trains another model or loss than plan 0; "
                 "a fleet trains one architecture."
             )
-        for one, other in zip(model.parameters(), self.show.model.parameters(), strict=True):
-            if not one.requires_grad and not torch.equal(one, other.to(one.device)):
+        for one, other in zip(staying(model), staying(self.show.model), strict=True):
+            if not torch.equal(one, other.to(one.device)):
                 raise InvalidInput(
                     f"plan {number} has parameters that are not trained and that its seed drew; "
                     "a fleet has one set of them: use the in-process engine."

@@ -416,13 +416,17 @@ def train_descent(config: Config) -> Descent:
     )
 
 
+def as_unlearned(config: Config) -> Config:
+    """The same settings, with those that section ``unlearn`` overrides for training too."""
+    unlearn = config.unlearn
+    names = ("optimizer", "learning_rate", "momentum", "weight_decay", "work")
+    given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
+    return replace(config, train=replace(config.train, **given, slices=1, keep=unlearn.keep))
+
+
 def unlearn_descent(config: Config) -> Descent:
     """An unlearning visit to a peer other than u: as in training, with overrides of ``unlearn``."""
-    base, unlearn = train_descent(config), config.unlearn
-    names = ("optimizer", "learning_rate", "momentum", "weight_decay")
-    given = {n: getattr(unlearn, n) for n in names if getattr(unlearn, n) is not None}
-    work = base.work if unlearn.work is None else replace(base.work, kind=unlearn.work)
-    return replace(base, rule=replace(base.rule, **given), work=work, slices=1)
+    return train_descent(as_unlearned(config))
 
 
 def in_minibatches(descent: Descent) -> Descent:

@@ -21,7 +21,7 @@ from cryptography import x509
 from unwalk.core.errors import InvalidInput
 from unwalk.core.seeds import VERSION
 from unwalk.peers.decisions.decided import check_decided
-from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
+from unwalk.peers.handover.visit import assembled_of, token_size
 from unwalk.peers.identity.credentials import (
     PEER_DAYS,
     Authority,
@@ -69,7 +69,7 @@ def make_network(
     network = agreed(
         Network(name, members, versioned, given, noise, lies=lies, begin_with=first_up)
     )
-    size = token_size(plan_of(network))
+    size = token_size(assembled_of(network))
     if not isinstance(limits, Limits) and "lease" not in (limits or {}):
         network = replaced(network, limits=given.with_lease_for(size))
     network.limits.check_token(size)
@@ -87,15 +87,17 @@ def make_network(
 
 
 def agreed(network: Network) -> Network:
-    """The network with the digest of its fixed features in its settings, which all peers compare.
+    """The network with digests in its settings, which all peers compare.
 
-    One that was given already is checked, here as at every peer.
+    They are of its fixed features and of the model's frozen part, where it has any.  One that was
+    given already is checked, here as at every peer.
     """
-    features = assembled_of(network).task.features
-    if features is None:
-        return network
-    digest = {"data.extractor_digest": features.extractor.digest}
-    return replaced(network, settings={**network.settings, **digest})
+    assembled, digests = assembled_of(network), {}
+    if assembled.task.features is not None:
+        digests["data.extractor_digest"] = assembled.task.features.extractor.digest
+    if assembled.model.frozen is not None:
+        digests["model.frozen_digest"] = assembled.model.frozen.digest
+    return replaced(network, settings={**network.settings, **digests})
 
 
 def network_of(folder: Path) -> tuple[Network, Authority]:

@@ -122,9 +122,9 @@ def _went_back(transcript: Transcript, before: list[Hop], hops: list[Hop]) -> Cl
     way = fact(transcript, "rewind", "from where the walk went on is not known")
     if way not in WAYS:
         refuse_fact("not-a-rewind", "rewind", way, f"; known: {', '.join(WAYS)}")
-    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, ": older models would stay in it")
     if not hops:
         return _nothing_to_do(transcript, before, u, way)
+    need_fact("iterate", transcript, "last", UNKNOWN_ITERATE, ": older models would stay in it")
     start = start_of(hops)
     if start.start != "arrival" or start.hop is None:
         refuse("not-a-rewind", hops[0], start, "the walk did not begin from an arrival that u kept")

@@ -44,6 +44,7 @@ from unwalk.tasks.forgetting import read_ids
 
 if TYPE_CHECKING:
     from unwalk.core.noise import NoiseSource
+    from unwalk.core.token import FrozenPart
     from unwalk.engines.execute import BareLinear
     from unwalk.tasks.task import ShardedTask
 
@@ -309,7 +310,11 @@ def assemble(config: Config, task: ShardedTask | None = None) -> Assembled:
 def _assembled(config: Config, task: ShardedTask, graph: Graph) -> Assembled:
     if config.train.work == "slots" and config.train.capacity is None:
         config = replace(config, train=replace(config.train, capacity=capacity(task)))
-    return Assembled(config, task, graph, noise_of(config, settings_digest(config), task))
+    noise = noise_of(config, settings_digest(config), task)
+    assembled = Assembled(config, task, graph, noise)
+    if config.model.frozen_digest is not None:
+        check_frozen(assembled.model, config.model.frozen_digest)
+    return assembled
 
 
 def _graph(config: Config, peers: int | None) -> Graph:
@@ -417,8 +422,8 @@ class ModelFacts:
     """The public facts of the initial model, which is built once for them.
 
     ``head`` is its linear layer, or in words what the model is instead; ``initial_norm`` the length
-    of that layer's parameters.  Parameters and buffers have ``nbytes`` bytes, one vector of
-    parameters ``vector_bytes``.
+    of that layer's parameters.  Trained parameters and buffers have ``nbytes`` bytes, one vector of
+    these parameters ``vector_bytes``; ``frozen`` are the others.
     """
 
     parameters: int
@@ -428,25 +433,43 @@ class ModelFacts:
     initial_norm: float
     nbytes: int
     vector_bytes: int
+    frozen: FrozenPart | None = None
 
     @staticmethod
     def of(task: Task, seed: int) -> ModelFacts:
         """The facts of the model that a run with this seed begins with."""
-        from unwalk.core.token import build_model, flat
+        from unwalk.core.outside import travelling
+        from unwalk.core.token import FrozenPart, build_model, flat
         from unwalk.engines.execute import bare_linear, length_of
 
         model = build_model(task.model, PublicSeeds(seed).integer("model"))
         parameters, head = list(model.parameters()), bare_linear(model)
-        norm = 0.0 if isinstance(head, str) else length_of(flat(model))
-        trained = sum(p.nbytes for p in parameters if p.requires_grad)
+        vector, buffers = flat(model), travelling(model)
+        norm = 0.0 if isinstance(head, str) else length_of(vector)
         return ModelFacts(
             parameters=sum(p.numel() for p in parameters),
-            precision=str(parameters[0].dtype).removeprefix("torch."),
-            buffers=tuple(sorted(dict(model.named_buffers()))),
+            precision=str(vector.dtype).removeprefix("torch."),
+            buffers=tuple(sorted(buffers)),
             head=head,
             initial_norm=norm,
-            nbytes=trained + sum(b.nbytes for b in model.buffers()),
-            vector_bytes=trained,
+            nbytes=vector.nbytes + sum(b.nbytes for b in buffers.values()),
+            vector_bytes=vector.nbytes,
+            frozen=FrozenPart.of(model),
+        )
+
+
+def check_frozen(model: ModelFacts, wanted: str) -> None:
+    """Refuse a model whose frozen part has another digest than the settings say."""
+    if model.frozen is None:
+        raise InvalidInput(
+            f"model.frozen_digest is {wanted[:16]}..., but all parameters of this model are "
+            "trained; allowed: a model with a frozen part, or no digest."
+        )
+    if model.frozen.digest != wanted:
+        raise InvalidInput(
+            f"the frozen part of the model ({model.frozen.parameters:,} parameters) has the digest "
+            f"{model.frozen.digest[:16]}..., and what was agreed on is {wanted[:16]}...: all peers "
+            "need the same frozen parameters, which never travel."
         )
 
 
@@ -477,6 +500,8 @@ def public_facts(
         **_batching(config),
         **_loss(task, model),
     }
+    if model.frozen is not None:
+        facts |= {"frozen": model.frozen.parameters, "frozen_digest": model.frozen.digest}
     if config.train.slices > 1:
         facts["slices"] = config.train.slices
     if method in METHODS:

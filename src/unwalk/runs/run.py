@@ -29,6 +29,7 @@ from unwalk.certificates.words import in_words
 from unwalk.core import __version__
 from unwalk.core.errors import Diverged, InvalidInput, Refused, told
 from unwalk.core.grades import badge_of
+from unwalk.core.outside import travelling
 from unwalk.core.plan import Engine, Outcome, Plan, Progress
 from unwalk.core.token import Layout, Token, Workspace, build_model
 from unwalk.core.transcript import Transcript, canonical
@@ -92,7 +93,7 @@ class Constituents:
             for name, parameter in model.named_parameters():
                 if name in views:
                     parameter.copy_(views[name])
-            for name, buffer in model.named_buffers():
+            for name, buffer in travelling(model).items():
                 buffer.copy_(token.buffers[name])
         return model
 

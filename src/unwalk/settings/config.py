@@ -203,6 +203,9 @@ class ModelSettings:
         "inputs and parameters: float32, or float64 to certify",
         choices=("float32", "float64"),
     )
+    frozen_digest: str | None = setting(
+        None, "digest that the parameters which are not trained must have; empty: any"
+    )
 
 
 @dataclass(frozen=True)
@@ -593,6 +596,7 @@ FIRST = frozenset({"ddp", "dpsgd", "seal", "rewind", "restart", "sums", "noisy_s
 
 
 LATER: Mapping[str, Value] = {
+    "model.frozen_digest": None,
     "data.extractor": None,
     "data.filters": None,
     "data.trained": None,

@@ -12,6 +12,7 @@ sources, official            records, and how they are dealt to peers; published
 checks                       what is wrong with arrays that a user brings
 forgetting                   triggers, and which records have to be forgotten
 models, resnet               models
+adapters                     networks of Hugging Face, whose adapter is the token
 features, gabor, patches     fixed features, which any task can have, for a linear head
 ============================ =============================================================
 

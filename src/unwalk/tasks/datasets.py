@@ -18,7 +18,7 @@ from unwalk.core.errors import InvalidInput
 LABELS = ("label", "labels")
 """Keys that name the label of an item where nothing is said."""
 Keys = str | Sequence[str] | None
-"""Which values of an item are the input: one, or several numbers side by side."""
+"""Which values of an item are the input: one, or several side by side."""
 
 
 def is_dataset(brought: object) -> bool:
@@ -92,21 +92,26 @@ def _named_parts(
     if wanted is None:
         raise InvalidInput(
             f"item {row} of the dataset has the keys {there}; say which are the input: "
-            "inputs=KEY, or inputs=[KEY, ...] for numbers side by side."
+            "inputs=KEY, or inputs=[KEY, ...] for several side by side."
         )
     for key in [wanted] if isinstance(wanted, str) else wanted:
         if key not in others:
             raise InvalidInput(f"inputs names {key!r}; allowed: {', '.join(map(str, others))}.")
     if isinstance(wanted, str):
         return item[wanted], item[name]
-    return np.array([_number(item[key], key, row) for key in wanted]), item[name]
+    values = [_numbers(item[key], key, row) for key in wanted]
+    return torch.cat(values), item[name]
 
 
-def _number(value: Any, key: str, row: int) -> float:
-    plain = value.item() if isinstance(value, torch.Tensor | np.generic) else value
-    if isinstance(plain, int | float):
-        return float(plain)
-    raise InvalidInput(f"{key!r} of item {row} of the dataset is {plain!r}; allowed: a number.")
+def _numbers(value: Any, key: str, row: int) -> torch.Tensor:
+    """A number, or those of an array one after the other."""
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if array.dtype.kind in "biuf":
+        return torch.from_numpy(array.astype(np.float64)).reshape(-1)
+    raise InvalidInput(
+        f"{key!r} of item {row} of the dataset is {value!r}; allowed: a number, or an array of "
+        "them."
+    )
 
 
 def _input(value: Any, row: int) -> torch.Tensor:

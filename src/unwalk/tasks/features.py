@@ -36,7 +36,7 @@ from unwalk.core.data import Held, shortened
 from unwalk.core.errors import InvalidInput, told
 from unwalk.core.outside import Surroundings
 from unwalk.core.program import Rows
-from unwalk.core.token import build_model
+from unwalk.core.token import build_model, digest_of
 from unwalk.core.validation import check_choice, check_number
 from unwalk.tasks import official
 from unwalk.tasks.gabor import GaborMap
@@ -290,11 +290,7 @@ class _Network:
         return made.detach().flatten(1)
 
     def _state(self) -> str:
-        digest = hashlib.sha256()
-        for name, tensor in self.network.state_dict().items():
-            digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return digest_of(self.network.state_dict())
 
     def _code(self) -> list[str]:
         """The layers in words, and the source of those that are the user's own."""

@@ -183,8 +183,8 @@ def from_dataset(
 
     Items are pairs (input, label), or mappings: then ``label`` names the key of the label
     (``label`` or ``labels`` if not given), ``inputs`` that of the input, or those of several
-    numbers side by side (the only other key if not given).  ``test`` is another dataset or a
-    share.  Pictures of Pillow become channels, rows, columns with values from 0 to 1.
+    numbers or arrays side by side (the only other key if not given).  ``test`` is another dataset
+    or a share.  Pictures of Pillow become channels, rows, columns with values from 0 to 1.
 
     Every item is read once, now: a random transform inside the dataset is frozen.  Bring it as
     ``augment`` instead.

@@ -94,8 +94,7 @@ class ShardedTask:
     def __post_init__(self) -> None:
         check_count("the forgetting peer", self.unlearner, high=self.peers - 1)
         self.shard(self.unlearner)
-        sample = Held(self.test.x[:2], self.test.y[:2])
-        check_model(self.model, sample, self.classes, self.loss)
+        check_model(self.model, self._few(2), self.classes, self.loss)
 
     @property
     def name(self) -> str:
@@ -159,16 +158,20 @@ class ShardedTask:
             why = held_fast(call)
             if why is not None:
                 return f"what the {what} keeps cannot be put back: {why}"
-        rows = torch.arange(4)
-        x, y = self.test.x[:4], self.test.y[:4]
-        if len(y) < len(rows):
-            generator = torch.Generator().manual_seed(0)
-            x = torch.rand(len(rows), *self.source.shape, generator=generator)
-            x, numbered = self._typed(x), not y.is_floating_point()
-            y = rows % self.classes if numbered else y.new_zeros(len(rows), *y.shape[1:])
-        model = build_model(self.model, 0)
+        held, model = self._few(4), build_model(self.model, 0)
+        x, y = held.x, held.y
         gradients = visits(self.loss, self.source.augment)
         return leftovers(model, gradients, (x[:2], y[:2]), (x[2:], y[2:]))
+
+    def _few(self, count: int) -> Held:
+        """Records of the test set to try a model on; random inputs where there are too few."""
+        x, y = self.test.x[:count], self.test.y[:count]
+        if len(y) < count:
+            generator = torch.Generator().manual_seed(0)
+            x = self._typed(torch.rand(count, *self.source.shape, generator=generator))
+            numbered, rows = not y.is_floating_point(), torch.arange(count)
+            y = rows % self.classes if numbered else y.new_zeros(count, *y.shape[1:])
+        return Held(x, y)
 
     @property
     def training_records(self) -> int:

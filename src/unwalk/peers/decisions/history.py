@@ -217,15 +217,24 @@ def valid_arrivals(
         known = visits_of(store, run)
         start = started(number, specs)
         for arrival in store.arrivals(run):
-            place = start + arrival.done
-            (chapter, visit) = before[place] if place < len(before) else (-1, 0)
-            kept = (chapter, visit) == (number, arrival.done + 1)
-            if chapter > number and visit == 1:  # the token that a later chapter went back to
-                spec = specs[chapter - 1]
-                kept = spec.method == "rewind" and spec.peer == arrival.peer
-            if kept and place <= position and _served(known, arrival):
+            on_line = _on_line(number, arrival, before, specs)
+            if on_line and start + arrival.done <= position and _served(known, arrival):
                 found.append(arrival)
     return found
+
+
+def _on_line(
+    number: int, arrival: Arrival, places: Sequence[tuple[int, int]], specs: Sequence[Spec]
+) -> bool:
+    """Whether the line goes on from where a token came in chapter ``number``, with what it came
+    for or with a later chapter that went back to it.
+    """
+    place = started(number, specs) + arrival.done
+    chapter, visit = places[place] if place < len(places) else (-1, 0)
+    if chapter > number and visit == 1:
+        spec = specs[chapter - 1]
+        return spec.method == "rewind" and spec.peer == arrival.peer
+    return (chapter, visit) == (number, arrival.done + 1)
 
 
 def _served(visits: Sequence[dict[str, Any]], arrival: Arrival) -> bool:
@@ -243,15 +252,19 @@ def find_arrival(
     specs: Sequence[Spec],
     peer: int,
     position: int,
+    hops: int,
 ) -> Arrival | None:
-    """The token as it came to ``peer`` after ``position`` visits of the line, if it is here."""
+    """The token as it came to ``peer`` after ``position`` visits of the line, if it is here.
+
+    Whatever else lies here is no such token, and may know what was forgotten.
+    """
+    places = line(hops, specs)
     for number, run in enumerate(runs):
-        last = number == len(runs) - 1
-        known = visits_of(store, run) if last else []
         for arrival in store.arrivals(run):
             there = started(number, specs) + arrival.done == position and arrival.peer == peer
+            there = there and _on_line(number, arrival, places, specs)
             there = there and store.file(arrival.token).exists()
-            if there and (not last or _served(known, arrival)):
+            if there and _served(visits_of(store, run), arrival):
                 return arrival
     return None
 

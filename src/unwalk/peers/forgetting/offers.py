@@ -15,7 +15,6 @@ from unwalk.peers.decisions import history
 from unwalk.peers.decisions.decided import chapters_in
 from unwalk.peers.forgetting.plans import Book, first_visit, for_peers, line
 from unwalk.peers.forgetting.request_form import Offer
-from unwalk.peers.handover.visit import token_size
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol.schedule import METHODS, Spec, marked, run_of
 from unwalk.peers.storage.database import read_only
@@ -38,12 +37,11 @@ def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -
         visits = {n: history.visits_of(store, runs[n]) for n in {chapter for chapter, _ in places}}
     known = all(len(visits.get(n, ())) >= place for n, place in places)
     first = first_visit(peer, places, visits) if known else None
-    size = token_size(book.training)
 
     def offer(method: str, grade: str) -> Offer:
         words = WORDS[grade]
         try:
-            book.check(peer, grade, method, 1)
+            book.check(peer, grade, method, 1, specs)
         except Refused as error:
             return Offer(grade, method, words, reason=advised(for_peers(error)))
         if not known:
@@ -52,10 +50,10 @@ def offers(book: Book, peer: int, specs: Sequence[Spec], store: Stored | None) -
             return Offer(grade, method, NO_VISIT, 0, 0)
         if method == "rewind":
             assert store is not None
-            if history.find_arrival(store, runs, specs, peer, first) is None:
+            if history.find_arrival(store, runs, specs, peer, first, book.hops) is None:
                 return Offer(grade, method, words, reason=NO_TOKEN)
         hops = book.hops_of(method, len(places), first)
-        return Offer(grade, method, words, hops, hops * size)
+        return Offer(grade, method, words, hops, hops * book.token_size)
 
     ordered = sorted(METHODS.items(), key=lambda item: (item[1] != "exact", item[0] != "rewind"))
     return tuple(offer(method, grade) for method, grade in ordered)

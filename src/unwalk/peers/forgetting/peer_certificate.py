@@ -254,15 +254,20 @@ def _raise_unread(error: Exception) -> None:
 
 
 def states(
+    bundle: Bundle,
     document: Mapping[str, Any],
     run: str,
     requests: Sequence[str],
     receipts: Mapping[str, dict[str, Any]],
 ) -> bool:
-    """Whether a certificate is of this walk, for these requests, with these receipts."""
+    """Whether a peer's certificate is of this walk, for these requests, with these receipts.
+
+    And whether it is signed with the keys that the peer has now.
+    """
     said = document["peers"]
     wanted = (run, list(requests), [receipts[peer] for peer in sorted(receipts)])
-    return (said["run"], said["requests"], said["receipts"]) == wanted
+    same_keys = document["signer"]["chain"] == bundle.certificate_pem.decode()
+    return same_keys and (said["run"], said["requests"], said["receipts"]) == wanted
 
 
 def rule_without(changed: Sequence[str], rule: str = RULE) -> str:
@@ -294,11 +299,7 @@ def issue(
     document = certificate_of(transcript, released_as(closing_from(facts.ends[-1][1])))
     claim = proved(document)
     issued_before, changed = read_all(bundle)
-    others = [
-        c
-        for other, d in issued_before
-        if other != name and (c := proved(d)) and d["peers"]["issued"] <= issued
-    ]
+    others = [c for other, d in issued_before if other != name and (c := proved(d))]
     known = [(c["epsilon"], c["delta"]) for c in (*others, claim) if c is not None]
     epsilon, delta = compose(known)
     content, signature = read_document(bundle.folder / "network.json")
@@ -529,9 +530,10 @@ def _check_header(
 def _kept(specs: Sequence[Spec], network: Network) -> str:
     """Which iterate is the result of the last chapter that was not given up."""
     config = resolve(network.run_settings, where="the network file")
-    ended = [spec for spec in marked(specs) if not spec.void]
-    anew = bool(ended) and ended[-1].method != "rewind"  # which repeats training
-    return config.unlearn.keep if anew else config.train.keep
+    ended = [spec.method for spec in marked(specs) if not spec.void]
+    if ended:
+        return "last" if ended[-1] == "rewind" else config.unlearn.keep
+    return config.train.keep
 
 
 def _line(specs: Sequence[Spec], network: Network, *, decided: bool) -> list[tuple[int, str, int]]:

@@ -20,12 +20,12 @@ from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Plan
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.methods.ledgered import probe
-from unwalk.methods.network_sgd import train_phase
+from unwalk.methods.network_sgd import as_unlearned, train_phase
 from unwalk.methods.record import Decided, Request
 from unwalk.methods.restart import RestartSettings
 from unwalk.methods.rewind import RewindSettings
 from unwalk.methods.seal import SealSettings
-from unwalk.peers.handover.visit import assembled_of, carried_out
+from unwalk.peers.handover.visit import assembled_of, carried_out, token_size
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol.schedule import METHODS, Spec, line
 from unwalk.runs.assemble import Assembled, public_facts
@@ -61,13 +61,25 @@ class Book:
         run = self.network.run_id
         return carried_out(self.assembled.training(), self.network, run, self.secret)
 
+    @cached_property
+    def token_size(self) -> int:
+        """Bytes that the file of a token may have, in training or in a chapter."""
+        return token_size(self.assembled)
+
     @property
     def hops(self) -> int:
         """Visits of the training walk."""
         return self.assembled.config.train.hops
 
-    def check(self, peer: int, grade: str, method: str | None, records: int) -> None:
-        """Refuse a request that no chapter could answer."""
+    def check(
+        self,
+        peer: int,
+        grade: str,
+        method: str | None,
+        records: int,
+        earlier: Sequence[Spec] = (),
+    ) -> None:
+        """Refuse a request that no chapter after ``earlier`` ones could answer."""
         config = self.assembled.config
         if method is not None and METHODS.get(method) != grade:
             ways = [name for name, reached in METHODS.items() if reached == grade]
@@ -77,32 +89,40 @@ class Book:
                 "grade",
             )
         if method == "rewind":
-            self._rewindable()
+            self._rewindable(earlier)
         if grade == "certified":
             if visits := config.of(SealSettings).visits:
                 raise Refused(f"seal.visits is {visits}; peers seal with 0.", "peer-visits")
             budget = (config.unlearn.epsilon, config.unlearn.delta)
             probed = Spec(1, peer, "seal", grade, *budget, ("",), records, 1, 0, 1, peer)
-            probe(self._request(probed))
+            probe(self._request(probed, ()))
 
-    def _rewindable(self) -> None:
-        train = self.assembled.config.train
+    def _walked(self, earlier: Sequence[Spec]) -> Config:
+        """The settings of the walk that rewinds repeat: training's, or those of a restart."""
+        config = self.assembled.config
+        anew = any(spec.method == "restart" and not spec.void for spec in earlier)
+        return as_unlearned(config) if anew else config
+
+    def _rewindable(self, earlier: Sequence[Spec]) -> None:
+        train = self._walked(earlier).train
         if train.keep != "last":
-            raise Refused(f"rewind needs train.keep = last; it is {train.keep!r}.", "iterate")
+            raise Refused(f"rewind needs a walk with keep = last; it is {train.keep!r}.", "iterate")
         if train.state == "local" and train.optimizer != "sgd":
             raise Refused(
                 "peers do not keep old local optimizer state, so none can be rewound.",
                 "local-state",
             )
 
-    def ways(self, grade: str, method: str | None) -> list[str]:
-        """The methods that may answer a request, the one to be preferred first."""
+    def ways(self, grade: str, method: str | None, earlier: Sequence[Spec]) -> list[str]:
+        """The methods that may answer a request after ``earlier`` chapters, the preferred first."""
+        if method == "rewind":
+            self._rewindable(earlier)
         if method is not None:
             return [method]
         if grade == "certified":
             return ["seal"]
         try:
-            self._rewindable()
+            self._rewindable(earlier)
         except Refused:
             return ["restart"]
         return ["rewind", "restart"]
@@ -113,30 +133,35 @@ class Book:
             return before - position
         return self.hops if method == "restart" else self.assembled.config.unlearn.hops
 
-    def _config(self, spec: Spec) -> Config:
-        config = self.assembled.config
+    def _config(self, spec: Spec, earlier: Sequence[Spec]) -> Config:
+        config = self.assembled.config if spec.method == "restart" else self._walked(earlier)
         unlearn = config.unlearn
         if spec.epsilon is not None and spec.delta is not None:
             unlearn = replace(unlearn, epsilon=spec.epsilon, delta=spec.delta)
         settled = config.having(RewindSettings("first-contact"), RestartSettings(local_steps=0))
         return replace(settled, forget=replace(config.forget, peer=spec.peer), unlearn=unlearn)
 
-    def _request(self, spec: Spec, walked: Transcript | None = None) -> Request:
-        assembled = self.assembled
-        header, buffers = self._header(spec), assembled.model.buffers
-        return Request(self._config(spec), assembled.task, header, buffers, walked)
+    def _request(
+        self, spec: Spec, earlier: Sequence[Spec], walked: Transcript | None = None
+    ) -> Request:
+        assembled, config = self.assembled, self._config(spec, earlier)
+        header, buffers = self._header(spec, earlier), assembled.model.buffers
+        return Request(config, assembled.task, header, buffers, walked)
 
-    def _header(self, spec: Spec) -> dict[str, Any]:
-        config, task = self._config(spec), self.assembled.task
+    def _header(self, spec: Spec, earlier: Sequence[Spec]) -> dict[str, Any]:
+        config, task = self._config(spec, earlier), self.assembled.task
         facts = public_facts(config, task, self.assembled.model, spec.method, 1.0 / task.peers)
         header = {**facts, "unlearner": spec.peer, "forget": spec.records or "all"}
         header["withdrawals"] = True
+        if spec.method == "seal":  # which goes on from what every walk before it kept
+            kept = [phase.keep for phase in self._before(spec, earlier) if phase.keep != "last"]
+            header["iterate"] = kept[0] if kept else "last"
         return {**header, "vanished": True} if spec.vanished else header
 
-    def _phase(self, spec: Spec, decided: Decided) -> Phase:
+    def _phase(self, spec: Spec, decided: Decided, earlier: Sequence[Spec]) -> Phase:
         peers = len(self.network.peers)
         decided = replace(decided, p=1.0 / peers, peers=peers)
-        phase = methods.METHODS[spec.method].phase(self._config(spec), decided)
+        phase = methods.METHODS[spec.method].phase(self._config(spec, earlier), decided)
         if spec.vanished and spec.method == "rewind":
             phase = replace(phase, route=FirstTo(spec.holder, Uniform()))
         return replace(phase, name=spec.phase, hops=spec.hops)
@@ -147,10 +172,11 @@ class Book:
         phases = []
         for chapter, hops in sorted(counts.items()):
             if chapter == 0:
-                phases.append(replace(train_phase(self._config(spec)), hops=hops))
+                phases.append(replace(train_phase(self._config(spec, earlier)), hops=hops))
             else:
                 told = earlier[chapter - 1]
-                phase = self._phase(told, Decided(start_hop=told.position + 1, std=1.0))
+                decided = Decided(start_hop=told.position + 1, std=1.0)
+                phase = self._phase(told, decided, earlier[: chapter - 1])
                 phases.append(replace(phase, hops=hops))
         return phases
 
@@ -165,7 +191,7 @@ class Book:
 
         u needs what was ``walked`` before: its noise is calculated from that.
         """
-        config, public = self._config(spec), self._header(spec)
+        config, public = self._config(spec, earlier), self._header(spec, earlier)
         del public["unlearner"]
         decided = Decided()
         if spec.method == "rewind":
@@ -173,10 +199,16 @@ class Book:
         elif spec.method == "seal":
             decided = Decided(std=1.0)  # nobody but u ever uses it
             if walked is not None:
-                decided = methods.METHODS["seal"].decide(self._request(spec, walked))
-        phases = (*self._before(spec, earlier), self._phase(spec, decided))
+                decided = methods.METHODS["seal"].decide(self._request(spec, earlier, walked))
+        before, phase = self._before(spec, earlier), self._phase(spec, decided, earlier)
         assembled = replace(self.assembled, config=config)
-        plan = assembled.plan(*phases, method=spec.method, public=public)
+        plan = assembled.plan(*before, phase, method=spec.method, public=public)
+        if spec.method == "rewind" and spec.position:
+            left = plan.phases[plan.phase_of(spec.position)[0]].method
+            if (
+                left.travels != phase.method.travels
+            ):  # another optimizer's, as of a walk after a seal
+                plan = replace(plan, phases=(*before, replace(phase, reset_optimizer=True)))
         return carried_out(plan, self.network, run, self.secret)
 
     def quiet(self, spec: Spec, run: str, earlier: Sequence[Spec]) -> Plan:

@@ -183,7 +183,7 @@ class ControlMessages:
             raise Refused("the log of a generation did not come within the lease.") from error
         finally:
             self.hearing.discard(peer)
-        if fence > walk.state.fence and not walk.closed:
+        if fence > walk.state.fence:
             walk.store.add_entries(walk.run_id, fresh)
             walk.store.put_opening(walk.run_id, entry)
             walk.put(pr.fenced(walk.state, fence, lineage))

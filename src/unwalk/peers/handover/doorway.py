@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -24,14 +25,12 @@ Answer = dict[str, Any]
 STOPPING = "this peer is stopping."
 
 
-class Doorway:
-    """Where messages come in at one peer."""
+class Calls:
+    """Calls under way, which can be ended all at once; none begins after that."""
 
-    def __init__(self, network: Network, journal: Journal, metrics: Metrics) -> None:
-        self.network, self.journal, self.metrics = network, journal, metrics
-        self.rate = Rate(network.limits.messages)
+    def __init__(self) -> None:
         self.closed = False
-        self.calls: dict[asyncio.Timeout, None] = {}  # those under way, in order
+        self.under_way: dict[asyncio.Timeout, None] = {}  # in the order in which they began
         self.last = asyncio.Event()
 
     async def close(self) -> None:
@@ -40,12 +39,42 @@ class Doorway:
         It waits for them however often it is cancelled: what they use is closed next.
         """
         self.closed = True
-        for call in self.calls:
+        for call in self.under_way:
             call.reschedule(asyncio.get_running_loop().time())
-        while self.calls:
+        while self.under_way:
             self.last.clear()
             with suppress(asyncio.CancelledError):
                 await self.last.wait()
+
+    async def answer(self, use: Callable[[], Awaitable[Answer]]) -> Answer:
+        """What ``use`` answers, unless the calls are closed first.
+
+        A token that was taken is never refused this way: nothing is awaited after it was taken.
+        """
+        if self.closed:
+            raise Refused(STOPPING)
+        call = asyncio.timeout(None)
+        self.under_way[call] = None
+        try:
+            async with call:
+                return await use()
+        except TimeoutError as error:
+            if not call.expired():
+                raise
+            raise Refused(STOPPING) from error
+        finally:
+            del self.under_way[call]
+            if not self.under_way:
+                self.last.set()
+
+
+class Doorway:
+    """Where messages come in at one peer."""
+
+    def __init__(self, network: Network, journal: Journal, metrics: Metrics) -> None:
+        self.network, self.journal, self.metrics = network, journal, metrics
+        self.rate = Rate(network.limits.messages)
+        self.calls = Calls()
 
     def _read(self, sender: int, data: bytes) -> WALK | NETWORK:
         if not self.rate.allows(sender, monotonic(), len(data)):
@@ -58,35 +87,12 @@ class Doorway:
             raise Refused(f"this is network {self.network.name}.")
         return message
 
-    async def _used(
-        self, message: WALK | NETWORK, use: Callable[[WALK | NETWORK], Awaitable[Answer]]
-    ) -> Answer:
-        """What ``use`` answers, unless the door closes first.
-
-        A token that was taken is never refused this way: nothing is awaited after it was taken.
-        """
-        if self.closed:
-            raise Refused(STOPPING)
-        call = asyncio.timeout(None)
-        self.calls[call] = None
-        try:
-            async with call:
-                return await use(message)
-        except TimeoutError as error:
-            if not call.expired():
-                raise
-            raise Refused(STOPPING) from error
-        finally:
-            del self.calls[call]
-            if not self.calls:
-                self.last.set()
-
     async def let_in(
         self, sender: int, data: bytes, use: Callable[[WALK | NETWORK], Awaitable[Answer]]
     ) -> bytes:
         """The answer that ``use`` has for a message, or a refusal if anything is wrong with it."""
         try:
-            return codec.dump(await self._used(self._read(sender, data), use))
+            return codec.dump(await self.calls.answer(partial(use, self._read(sender, data))))
         except UnwalkError as error:
             self.metrics.add("refusals_total")
             self.journal.refused(sender, error)

@@ -54,8 +54,9 @@ class Receiving:
         self.walk.gate.of_this_run(message)
         if type(message) not in self.takes:
             raise Corrupt("a token is offered as something unknown.")
+        use = partial(self.takes[type(message)], sender, message, chunks)
         try:
-            return await self.takes[type(message)](sender, message, chunks)
+            return await self.walk.calls.answer(use)
         except OSError as error:  # nothing was accepted, so that somebody else can be asked
             if self.walk.store.space.ran_out(error):
                 raise DiskFull from error
@@ -70,8 +71,6 @@ class Receiving:
         offer = self.walk.gate.offer(sender, said)
         self.walk.work.draws(offer.parcel.hop + 1)  # looked up before the bytes are there
         chunks = await begun(chunks)
-        if self.walk.closed:
-            raise Refused(STOPPING)
         reply = await self._take(offer, chunks)
         first = reply.kind == "accepted" and self.walk.came_first(offer.parcel)
         return codec.reply_to(reply, first=first)
@@ -188,7 +187,8 @@ class Receiving:
         self.walk.gate.of_this_run(message)
         if type(message) not in self.control_messages.answers:
             raise Corrupt("a message of that kind comes with a token.")
-        return await self.control_messages.answers[type(message)](sender, message)
+        use = partial(self.control_messages.answers[type(message)], sender, message)
+        return await self.walk.calls.answer(use)
 
 
 def _look(gate: OfferChecks, offer: Offer, path: Path) -> TokenFile:

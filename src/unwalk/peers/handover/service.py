@@ -84,7 +84,7 @@ class Service(Walk):
         try:
             await self.walk()
         finally:
-            await self.door.close()
+            await self.door.calls.close()
             await self.transport.stop()
 
     async def walk(self) -> None:
@@ -111,7 +111,7 @@ class Service(Walk):
         finally:
             ending = end_all([*tasks, late, *self.control_messages.tasks])
             await in_full(asyncio.ensure_future(ending))
-            self.closed = True
+            await self.calls.close()
             self.early_visits.close()
             self.journal.write("stopped", holding=self.state.held is not None)
             self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)

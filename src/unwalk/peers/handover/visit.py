@@ -14,12 +14,13 @@ from unwalk.core import events as ev
 from unwalk.core.data import Shard
 from unwalk.core.errors import Diverged, InvalidInput, UnwalkError, told
 from unwalk.core.noise import SecretNoise
-from unwalk.core.plan import Graph, Kept, Local, Move, Plan, Progress
+from unwalk.core.plan import Graph, Kept, Local, Move, Phase, Plan, Progress
 from unwalk.core.program import Program, Records, Steps, Visit
 from unwalk.core.token import MOST_STEPS, Token, Workspace, build_model, flat
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.engines.execute import execute, planned_events
 from unwalk.engines.inprocess import Walk, buffer_name, kept_from
+from unwalk.methods.network_sgd import as_unlearned, train_phase
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.records.own_task import public_task
 from unwalk.peers.storage.token_files import (
@@ -28,7 +29,6 @@ from unwalk.peers.storage.token_files import (
     cut,
     pieces,
     shapes_of,
-    token_pieces,
 )
 from unwalk.runs.assemble import Assembled, assemble, resolve, salt_of
 from unwalk.walks import NOBODY, FirstTo
@@ -68,12 +68,31 @@ def plan_of(network: Network, secret: bytes | None = None) -> Plan:
     return carried_out(assembled_of(network).training(), network, network.run_id, secret)
 
 
-def token_size(plan: Plan) -> int:
-    """Bytes of a token's file on a walk that learns, optimizer state that travels included."""
-    model = build_model(plan.task.model, plan.seeds.integer("model"))
-    token = Workspace(model, "cpu", {}).token(hop=0, at=NOBODY, memory={})
-    moments = len(plan.phases[-1].method.travels)
-    return sum(map(len, token_pieces(token))) + moments * token.parameters.nbytes + WORDS
+def vectors_of(phase: Phase) -> list[str]:
+    """What a token of a phase may hold beside the model: moments, and another iterate."""
+    kept = [] if phase.keep == "last" else [f"kept/{phase.keep}"]
+    return [*(f"moment/{name}" for name in sorted(phase.method.travels)), *kept]
+
+
+def token_size(assembled: Assembled) -> int:
+    """Bytes that the file of a network's token may have, in training or in a chapter."""
+    config = assembled.config
+    token = Workspace(build_model(assembled.task.model, 0), "cpu", {}).token(
+        hop=0, at=NOBODY, memory={}
+    )
+    walks = (train_phase(settings) for settings in (config, as_unlearned(config)))
+    return max(_size(token, phase)[1] for phase in walks)
+
+
+def _size(token: Token, phase: Phase) -> tuple[int, int]:
+    """Bytes of the longest header of a token of a phase, and of all of such a token.
+
+    ``token`` is one without anything but the model.
+    """
+    vectors = vectors_of(phase)
+    largest = {**token.tensors(), **dict.fromkeys(vectors, token.parameters)}
+    header = len(next(pieces(largest, {METADATA: ""}))) + WORDS
+    return header - 8, header + token.nbytes + len(vectors) * token.parameters.nbytes
 
 
 class PublicAnchors(dict[str, torch.Tensor]):
@@ -189,11 +208,7 @@ class Work:
         self.always = shapes_of(first)
         self.moments = [f"moment/{name}" for name in carried]
         self.kept_from = kept_from(plan, self.phase)
-        vectors = [*self.moments, *([] if self.phase.keep == "last" else [self.kept_name])]
-        largest = {**first.tensors(), **dict.fromkeys(vectors, first.parameters)}
-        header = len(next(pieces(largest, {METADATA: ""}))) + WORDS
-        self.longest_header = header - 8
-        self.most_bytes = header + first.nbytes + len(vectors) * first.parameters.nbytes
+        self.longest_header, self.most_bytes = _size(first, self.phase)
         program = self._program(1, peer, first=True, records=1)
         self.counts = any(isinstance(o, Steps) and o.rule.state == "carried" for o in program)
 

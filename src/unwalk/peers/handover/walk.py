@@ -17,6 +17,7 @@ from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions.ballot import Poll
 from unwalk.peers.decisions.history import another_visit, keep_visits, put_lie
 from unwalk.peers.handover.checks import OfferChecks
+from unwalk.peers.handover.doorway import Calls
 from unwalk.peers.handover.log_rules import Place, Succession
 from unwalk.peers.handover.moves import move_to
 from unwalk.peers.handover.receiving_places import ReceivingPlaces
@@ -62,9 +63,10 @@ class Walk:
 
     ``notify`` is called when somebody outside may have something to do, ``ends_changed`` when
     another last token is known; ``busy`` says whether files are better left alone just now.
-    ``receiving`` are those whose token is on its way, ``places`` where the walk was after each
-    log entry that is known here.  ``poll`` is the vote on the end, and
-    ``succession`` what a log entry may follow; both are there once the service is.
+    ``receiving`` are those whose token is on its way, ``calls`` all that others ask or bring at
+    the time, ``places`` where the walk was after each log entry that is known here.  ``poll`` is
+    the vote on the end, and ``succession`` what a log entry may follow; both are there once the
+    service is.
     """
 
     poll: Poll
@@ -89,7 +91,7 @@ class Walk:
         self.me = bundle.index
         self.gate = OfferChecks(self.network, trust, work, self.me, self.run_id)
         self.metrics = Metrics(self.run_id, bundle.name)
-        self.stopping = self.closed = False
+        self.stopping, self.calls = False, Calls()
         self.notify: Callable[[], None] = lambda: None
         self.ends_changed: Callable[[], None] = lambda: None
         self.busy: Callable[[], bool] = lambda: False
@@ -138,6 +140,11 @@ class Walk:
         self.store.pinned.discard(digest)
         self.store.collect(self.run_id, state)
         return state, move
+
+    @property
+    def closed(self) -> bool:
+        """Whether this walk is over here: it changes nothing any more."""
+        return self.calls.closed
 
     @property
     def void(self) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 
 from unwalk.core.data import Held
 from unwalk.core.errors import Corrupt
+from unwalk.core.outside import travelling
 from unwalk.core.token import Layout, build_model
 from unwalk.peers.handover.visit import UNUSABLE
 from unwalk.peers.lifecycle.progress import Progress
@@ -70,7 +71,7 @@ class AccuracyMeter:
     def _measure(self, path: Path, digest: str, held: Held) -> float | None:
         """Share of right answers; None if the file was written over, or the model fails on it."""
         plan = self.progress.service.work.plan
-        model = build_model(plan.task.model, 0)
+        model = build_model(plan.task.model, plan.seeds.integer("model"))
         try:
             file = open_token(path, len(self.progress.network.peers))
             _fill(model, file)
@@ -92,5 +93,5 @@ def _fill(model: nn.Module, file: TokenFile) -> None:
             if name in views:
                 parameter.copy_(views[name])
                 file.give_back()
-        for name, buffer in model.named_buffers():
+        for name, buffer in travelling(model).items():
             buffer.copy_(token.buffers[name])

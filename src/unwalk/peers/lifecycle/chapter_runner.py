@@ -101,8 +101,9 @@ class Chapters(Progress):
         plan = self.book.forgetting(spec, run, self.specs[: number - 1], before)
         public, token = spec.method == "restart", ""
         if spec.method == "rewind":
+            earlier, hops = self.specs[: number - 1], self.book.hops
             arrival = history.find_arrival(
-                self.store, self.runs[:number], self.specs, spec.peer, spec.position
+                self.store, self.runs[:number], earlier, spec.peer, spec.position, hops
             )
             token = "" if arrival is None else arrival.token
         model = self.model(number) or ""
@@ -130,7 +131,7 @@ class Chapters(Progress):
             return False
         if spec.method != "restart" and self.model(spec.number) is None:
             return False
-        if spec.method not in (*self.book.ways(spec.grade, None), "restart"):
+        if spec.method not in (*self.book.ways(spec.grade, None, self.specs), "restart"):
             return False
         first = first_visit(spec.peer, places, visits)
         position = 0 if spec.method == "restart" else first
@@ -250,7 +251,7 @@ class Chapters(Progress):
                 await self._wait()
             self.walking.result()
         finally:
-            await self.door.close()
+            await self.door.calls.close()
             await end_all([self.walking, *self.tasks])
             await self.transport.stop()
             if self.records is not None:
@@ -306,6 +307,7 @@ class Chapters(Progress):
         self.specs = marked(decided)
         self.runs = [self.network.run_id, *(run_of(self.network.run_id, s) for s in decided)]
         await end_all([walking])
+        await self.service.calls.close()  # also where it had not begun to walk
         while not self._begin(decided):
             await self.store.space.wait()
         self.store.fault("chapter opened")

@@ -84,6 +84,7 @@ class RequestSteps:
         if self.network is not self.progress.trust.network:  # it may have revoked receipts
             self.network = self.progress.trust.network
             self.complete.clear()
+            self.quiet.complete.clear()
         for number in self._over():
             if number not in self.receipted and self._has_successor(number):
                 try:
@@ -195,7 +196,7 @@ class RequestSteps:
         place = progress.bundle.store / peer_certificate.FOLDER / name / FILE
         document = peer_certificate.own(progress.bundle, place)
         wanted = (progress.runs[number], spec.requests, known)
-        if document is None or not peer_certificate.states(document, *wanted):
+        if document is None or not peer_certificate.states(progress.bundle, document, *wanted):
             transcript, visits = self.transcript(number)
             places = self._places(number)
             facts = peer_certificate.Facts(
@@ -312,7 +313,7 @@ class RequestSteps:
         position, method = first_visit(peer, places, visits), "rewind"
         if position is None or not self._has_token(position, peer):
             position, method = 0, "restart"
-        if "rewind" not in progress.book.ways("exact", None):
+        if "rewind" not in progress.book.ways("exact", None, progress.specs):
             position, method = 0, "restart"
         return Spec(
             number=len(progress.specs) + 1,
@@ -353,7 +354,7 @@ class RequestSteps:
         if oldest.grade == "certified" and was_released(progress.bundle, used):
             # A chapter that was given up may have shown noise for them: none is drawn again.
             oldest = exactly(oldest)
-        for method in progress.book.ways(oldest.grade, oldest.method):
+        for method in progress.book.ways(oldest.grade, oldest.method, progress.specs):
             position = 0 if method == "restart" else first
             spec = Spec(
                 number=len(progress.specs) + 1,
@@ -386,6 +387,6 @@ class RequestSteps:
     def _has_token(self, position: int, peer: int) -> bool:
         progress = self.progress
         arrival = history.find_arrival(
-            progress.store, progress.runs, progress.specs, peer, position
+            progress.store, progress.runs, progress.specs, peer, position, progress.book.hops
         )
         return arrival is not None

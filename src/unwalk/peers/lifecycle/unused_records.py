@@ -7,6 +7,8 @@ a certificate says that no visit on the line used them, with the receipts of the
 
 from __future__ import annotations
 
+from typing import Any
+
 from unwalk.certificates.document import FILE
 from unwalk.core.errors import UnwalkError
 from unwalk.core.transcript import Transcript
@@ -30,6 +32,7 @@ class UnusedRecords:
         self, progress: Progress, next_chapter: NextChapter, certifying: Certifying
     ) -> None:
         self.progress, self.next_chapter, self.certifying = progress, next_chapter, certifying
+        self.complete: set[str] = set()
 
     async def step(self) -> None:
         """Erase, certify, and issue again as receipts come in."""
@@ -38,10 +41,14 @@ class UnusedRecords:
         stages = ("committed", "erasing")
         open_ = [r for s in stages for r in requests.at(s, MOST_REQUESTS) if r.chapter == CHAPTER]
         fresh = [r for r in open_ if r.certificate is None]
-        for name in sorted({r.certificate for r in open_ if r.certificate is not None}):
+        issued = peer_certificate.names_in(self.progress.bundle.store / peer_certificate.FOLDER)
+        quiet = {name for name in issued if name.startswith(peer_certificate.QUIET)}
+        wanting = {r.certificate for r in open_ if r.certificate is not None}
+        for name in sorted(wanting | quiet - self.complete):
             asked = [r for r in open_ if r.certificate == name]
             if not await self._again(name, asked):
                 fresh += asked  # its files were changed: they need another
+                self.complete.add(name)
         if fresh:
             await self._certify(sorted(fresh, key=lambda r: r.number))
 
@@ -89,7 +96,9 @@ class UnusedRecords:
         requests.advance(batch.ids, "erasing", certificate=name)
 
     async def _again(self, name: str, asked: list[Request]) -> bool:
-        """Issue a certificate again if there are more receipts; False where it was changed."""
+        """Issue a certificate again if it would say more, or something said there does not count
+        any more; False where it was changed.
+        """
         progress = self.progress
         requests = progress.requests
         assert requests is not None
@@ -98,32 +107,36 @@ class UnusedRecords:
         if document is None or not set(ids) <= set(document["peers"]["requests"]):
             return False
         stated = document["peers"]
-        if stated["pending"]:
-            known = await self.certifying.receipts(stated["chapter"])
-            if len(known) == len(stated["receipts"]):
-                return True
+        chapter, run, known = stated["chapter"], stated["run"], dict[str, dict[str, Any]]()
+        if chapter:
+            known = await self.certifying.receipts(chapter)
+        if not peer_certificate.states(progress.bundle, document, run, stated["requests"], known):
             try:
                 transcript = Transcript.read(place / peer_certificate.TRANSCRIPT)
                 visits = peer_certificate.read_visits(place / peer_certificate.VISITS)
             except (UnwalkError, OSError, UnicodeError):
                 return False
             facts = peer_certificate.Facts(
-                stated["chapter"],
-                stated["run"],
+                chapter,
+                run,
                 tuple(stated["requests"]),
                 stated["erased_after_hop"],
                 known,
                 tuple((text, decision) for text, decision in stated["decisions"]),
                 tuple(tuple(end) for end in stated["ends"]),
                 decided=False,
+                silent=not chapter,
                 held_out=stated.get("held_out"),
                 received=tuple(stated.get("received", ())),
             )
             document = peer_certificate.issue(
                 progress.bundle, name, transcript, visits, facts, stated["issued"]
             )
-        if not document["peers"]["pending"] and await self.certifying.verifies(name, ids):
+        if document["peers"]["pending"]:
+            return True
+        if ids and await self.certifying.verifies(name, ids):
             why = f"{peer_certificate.unused(document)}: nothing had to be walked"
             requests.advance(ids, "done", reason=why)
             progress.store.fault("request done")
+        self.complete.add(name)
         return True
