@@ -107,9 +107,9 @@ def _trainings(task: str, flat: str, head: Settings, network: Settings) -> dict[
 MNIST_HEAD: Settings = {**PLAIN, "seal.local_epochs": 10}
 MNIST_NETWORK: Settings = {"model.name": "mlp", "train.work": "iid", "train.minibatches": 8}
 PARTS = {
-    "digits": Part(80, 60, 60, _trainings("digits", "digits-flat", {}, {"model.name": "mlp"})),
-    "heart": Part(80, 60, 60, _trainings("heart", "heart", {"model.name": "linear"}, {})),
-    "mnist": Part(40, 300, 30, _trainings("mnist", "mnist", MNIST_HEAD, MNIST_NETWORK)),
+    "digits": Part(90, 60, 60, _trainings("digits", "digits-flat", {}, {"model.name": "mlp"})),
+    "heart": Part(90, 60, 60, _trainings("heart", "heart", {"model.name": "linear"}, {})),
+    "mnist": Part(20, 300, 30, _trainings("mnist", "mnist", MNIST_HEAD, MNIST_NETWORK)),
 }
 
 
