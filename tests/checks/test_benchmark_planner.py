@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -71,6 +72,35 @@ def test_requests_are_the_same_again_and_ask_for_everything():
     }
     assert {a.grade for a in drawn} == {"exact", "certified", "nominal"}
     assert {a.hops is None for a in drawn} == {True, False}
+
+
+def test_the_file_holds_all_requests_and_the_page_what_they_say():
+    found = json.loads((planner.ROOT / "results" / "planner.json").read_text())
+    rows = found["requests"]
+    drawn = [Asked.drawn(part, n, 0) for part in PARTS for n in range(PARTS[part].requests)]
+    held = [Asked(**{key: row[key] for key in asdict(drawn[0])}) for row in rows]
+    assert sorted(held, key=str) == sorted(drawn, key=str)
+    everything = found["all"]
+    assert everything == summary(rows)
+    assert everything["as_foreseen"] == everything["requests"] == 200
+    page = " ".join((planner.ROOT / "docs" / "methods.md").read_text().split())
+    counted, clocked, matched = (everything[measure] for measure in planner.MEASURES)
+    for told in (
+        f"All {everything['ways']} ways",
+        f"{everything['without']} requests had no way",
+        f"For the other {counted['judged']} the pick cost {more(counted['worst'])} more at most",
+        f"{more(counted['in_all'])} over all, at the rates",
+        f"it was {more(clocked['worst'])} at most",
+        f"in {matched['within']} of the {matched['judged']} requests",
+        f"{more(matched['in_all'])} dearer over all",
+        f"In {matched['short']} it did not",
+    ):
+        assert told in page
+
+
+def more(ratio: float) -> str:
+    """By how many parts in a hundred a ratio is above one."""
+    return f"{100 * (ratio - 1):.1f} %"
 
 
 def test_two_requests_are_met_and_are_not_met_again(tmp_path, monkeypatch, capsys):
