@@ -62,6 +62,20 @@ BOUNDED = {
     "train.learning_rate": 0.5,
     "user_dp.bound": 1e-4,
 }
+CLIPPED: dict[str, Any] = {
+    **BLOBS,
+    "seed": 2,
+    "method": "dpsgd",
+    "dpsgd.reading": "from-start",
+    "dpsgd.clip": 1e-4,
+    "dpsgd.visits": 1,
+    "train.work": "slots",
+    "train.hops": 3,
+    "model.name": "mlp",
+    "forget.kind": "records",
+    "forget.size": 10,
+    "compare": [],
+}
 EXACT: dict[str, Any] = {
     **BLOBS,
     "seed": 2,  # with seed 1 nobody visits u in training
@@ -111,6 +125,15 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
         execute, "_shape_gradient", lambda op, *more: shape(replace(op, clip=None), *more)
     )
     patch.setattr(execute, "project", lambda work, balls: None)
+
+
+def no_clipping_of_records(patch: pytest.MonkeyPatch) -> None:
+    whole = execute.exact_sum
+    patch.setattr(
+        execute,
+        "exact_sum",
+        lambda work, batch: whole(work, replace(batch, bound=1e4 * batch.bound)),
+    )
 
 
 def no_model_clipping(patch: pytest.MonkeyPatch) -> None:
@@ -172,6 +195,8 @@ CASES: dict[str, tuple[dict[str, Any], int, Break]] = {
     "a tenth of the noise on the output": (NOISED, 160, a_tenth_of_the_noise),
     "the same noise on every output": (NOISED, 40, the_same_noise_every_time),
     "visits not held in their ball": (BOUNDED, 64, no_model_clipping),
+    "records not clipped": (CLIPPED, 64, no_clipping_of_records),
+    "a tenth of the noise on every step": (CLIPPED, 160, a_tenth_of_the_noise),
     "moments kept": (EXACT, 24, moments_are_kept),
     "buffers kept": (
         {
@@ -195,6 +220,8 @@ SLOW = (
     "a tenth of the noise on the output",
     "noise added to floats",
     "clipping left out",
+    "records not clipped",
+    "a tenth of the noise on every step",
 )
 QUICKEST = "moments kept"
 

@@ -42,7 +42,7 @@ UNSEEN: dict[str, str] = {
     "privacy.accountants._Reading._noise: sensitivity": "noise is accounted for what the steps "
     "moved, whatever it records",
     "privacy.accountants._visits: no-noise": "without a distance there is nothing to compute with",
-    "privacy.accountants.training_claim: not-announced": LOG,
+    "privacy.accountants.check_training: not-announced": LOG,
     "privacy.accountants.public_coin_claim: no-visit": UNASKED,
     "privacy.accountants.public_coin_claim: visits-differ": UNASKED,
     "privacy.accountants._seal_ratio: unknown-event": TWICE + "sums that travel",

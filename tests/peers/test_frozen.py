@@ -8,9 +8,9 @@ import torch
 from tests.peers.deletions import ask, check, ended, hamlet, network, trained_on
 from tests.tasks.own_frozen import Base
 from unwalk.core.errors import InvalidInput
-from unwalk.core.token import Workspace, build_model
+from unwalk.core.token import Token, Workspace, build_model
 from unwalk.peers.forgetting.plans import Book
-from unwalk.peers.handover.visit import plan_of, token_size
+from unwalk.peers.handover.visit import assembled_of, plan_of, token_size
 from unwalk.peers.storage.token_files import open_token
 
 HEAD = "tests.tasks.own_frozen:head"
@@ -51,7 +51,7 @@ def test_peers_forget_exactly_on_top_of_it(tmp_path):
     facts = document["parameters"]
     digest = here.network.settings["model.frozen_digest"]
     assert (facts["frozen"], facts["frozen_digest"]) == (56, digest)
-    assert token_size(plan_of(here.network)) < 1200
+    assert token_size(assembled_of(here.network)) < 1200
     ((shown, right),) = measured
     assert shown == right
 
@@ -61,7 +61,7 @@ def accuracies(peer) -> tuple[float, float]:
     digest, held = peer.service.state.committed.token, peer.records.hold_out()
     path, plan = peer.store.file(digest), peer.service.work.plan
     work = Workspace(build_model(plan.task.model, plan.seeds.integer("model")))
-    work.load(open_token(path, 3).token())
+    work.load(Token.from_bytes(path.read_bytes()))
     with torch.no_grad():
         right = (work.model.eval()(held.x).argmax(1) == held.y).float().mean()
     return peer.accuracy_meter._measure(path, digest, held), float(right)

@@ -263,6 +263,31 @@ def test_the_visits_that_could_use_a_record(tmp_path):
     records.close()
 
 
+def test_a_walk_that_repeats_another_takes_the_records_of_then(tmp_path):
+    records = peer(tmp_path, hold_out=0.0)
+    path = tmp_path / "source" / "patients.csv"
+    names = names_of(60)
+    training = {(0, 4), (0, 9), (0, 12)}
+    for hop in (4, 9):
+        records.begin_visit(0, hop)
+    make_csv(path, 60)
+    old, late = records.hash(names[3]), records.hash(names[55])
+    sizes = []
+    for chapter, repeats in (1, training), (2, {(0, 4), (1, 7)}), (3, {(0, 12)}), (4, ()):
+        shard, _, mark = records.begin_visit(chapter, 7, (), repeats)
+        sizes.append(len(shard.records.all))
+        assert mark is not None
+    assert sizes == [50, 50, 60, 60], "of a walk that this peer was not in, all"
+    assert records.uses([late]) == [(3, 7), (4, 7)]
+    assert records.uses([old]) == [(0, 4), (0, 9), (1, 7), (2, 7), (3, 7), (4, 7)]
+    records.exclude([old])
+    shard, _, _ = records.begin_visit(5, 1, (), {(0, 9), (4, 7)})
+    assert len(shard.records.all) == 59
+    shard, _, _ = records.begin_visit(5, 1, (), training)
+    assert len(shard.records.all) == 49, "forgotten since"
+    records.close()
+
+
 def test_a_visit_that_came_to_nothing_is_taken_back_alone(tmp_path):
     records = peer(tmp_path, hold_out=0.0)
     one, other = (records.hash(name) for name in names_of(2))

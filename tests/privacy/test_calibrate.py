@@ -61,6 +61,7 @@ CASES = {
         "step_size": 0.1,
         "batch": 32,
     },
+    "dp-training": {"delta": 1e-6, "visits": 12, "forgotten": 3},
     "network": {"delta": 1e-6, "sensitivity": 2.0, "hops": 20, "peers": 10},
     "paper": COIN,
 }

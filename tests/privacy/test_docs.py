@@ -20,6 +20,7 @@ LISTED = (
     "seal",
     "release",
     "noisy_start",
+    "dp_training",
     "gossip",
     "published",
     "nominal",

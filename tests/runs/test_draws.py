@@ -258,14 +258,15 @@ def test_a_stopped_run_goes_on_and_draws_nothing_twice(method, walk, hop, secret
         assert whole == stopped, name
 
 
-@pytest.mark.parametrize("method", ["noisy-start", "user-dp"])
+@pytest.mark.parametrize("method", ["noisy-start", "user-dp", "dpsgd"])
 def test_noise_of_training_is_drawn_once_for_all_records_of_a_peer(secret, method):
     """It hid the records that this request is about, too, whichever were asked for then."""
     documents = []
     for label, rate in ((3, 0.1), (5, 0.2)):
         settings = {**chosen(secret), "forget.kind": "class", "method": method, "seed": 2}
         changes = {"forget__label": label, "train__hops": 12, "train__learning_rate": rate}
-        result = run(small(settings, **changes, user_dp__std=50.0)).result
+        own = {"user_dp__std": 50.0, "dpsgd__reading": "from-start"}
+        result = run(small(settings, **changes, **own)).result
         documents.append(result["certificate"]["document"])
     first, second = documents
     assert (first["claims"][-1]["grade"], first["redraws"]["earlier"]) == ("certified", 0)

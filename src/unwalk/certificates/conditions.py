@@ -263,7 +263,9 @@ def check_single_draw(transcript: Transcript) -> None:
     if attempt != 1:
         refuse_fact("redrawn", "attempt", attempt, f": {REDRAWN}")
     for hop, event in transcript.events():
-        if isinstance(event, ev.GaussianNoise) and event.draw is not None and event.draw[2] != 0:
+        if not isinstance(event, ev.GaussianNoise | ev.GradientSteps) or event.draw is None:
+            continue
+        if event.draw[2] != 0:
             refuse(
                 "redrawn",
                 hop,

@@ -232,7 +232,7 @@ def _draws_of(transcript: Transcript) -> list[ev.Draw | None]:
         if isinstance(event, ev.GaussianNoise) and event.std > 0.0:
             draws.append(event.draw)
         elif isinstance(event, ev.GradientSteps) and event.noise > 0.0:
-            draws.append(None)
+            draws += [None] if event.draw is None else [event.draw] * event.steps
     return draws
 
 

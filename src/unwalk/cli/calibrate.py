@@ -24,6 +24,8 @@ USES = {
     "paper-ddp": "ddp --set ddp.sigma",
     "paper": "rrdu --set unlearn.sigma",
     "visits": "rrdu --set unlearn.sigma",
+    "dp-training": "dpsgd --set dpsgd.reading=from-start --set train.work=slots "
+    "--set dpsgd.noise_multiplier",
 }
 """Which method takes the noise of accountants whose names begin so, and in which setting."""
 

@@ -25,7 +25,10 @@ class GradientSteps:
     to be forgotten, if the visited peer has any, may have taken part.  ``direction`` is -1 for
     descent, +1 for ascent.  ``noise`` is the std of Gaussian noise added to every (clipped)
     gradient, 0 for none, and ``grid`` what the noisy gradient was rounded to, None where it was
-    left as floating-point arithmetic gave it.  ``batching`` is how records came into batches, one
+    left as floating-point arithmetic gave it.  With a grid, ``clip_per_example`` bounds each
+    record's gradient as real numbers, and their sum was exact.  ``draw`` is the last entry of these
+    steps in the secret's register of draws (:class:`GaussianNoise`), with the most earlier draws
+    that any of them has.  ``batching`` is how records came into batches, one
     of :data:`BATCHING`: a kind of :class:`unwalk.methods.network_sgd.LocalWork` where batches and
     weights are as that kind makes them, ``other`` for everything else.
     """
@@ -49,6 +52,7 @@ class GradientSteps:
     state: str
     grid: float | None = None
     batching: str = "other"
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ RANGES: Mapping[type[Event], Mapping[str, may.Range]] = {
         "state": may.word(*STATES),
         "grid": may.optional(may.power_of_two()),
         "batching": may.word(*BATCHING),
+        "draw": may.optional(may.group(_COUNT, may.digest(), _COUNT)),
     },
     GaussianNoise: {
         "std": _SIZE,
@@ -247,9 +252,16 @@ def of_the_plan(event: Event, *left_out: str) -> tuple[Any, ...]:
     return (event.kind, *sorted((k, v) for k, v in vars(event).items() if k not in out))
 
 
+def _unsaid(event: type[Event]) -> frozenset[str]:
+    """Fields that are written only where they hold something: logs of before have none."""
+    return frozenset({"draw"} if event is GradientSteps else ())
+
+
 def to_json(event: Event) -> dict[str, Any]:
     """A plain dictionary, ``kind`` first."""
-    return {"kind": event.kind, **vars(event)}
+    unsaid = _unsaid(type(event))
+    said = {k: v for k, v in vars(event).items() if v is not None or k not in unsaid}
+    return {"kind": event.kind, **said}
 
 
 def _frozen(value: Any) -> Any:
@@ -268,7 +280,8 @@ def from_json(record: dict[str, Any]) -> Event:
     cls = _KINDS[kind]
     names = {f.name for f in fields(cls)}
     given = {k: _frozen(v) for k, v in record.items() if k != "kind"}
-    if set(given) != names:
+    unsaid = _unsaid(cls)
+    if set(given) | unsaid != names or any(given.get(name, 0) is None for name in unsaid):
         raise Corrupt(f"event {kind!r} has fields {sorted(given)}; expected {sorted(names)}.")
     event = cls(**given)
     fault = problem(event)

@@ -61,8 +61,10 @@ class Steps:
     by ``scale``, clipped to norm ``clip``, given Gaussian noise of std ``noise`` per coordinate,
     and followed downhill (``direction`` -1) or uphill (+1).  ``clip_per_example`` clips each
     example's gradient before averaging.  With ``rounded`` the noisy gradient is correctly rounded
-    to a public grid (:mod:`unwalk.core.rounding`).  ``counted`` replaces the number of gradients in
-    the log where the true number is secret.  ``batching`` says how records came into
+    to a public grid (:mod:`unwalk.core.rounding`); where examples are clipped too, each is computed
+    at its place in the batch, and their sum is exact
+    (:func:`unwalk.engines.per_example.exact_sum`).  ``counted`` replaces the number of gradients
+    in the log where the true number is secret.  ``batching`` says how records came into
     batches (:data:`unwalk.core.events.BATCHING`), for the log.
     """
 

@@ -56,7 +56,7 @@ from unwalk.core.rounding import grid_for, length, onto_ball
 from unwalk.core.token import MOST_STEPS, State, Workspace
 from unwalk.engines.cuda import CapturedSteps
 from unwalk.engines.edits import edit, soft_targets
-from unwalk.engines.per_example import Batch, add_clipped
+from unwalk.engines.per_example import Batch, add_clipped, exact_sum
 
 
 @dataclass(eq=False)
@@ -106,7 +106,8 @@ def execute(program: Program, bench: Bench) -> tuple[tuple[ev.Event, ...], int]:
     for op, event in zip(program, planned, strict=True):
         match op:
             case Steps():
-                _steps(op, bench)
+                assert isinstance(event, ev.GradientSteps)
+                event = replace(event, draw=_steps(op, bench))
                 gradients += op.gradients
             case AddNoise():
                 assert isinstance(event, ev.GaussianNoise)
@@ -177,7 +178,8 @@ def steps_event(op: Steps, origin: str, dtype: torch.dtype) -> ev.GradientSteps:
     return op.event(origin, grid_for(op.noise, dtype) if op.rounded and op.noise else None)
 
 
-def _steps(op: Steps, bench: Bench, soft: Distil | None = None) -> None:
+def _steps(op: Steps, bench: Bench, soft: Distil | None = None) -> ev.Draw | None:
+    """Take the steps; returns what :class:`unwalk.core.events.GradientSteps` says of draws."""
     work, steps = bench.work, op.batches.shape[0]
     assert isinstance(work, Workspace)
     moments, counter = moments_of(op.rule, bench)
@@ -191,20 +193,28 @@ def _steps(op: Steps, bench: Bench, soft: Distil | None = None) -> None:
             assert bench.executor is not None
             bench.executor.run(op, xs, ys, moments, counter, bench.normals)
             _count(op, bench, counter + steps)
-            return
+            return None
+    draws: list[ev.Draw] = []
     for step in range(steps):
-        work.gradient.zero_()
-        if op.weights is not None:
+        gradient = work.gradient.zero_()
+        if op.rounded and op.clip_per_example is not None:
+            gradient = _exact_gradient(bench, work, op, step)
+        elif op.weights is not None:
             _weighted_gradient(bench, work, op, step)
         elif op.clip_per_example is not None:
             x, y = xs[step].flatten(0, 1), ys[step].flatten(0, 1)
             add_clipped(work, Batch(x, y, bound=op.clip_per_example, loss=bench.loss))
         else:
             _mean_gradient(bench, work, xs[step], ys[step])
-        _shape_gradient(op, bench, work.gradient)
+        draw = _shape_gradient(op, bench, gradient)
+        if draw is not None:
+            draws.append(draw)
+        if gradient is not work.gradient:
+            work.gradient.copy_(gradient)
         counter += 1
         apply_rule(op, work.parameters, work.gradient, moments, counter)
     _count(op, bench, counter)
+    return (*draws[-1][:2], max(draw[2] for draw in draws)) if draws else None
 
 
 def _captured(op: Steps, bench: Bench, soft: Distil | None) -> bool:
@@ -283,7 +293,25 @@ def _weighted_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> N
         (losses * scale).sum().backward()
 
 
-def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> None:
+def _exact_gradient(bench: Bench, work: Workspace, op: Steps, step: int) -> torch.Tensor:
+    """The weighted sum of clipped gradients over all places of a batch, in 64 bits.
+
+    An empty place holds the peer's first row, with weight 0: what is drawn for the other places
+    does not depend on it, even if all of them are empty.
+    """
+    rows = op.batches[step].reshape(-1)
+    if not len(bench.shard.x):
+        return torch.zeros_like(work.gradient, dtype=torch.float64)
+    at = torch.from_numpy(np.maximum(rows, 0)).to(work.device)
+    x, y = bench.shard.take(at, bench.generator)
+    share = None if op.weights is None else torch.from_numpy(op.weights[step].reshape(-1))
+    bound = op.clip_per_example
+    assert bound is not None
+    return exact_sum(work, Batch(x, y, bound=bound, loss=bench.loss, weights=share))
+
+
+def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> ev.Draw | None:
+    """Scale, clip and noise, in place; returns the noise's entry in the register of draws."""
     if op.scale != 1.0:
         gradient.mul_(op.scale)
     if op.clip is not None and op.rounded:
@@ -291,9 +319,10 @@ def _shape_gradient(op: Steps, bench: Bench, gradient: torch.Tensor) -> None:
     elif op.clip is not None:
         gradient.mul_((op.clip / (gradient.norm() + 1e-12)).clamp(max=1.0))
     if op.noise and op.rounded:
-        bench.release(gradient, op.noise, grid_for(op.noise, gradient.dtype))
-    elif op.noise:
+        return bench.release(gradient, op.noise, grid_for(op.noise, bench.work.parameters.dtype))
+    if op.noise:
         gradient.add_(bench.normals(), alpha=op.noise)
+    return None
 
 
 def apply_rule(

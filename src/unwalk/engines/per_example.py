@@ -15,12 +15,15 @@ has parameters is supported (``Linear`` on (records, features), ``Conv2d`` in on
 ``GroupNorm``), ``vmap`` for all other models, and :func:`loop_gradients` for those that ``vmap``
 cannot take.  An example's gradient has no meaning where examples mix in the forward pass, so a
 model with BatchNorm is refused.
+
+Where a guarantee rests on the bound, :func:`exact_sum` keeps to it as real numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,6 +134,71 @@ def clipped_gradients(
         if not str(error).startswith("vmap:"):  # how vmap says that it cannot take an operation
             raise
     return loop_gradients(model, batch)
+
+
+def exact_sum(work: Workspace, batch: Batch) -> torch.Tensor:
+    r"""The sum :math:`\sum_i w_i\min(1, C/\|g_i\|)\,g_i` over the places of a batch, in 64 bits and
+    without an error of the summation.
+
+    A place of weight 0 is empty.  It is computed nevertheless, so that what is drawn for a place
+    (dropout) and computed for it does not depend on whether others are empty.
+
+    Each :math:`w_i g_i` is shortened to :math:`w_i C` as real numbers, whatever it was: divided by
+    its largest entry, then multiplied by :math:`w_i C`, less :math:`(d+16)2^{-53}` of it, over the
+    length that was computed, which is off by less.  Its entries are cut off towards zero to
+    multiples of :math:`q = 2^{e-53}`.  With :math:`C B\max w < 2^e` for B places all partial sums
+    are multiples of q below :math:`2^{53}q`, which are numbers of the format: none is rounded.
+    Gradients that are not finite, or zero, count as zero.
+    """
+    check_per_example(work.model)
+    width = work.parameters.numel()
+    weights = batch.shares(torch.empty(0, dtype=torch.float64, device=work.device))[:, None]
+    longest = batch.bound * (1.0 - (width + 16) * 2.0**-53)
+    exponent = math.frexp(batch.bound * len(batch.x) * float(weights.max()))[1]
+    unit = math.ldexp(1.0, exponent - 53)
+    total = torch.zeros(width, dtype=torch.float64, device=work.device)
+    at = 0
+    for part in _flat_gradients(work, batch):
+        rows, weight = part.to(torch.float64), weights[at : at + len(part)]
+        largest = torch.linalg.vector_norm(rows, math.inf, dim=1, keepdim=True)
+        counts = largest.isfinite() & (largest > 0.0) & (weight > 0.0)
+        rows = (rows / largest).masked_fill_(~counts, 0.0)
+        factors = torch.minimum(largest, longest / rows.norm(dim=1, keepdim=True))
+        factors = (weight * factors).masked_fill_(~counts, 0.0) / unit
+        total += rows.mul_(factors).trunc_().sum(0)
+        at += len(part)
+    return total * unit
+
+
+def _flat_gradients(work: Workspace, batch: Batch) -> Iterator[torch.Tensor]:
+    """Every example's gradient, one per row, in chunks: by ``vmap``, or else one by one."""
+    model, theta = work.model, work.parameters.detach()
+    held = dict(model.named_buffers())
+
+    def of_one(flat: torch.Tensor, record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        values = {**work.layout.views(flat), **held}
+        output = functional_call(model, values, (record.unsqueeze(0),))
+        return batch.losses(output, label.unsqueeze(0)).squeeze(0)
+
+    every = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")
+    chunk = max(1, MEMORY // (16 * theta.numel()))
+    try:
+        for x, y in zip(batch.x.split(chunk), batch.y.split(chunk), strict=True):
+            yield every(theta, x, y)
+        return
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):
+            raise
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    for x, y in zip(batch.x.split(1), batch.y.split(1), strict=True):
+        value = batch.losses(model(x), y).sum()
+        parts = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+        row = torch.zeros_like(theta)
+        views = work.layout.views(row)
+        for name, part in zip(trained, parts, strict=True):
+            if part is not None:
+                views[name].copy_(part)
+        yield row[None]
 
 
 def vmap_gradients(

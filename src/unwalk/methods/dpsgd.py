@@ -10,6 +10,11 @@ where records of a batch share statistics: models with GroupNorm are used instea
 
 Two readings, as for DDP: *continued* from the trained model on the retained records, or *from the
 start* on all records with nothing to do for a deletion.
+
+From the start and with batches by keyed slots (``train.work=slots``) it is record-level DP
+training, and **certified** for any model without buffers and any optimizer: every slot's sum is
+exact and divided by the public B, noise is rounded, and each pass over the forgotten records costs
+what :func:`unwalk.privacy.dp_training.training_mu` says.  Everything else is **nominal**.
 """
 
 from __future__ import annotations
@@ -23,9 +28,11 @@ from unwalk.core.errors import InvalidInput
 from unwalk.core.program import Drawing, Program, Records, Steps, Visit
 from unwalk.core.validation import check_choice, check_number
 from unwalk.methods import private
+from unwalk.methods.ledgered import ROUNDING, usual_visits
 from unwalk.methods.network_sgd import Descending, LocalWork
-from unwalk.methods.record import Calibrated, Decided, Nominal
+from unwalk.methods.record import FROM_THE_START, Calibrated, Decided, Guarantee, Nominal
 from unwalk.privacy import formulas
+from unwalk.privacy.dp_training import dp_training_claim, training_multiplier
 from unwalk.privacy.subsampled import sampled_multiplier
 from unwalk.settings.config import Config, setting
 
@@ -44,6 +51,9 @@ class DPSGDSettings:
         "same", "the token's optimizer (same) or plain SGD", choices=("plain", "same")
     )
     work: str | None = private.work_setting()
+    visits: int | None = setting(
+        None, "visits to a peer that noise from the start is made for; empty: usual", low=1
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,8 @@ class DPSGD(Descending):
         work = self.descent.work
         slots = work.kind == "slots"
         records = work.nominal_batch if slots else int((op.batches[0] >= 0).sum())
-        return replace(op, noise=self.multiplier * (op.clip_per_example or 0.0) / records)
+        noise = self.multiplier * (op.clip_per_example or 0.0) / records
+        return replace(op, noise=noise, rounded=work.placed)
 
 
 def sampling(work: LocalWork, records: int) -> tuple[float, int]:
@@ -108,14 +119,20 @@ def sampling(work: LocalWork, records: int) -> tuple[float, int]:
 def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calibrated:
     """DP-SGD's noise multiplier for one of ``records`` of a peer, or as given.
 
-    It assumes that the peer is visited ceil(T/N) times, and that every batch holds each of its
-    records with probability q = B/n.
+    Where nothing is proved it assumes that the peer is visited ceil(T/N) times, and that every
+    batch holds each of its records with probability q = B/n.
     """
     dpsgd, target = config.of(DPSGDSettings), config.unlearn
     if dpsgd.noise_multiplier is not None:
         return Calibrated(dpsgd.noise_multiplier, reading=dpsgd.reading)
+    work = private.local_work(config, dpsgd)
+    if _proved(dpsgd, work):
+        forgotten = config.forget.cap or records.forgotten.size
+        passes = work.epochs * (dpsgd.visits or usual_visits(config.train.hops, peers))
+        scale = training_multiplier(target.epsilon, target.delta, passes, max(int(forgotten), 1))
+        return Calibrated(scale * ROUNDING, reading=dpsgd.reading)
     rows = records.rows(private.data_of(dpsgd.reading)).size or records.size
-    rate, per_visit = sampling(private.local_work(config, dpsgd), int(rows))
+    rate, per_visit = sampling(work, int(rows))
     steps = per_visit * math.ceil(private.noisy_hops(config, dpsgd.reading) / peers)
     scale = sampled_multiplier(target.epsilon, target.delta, rate, steps)
     formula = (
@@ -126,18 +143,37 @@ def dpsgd_noise(config: Config, peers: int, p: float, records: Records) -> Calib
     return Calibrated(scale, "rdp", formula, dpsgd.reading, {"rate": rate, "steps": steps})
 
 
+def _proved(dpsgd: DPSGDSettings, work: LocalWork) -> bool:
+    """Whether every step is made so that it can be proved what it shows."""
+    return dpsgd.reading == "from-start" and work.kind == "slots"
+
+
 def _method(config: Config, decided: Decided) -> DPSGD:
     dpsgd = config.of(DPSGDSettings)
     base = private.descent(config, dpsgd)
-    return DPSGD(
-        replace(base, clip_per_example=dpsgd.clip), decided.sigma, private.data_of(dpsgd.reading)
-    )
+    work = replace(base.work, placed=_proved(dpsgd, base.work))
+    descent = replace(base, clip_per_example=dpsgd.clip, work=work)
+    return DPSGD(descent, decided.sigma, private.data_of(dpsgd.reading))
 
 
 LISTING = (
     "dpsgd",
     "DP-SGD",
-    "every record's gradient clipped, noise on every step; models without BatchNorm",
+    "every record's gradient clipped, noise on every step; certified from the start, by slots",
 )
 NOMINAL = Nominal(dpsgd_noise, formulas.DPSGD, private.nominal_reason)
-RECORD = private.record(DPSGDSettings, _method, walks.Uniform(), LISTING, NOMINAL, per_example=True)
+GUARANTEE = Guarantee(
+    "certified",
+    dp_training_claim,
+    FROM_THE_START,
+    "the same noisy training without the forgotten records",
+)
+RECORD = private.record(
+    DPSGDSettings,
+    _method,
+    walks.Uniform(),
+    LISTING,
+    NOMINAL,
+    per_example=True,
+    guarantee=GUARANTEE,
+)

@@ -41,9 +41,9 @@ def noise_within(std: float, reach: float | None) -> Program:
     return (AddNoise(std), *ball)
 
 
-def usual_visits(request: Request) -> int:
+def usual_visits(hops: int, peers: int) -> int:
     """How often training visits one peer: the mean, and two standard deviations more."""
-    usual = request.config.train.hops / request.task.peers
+    usual = hops / peers
     return math.ceil(usual + 2.0 * math.sqrt(usual))
 
 

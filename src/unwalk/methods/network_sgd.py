@@ -48,7 +48,8 @@ class LocalWork:
     * ``slots``: ``epochs`` passes of ``slots`` steps.  A keyed permutation of the row numbers 0 to
       ``capacity`` - 1 sends each row to a slot, whichever other rows there are, and a slot's
       gradient sum is divided by the nominal batch B, the most that a slot can hold.  If some rows
-      are removed, all others stay in their slots; the stability ledger relies on that.
+      are removed, all others stay in their slots; the stability ledger relies on that.  With
+      ``placed`` they also stay at their places in the slot.
     """
 
     kind: str = "epochs"
@@ -57,6 +58,7 @@ class LocalWork:
     minibatches: int = 4
     slots: int = 1
     capacity: int = 1
+    placed: bool = False
 
     def __post_init__(self) -> None:
         check_choice("work", self.kind, WORK)
@@ -129,7 +131,11 @@ class LocalWork:
             )
         batches = np.full((self.epochs * self.slots, 1, self.nominal_batch), -1, np.int64)
         for epoch in range(self.epochs):
-            slot_of = rng.permutation(self.capacity)[rows] % self.slots
+            drawn = rng.permutation(self.capacity)[rows]
+            slot_of = drawn % self.slots
+            if self.placed:
+                batches[epoch * self.slots + slot_of, 0, drawn // self.slots] = rows
+                continue
             for slot in range(self.slots):
                 members = rows[slot_of == slot]
                 batches[epoch * self.slots + slot, 0, : members.size] = members

@@ -94,7 +94,7 @@ def _decide(request: Request) -> Decided:
         if given.std is None:
             raise
         return Decided(std=given.std)
-    visits = given.visits or usual_visits(request)
+    visits = given.visits or usual_visits(config.train.hops, request.task.peers)
     works = {
         replace(
             slot_steps(facts, descent, descent.work.epochs, hop),

@@ -13,7 +13,14 @@ from typing import Any, Protocol
 from unwalk.core.events import WORK
 from unwalk.core.plan import Method, Phase, Route
 from unwalk.methods.network_sgd import Descent, LocalWork, train_descent, unlearn_descent
-from unwalk.methods.record import Calibrated, Decided, MethodRecord, Nominal
+from unwalk.methods.record import (
+    UNPROVED,
+    Calibrated,
+    Decided,
+    Guarantee,
+    MethodRecord,
+    Nominal,
+)
 from unwalk.settings.config import Config, MethodSettings, setting
 
 READINGS = ("continued", "from-start")
@@ -79,6 +86,7 @@ def record(
     nominal: Nominal,
     *,
     per_example: bool = False,
+    guarantee: Guarantee = UNPROVED,
 ) -> MethodRecord:
     """A baseline's record; ``listing`` is its name, label and description."""
 
@@ -113,6 +121,7 @@ def record(
         training=training,
         settings=kind,
         per_example=per_example,
+        guarantee=guarantee,
         nominal=nominal,
     )
 

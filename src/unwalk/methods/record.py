@@ -185,8 +185,8 @@ class MethodRecord:
     ``first-use``.  ``shard`` is the number of the model that it replaces, where several answer
     together.
 
-    **Claims.**  ``guarantee`` is what can be proved, ``nominal`` the noise scale of a method of
-    which nothing is.  ``facts`` are public facts that its proof needs in the header.
+    **Claims.**  ``guarantee`` is what can be proved, ``nominal`` the noise scale where nothing
+    is.  ``facts`` are public facts that its proof needs in the header.
     ``beside_restart`` says that reports compare its noise with what a restart costs.
 
     **Real peers.**  ``line`` says how many visits of the line a chapter keeps: those up to its
@@ -219,7 +219,8 @@ class MethodRecord:
     @property
     def grade(self) -> str:
         """The grade that it can reach."""
-        return self.guarantee.grade if self.nominal is None else "nominal"
+        unproved = self.guarantee.grade == "none"
+        return "nominal" if unproved and self.nominal is not None else self.guarantee.grade
 
     def calibrated(self, config: Config, peers: int, p: float, records: Records) -> Calibrated:
         """Its nominal noise scale; 0 for methods without one."""

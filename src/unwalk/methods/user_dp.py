@@ -85,7 +85,7 @@ def _decide(request: Request) -> Decided:
     config, own = request.config, request.config.of(UserDPSettings)
     if own.std is not None:
         return Decided(std=own.std)
-    visits = own.visits or usual_visits(request)
+    visits = own.visits or usual_visits(config.train.hops, request.task.peers)
     mu = gaussian_mu(config.unlearn.epsilon, config.unlearn.delta) / math.sqrt(visits)
     return Decided(std=2.0 * own.bound / mu * ROUNDING)
 

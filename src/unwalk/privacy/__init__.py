@@ -12,6 +12,7 @@ seal                the ball seal, its privacy profile, and visits after it
 shift, iteration    amplification by iteration: the constrained minimum behind it; PNSGD
 ledger, release     stability of convex training; noise once at the end
 noisy_start         noise from the first hop on
+dp_training         clipped and noised gradients from the first hop on, of any model
 network, gossip     views of a walk with noise at every hop, on any graph; gossip averaging
 group               m records instead of one
 subsampled          the sampled Gaussian mechanism of DP-SGD

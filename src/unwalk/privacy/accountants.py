@@ -668,6 +668,16 @@ def ball_seal_claim(transcript: Transcript, phase: str, delta: float) -> Claim:
     )
 
 
+def check_training(transcript: Transcript, hops: list[Hop]) -> None:
+    """Refuse a walk of more than one phase, which is not training alone."""
+    if hops or len({hop.phase for hop in transcript.hops}) != 1:
+        raise Refused(
+            f"{len(hops)} hops were walked after the request, and {len(transcript.hops)} in all; "
+            "this proof is for training alone, in one phase.",
+            "not-announced",
+        )
+
+
 def training_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Claim:
     """Everything that touched u's records in training, composed, where forgetting costs nothing.
 
@@ -675,12 +685,7 @@ def training_claim(transcript: Transcript, hops: list[Hop], delta: float) -> Cla
     views of training are covered.  Refused if anything was walked after the request: this reads
     training alone.
     """
-    if hops or len({hop.phase for hop in transcript.hops}) != 1:
-        raise Refused(
-            f"{len(hops)} hops were walked after the request, and {len(transcript.hops)} in all; "
-            "this proof is for training alone, in one phase.",
-            "not-announced",
-        )
+    check_training(transcript, hops)
     claim = sealed_claim(transcript, transcript.hops[0].phase, delta)
     return replace(claim, assumptions=(*TRAINING, *noise_origins(transcript.hops)))
 
@@ -703,8 +708,8 @@ def _unbounded(transcript: Transcript) -> Refused:
             per_example = per_example or event.clip_per_example is not None
     if per_example:
         return Refused(
-            "no accountant bounded this walk: its batches are not Poisson samples, and its number "
-            "of visits was not capped.",
+            "no accountant bounded this walk: its batches are not Poisson samples, and no keyed "
+            "slots (train.work=slots) either.",
             "no-accountant",
         )
     return Refused(

@@ -14,7 +14,17 @@ from typing import Any
 
 from unwalk.core.errors import InvalidInput, Refused
 from unwalk.core.validation import check_choice, check_number, near
-from unwalk.privacy import gaussian, ledger, network, noisy_start, nominal, pld, seal, visits
+from unwalk.privacy import (
+    dp_training,
+    gaussian,
+    ledger,
+    network,
+    noisy_start,
+    nominal,
+    pld,
+    seal,
+    visits,
+)
 from unwalk.privacy.roots import increasing_root, largest_safe
 
 Given = Mapping[str, float]
@@ -165,6 +175,21 @@ def _noisy_start(given: Given) -> Answer:
     )
 
 
+def _dp_training(given: Given) -> Answer:
+    passes, forgotten = _whole(given, "visits"), _whole(given, "forgotten")
+    delta = given["delta"]
+
+    def epsilon(multiplier: float) -> float:
+        mu = dp_training.training_mu(multiplier, passes, forgotten)
+        return gaussian.gaussian_epsilon(delta, mu)
+
+    return _sigma_or_epsilon(
+        given,
+        lambda target: dp_training.training_multiplier(target, delta, passes, forgotten),
+        epsilon,
+    )
+
+
 def _network(given: Given) -> Answer:
     peers, hops, seen = (_whole(given, name) for name in ("peers", "hops", "observers"))
 
@@ -284,6 +309,14 @@ ACCOUNTANTS: dict[str, Accountant] = {
             _EITHER,
             {"forgotten": 1},
             _noisy_start,
+        ),
+        Accountant(
+            "dp-training",
+            "DP training: sigma is the noise multiplier, visits the passes over a record",
+            ("delta", "visits"),
+            _EITHER,
+            {"forgotten": 1},
+            _dp_training,
         ),
         Accountant(
             "network",

@@ -57,6 +57,7 @@ WAYS = (
     Way("sisa", "sisa"),
     Way("seal", "seal"),
     Way("noise from the start", "noisy-start"),
+    Way("DP training", "dpsgd", {"dpsgd.reading": "from-start"}),
     Way("restart", "restart"),
     Way("retrain", "retrain"),
 )
@@ -395,7 +396,7 @@ class Planner:
         """The ways that are looked at; those that only claim something where that is asked for."""
         if grade != "nominal":
             return WAYS
-        claimed = (Way(r.title, r.name) for r in METHODS.values() if r.grade == "nominal")
+        claimed = (Way(r.title, r.name) for r in METHODS.values() if r.nominal is not None)
         return (*WAYS, *claimed)
 
     def offer(self, way: Way) -> Offer:
@@ -529,7 +530,7 @@ class _Foreseen:
         """What it costs and what can be claimed of it; refused where nothing can."""
         claims = claims_of(self.transcript)
         claim = claims[-1]
-        if claim["grade"] == "refused" and METHODS[blank.method].grade == "nominal":
+        if claim["grade"] == "refused" and METHODS[blank.method].nominal is not None:
             claim = claims[0]  # the formula's number, before what is refused
         if claim["grade"] == "refused":
             code: str = claim["code"] or ""

@@ -607,6 +607,7 @@ LATER: Mapping[str, Value] = {
     "data.missing": None,
     "forget.ids": None,
     "sums.bits": None,
+    "dpsgd.visits": None,
 }
 """Settings that came after runs were named, with what they were before: these do not count."""
 

@@ -43,6 +43,7 @@ from unwalk.peers.decisions.history import check_visit
 from unwalk.peers.decisions.walk_end import Closing, closing_from, salted, visits_digest
 from unwalk.peers.forgetting.erasure import Receipt, left_of
 from unwalk.peers.forgetting.plans import Book, as_walked, silent_spec
+from unwalk.peers.forgetting.requests import Request
 from unwalk.peers.identity.credentials import now, raw_key
 from unwalk.peers.identity.credentials import read_certificate as read_pem
 from unwalk.peers.identity.network_file import Network, read_document
@@ -146,6 +147,18 @@ def proved(document: Mapping[str, Any]) -> dict[str, Any] | None:
         if claim["grade"] in ("certified", "exact"):
             return dict(claim)
     return None
+
+
+def falls_short(claims: Sequence[Mapping[str, Any]], request: Request) -> Refused | None:
+    """Why no claim is what a request asked for, if none is: exactness, or its budget."""
+    for claim in claims:
+        if claim["grade"] == "exact":
+            return None
+        if claim["grade"] == "certified" and request.epsilon is not None:
+            assert request.delta is not None
+            if claim["epsilon"] <= request.epsilon and claim["delta"] <= request.delta:
+                return None
+    return Refused(claims[-1]["reason"], claims[-1]["code"] or "")
 
 
 def unused(document: Mapping[str, Any]) -> str:

@@ -109,9 +109,9 @@ class Service(Walk):
             for task in done:
                 task.result()
         finally:
+            await self.calls.close()  # which may have begun some of those tasks
             ending = end_all([*tasks, late, *self.control_messages.tasks])
             await in_full(asyncio.ensure_future(ending))
-            await self.calls.close()
             self.early_visits.close()
             self.journal.write("stopped", holding=self.state.held is not None)
             self.visits.shutdown(wait=not self.late.is_set(), cancel_futures=True)

@@ -6,10 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from unwalk.certificates.document import FILE
+from unwalk.certificates.document import FILE, read_certificate
 from unwalk.core.errors import Refused, UnwalkError
 from unwalk.peers.decisions import history
 from unwalk.peers.decisions.decided import check_decided
@@ -156,7 +157,10 @@ class Certifying:
         return False
 
     async def verifies(self, name: str, ids: Sequence[str]) -> bool:
-        """Whether a certificate of this peer's own does; if not, its requests say why."""
+        """Whether a certificate of this peer's own does, and proves what its requests asked for.
+
+        If not, they say why.
+        """
         progress, requests = self.progress, self.progress.requests
         assert requests is not None
         if monotonic() < self.doubted.get(name, 0.0):
@@ -170,7 +174,7 @@ class Certifying:
         except UnwalkError as error:
             problems = [str(error)]
         if not problems:
-            return True
+            return not ids or self._proves(place, ids)
         self.doubted[name] = monotonic() + SELDOM
         gone = self._undone()
         if gone is None:
@@ -180,6 +184,20 @@ class Certifying:
             why = f"everything was erased, but no certificate of it can hold any more: {gone}"
             requests.advance(ids, "refused", reason=why[:300])
         progress.journal.write("certificate does not verify", to=name, reason=why[:300])
+        return False
+
+    def _proves(self, place: Path, ids: Sequence[str]) -> bool:
+        """Whether a certificate proves what was asked; if not, that is the end of its requests."""
+        requests = self.progress.requests
+        assert requests is not None
+        asked = requests.get(ids[0])  # the others ask for the same
+        assert asked is not None
+        short = peer_certificate.falls_short(read_certificate(place)["claims"], asked)
+        if short is None:
+            return True
+        why = f"everything was erased, but no certificate can prove what was asked for: {short}"
+        requests.advance(ids, "refused", reason=why)
+        self.progress.journal.write("request refused", requests=list(ids), why=why[:300])
         return False
 
     def _undone(self) -> str | None:

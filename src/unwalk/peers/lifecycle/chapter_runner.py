@@ -199,14 +199,19 @@ class Chapters(Progress):
         return False
 
     def _data(self, number: int) -> Data | None:
-        """The records for a visit of a chapter, as they are when it begins."""
+        """The records for a visit of a chapter, as they are when it begins.
+
+        A rewind takes none that came after the walk that it repeats.
+        """
         records = self.records
         if records is None:
             return None
+        again = bool(number) and self.specs[number - 1].method == "rewind"
+        repeats = frozenset(self.line(number)) if again else frozenset()
 
         def data(hop: int, mark: Mark) -> Shard:
             forgetting = self._forgotten(number)
-            shard, refused, written = records.begin_visit(number, hop, forgetting)
+            shard, refused, written = records.begin_visit(number, hop, forgetting, repeats)
             if written is not None:
                 mark.written(partial(take_back, written))
             if refused is not None:

@@ -79,6 +79,8 @@ class Leaving:
         """Whether all have erased who can be expected to."""
         if asked.stage == "done" or asked.certificate is None:
             return asked.stage == "done"
+        if asked.stage == "refused":  # all have erased, which no certificate can prove
+            return True
         bundle = self.progress.bundle
         place = bundle.store / peer_certificate.FOLDER / asked.certificate / FILE
         document = peer_certificate.own(bundle, place)

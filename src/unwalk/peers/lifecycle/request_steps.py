@@ -12,14 +12,14 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from unwalk.certificates.document import FILE
+from unwalk.certificates.document import FILE, claims_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.core.grades import advised
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
 from unwalk.peers.forgetting.erasure import erase_since, receipt_of
-from unwalk.peers.forgetting.plans import first_visit, for_peers, visits_at, walked
+from unwalk.peers.forgetting.plans import EXACT, first_visit, for_peers, visits_at, walked
 from unwalk.peers.forgetting.requests import Batch, Request
 from unwalk.peers.identity.credentials import now
 from unwalk.peers.lifecycle.certifying import Certifying
@@ -30,6 +30,11 @@ from unwalk.peers.lifecycle.unused_records import UnusedRecords
 from unwalk.peers.protocol.schedule import MOST_REQUESTS, Spec, line, run_of
 from unwalk.peers.records.noise_register import was_released
 
+INSTEAD = {
+    "rewind": "ask for the same with --method restart, a walk from the initial model",
+    "restart": "ask for the same again",
+}
+"""What to ask for where a walk does not prove what it should, by method."""
 GONE = "the token from before the records were used is gone"
 
 
@@ -175,7 +180,16 @@ class RequestSteps:
         by_stage: dict[str, list[str]] = {}
         for request in batch.requests:
             by_stage.setdefault(request.stage, []).append(request.id)
+        if batch.requests and by_stage.keys() == {"refused"}:
+            self.complete.add(number)
+            return
         if "walking" in by_stage:
+            if not await self.certifying.have_all(number):
+                return
+            if (why := await self._unproved(number, batch)) is not None:
+                requests.advance(by_stage["walking"], "refused", reason=why)
+                progress.journal.write("request refused", requests=batch.ids, why=why[:300])
+                return
             requests.advance(by_stage["walking"], "committed")
             progress.store.fault("request committed")
             batch = requests.of_chapter(number)
@@ -187,6 +201,21 @@ class RequestSteps:
         if not await self.certifying.have_all(number):
             return
         await self._certify(number, requests.of_chapter(number))
+
+    async def _unproved(self, number: int, batch: Batch) -> str | None:
+        """Why a walk does not prove what was asked for, and what does, before records are erased.
+
+        A peer that leaves takes part no more, so that nothing else can be walked for it.
+        """
+        if self.leaving.request in batch.ids:
+            return None
+        transcript, _ = self.transcript(number)
+        claims = await asyncio.to_thread(claims_of, transcript)
+        short = peer_certificate.falls_short(claims, batch.requests[0])
+        if short is None:
+            return None
+        instead = INSTEAD.get(self._spec(number).method, EXACT)
+        return advised(Refused(str(short), short.code, instead))
 
     async def _certify(self, number: int, batch: Batch) -> None:
         progress, requests = self.progress, self.progress.requests

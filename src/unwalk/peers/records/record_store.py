@@ -60,12 +60,16 @@ CREATE TABLE IF NOT EXISTS sources (
     inode INTEGER NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS visits (
     serial INTEGER PRIMARY KEY AUTOINCREMENT, chapter INTEGER NOT NULL, hop INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS repeats (serial INTEGER PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 BEGIN = """INSERT INTO visits (chapter, hop) SELECT ?, ? WHERE NOT EXISTS (
     SELECT 1 FROM visits v WHERE chapter = ? AND hop = ? AND NOT EXISTS (
         SELECT 1 FROM records WHERE since > v.serial OR until > v.serial))"""
 """A visit that is begun again, with the same records, is the same."""
+VISITS = """SELECT serial, COALESCE(newest, serial), chapter, hop
+    FROM visits LEFT JOIN repeats USING (serial) ORDER BY serial"""
+"""Every visit, and the last one before which the records that it took had come."""
 
 
 @dataclass(frozen=True)
@@ -272,21 +276,27 @@ class Records:
         with self.guard:
             query = "SELECT since, until FROM records WHERE hash = ? AND split = 'train'"
             spans = {row for h in hashes if (row := self.one(query, h)) is not None}
-            visits = self.db.execute("SELECT serial, chapter, hop FROM visits ORDER BY serial")
             return [
                 (chapter, hop)
-                for serial, chapter, hop in visits.fetchall()
+                for serial, newest, chapter, hop in self.db.execute(VISITS).fetchall()
                 if any(
-                    since <= serial and (until is None or serial < until) for since, until in spans
+                    since <= newest and (until is None or serial < until) for since, until in spans
                 )
             ]
 
     # What a visit works with
 
     def begin_visit(
-        self, chapter: int, hop: int, forgetting: Collection[str] = ()
+        self,
+        chapter: int,
+        hop: int,
+        forgetting: Collection[str] = (),
+        repeats: Collection[tuple[int, int]] = (),
     ) -> tuple[Shard, SourceRefused | None, int | None]:
         """The shard for one visit; written down first, so that it is known who could be used.
+
+        A visit of a walk that ``repeats`` others, as (chapter, hop), takes no record that came
+        after the last of them that was begun here: it would do more than they did.
 
         The source is looked at before.  If it cannot be read, the records stay as they are, and
         the reason comes back beside them.  Last comes the number of the mark, for
@@ -302,33 +312,42 @@ class Records:
                 row = (check_count("chapter", chapter), check_count("hop", hop))
                 made = db.execute(BEGIN, row * 2)
                 mark = made.lastrowid if made.rowcount else None
-            return self.shard(forgetting), refused, mark
+                newest = self._newest(repeats)
+                if mark is not None and newest is not None:
+                    db.execute("INSERT INTO repeats VALUES (?, ?)", (mark, newest))
+            return self.shard(forgetting, newest), refused, mark
+
+    def _newest(self, repeats: Collection[tuple[int, int]]) -> int | None:
+        """The last visit before which the records came that some visits took; None if no visit."""
+        rows = self.db.execute(VISITS).fetchall() if repeats else []
+        return max((row[1] for row in rows if row[2:] in repeats), default=None)
 
     def take_back(self, mark: int) -> None:
         """A visit came to nothing before anything of it left this peer: it used no record."""
         with self.transaction(touches=False) as db:
             db.execute("DELETE FROM visits WHERE serial = ?", (mark,))
 
-    def shard(self, forgetting: Collection[str] = ()) -> Shard:
+    def shard(self, forgetting: Collection[str] = (), newest: int | None = None) -> Shard:
         """Active training records, each in its place; ``forgetting`` are there as forgotten ones.
 
-        Excluded records are absent unless they are among ``forgetting``.
+        Excluded records are absent unless they are among ``forgetting``, and so are those that
+        came after visit ``newest``, if one is given.
         """
         with self.guard:
-            version = self._version(), frozenset(forgetting)
+            version = self._version(), frozenset(forgetting), newest
             if self._cached is None or self._cached[0] != version:
-                self._cached = version, self._shard(frozenset(forgetting))
+                self._cached = version, self._shard(frozenset(forgetting), newest)
             return self._cached[1]
 
-    def _shard(self, forgetting: frozenset[str]) -> Shard:
+    def _shard(self, forgetting: frozenset[str], newest: int | None) -> Shard:
         (size,) = self.one("SELECT COALESCE(MAX(place), -1) + 1 FROM records") or (0,)
         x = np.zeros((size, *self.declared.kept), np.float32)
         y = np.zeros(size, np.int64)
         here = np.zeros(size, bool)
         marked = []
         query = """SELECT hash, place, label, x, state FROM records
-            WHERE place IS NOT NULL ORDER BY place"""
-        for hashed, place, label, data, state in self.db.execute(query):
+            WHERE place IS NOT NULL AND since <= COALESCE(?, since) ORDER BY place"""
+        for hashed, place, label, data, state in self.db.execute(query, (newest,)):
             if state == "excluded" and hashed not in forgetting:
                 continue
             x[place] = self._input(data)
