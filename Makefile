@@ -65,7 +65,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/unwalk run --task digits --method rrdu --out runs/demo --overwrite
+	$(BIN)/unwalk run --grade exact --set compare=rrdu,finetune,retrain --out runs/demo --overwrite
 	@$(NEXT)
 
 peers-demo: $(STAMP)

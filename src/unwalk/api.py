@@ -106,8 +106,8 @@ def plan(
     With ``run_dir``, the request is about that finished run, whose log says how long hops take;
     ``settings`` then say what is to be forgotten and how (``forget.``, ``unlearn.``), and a task
     that was brought along is brought again.  ``budget`` may bound ``hops``, ``bytes`` and
-    ``seconds``; ``rates`` are seconds per ``message``, ``byte`` and ``gradient``, at which costs
-    are compared.
+    ``seconds``; ``rates`` are seconds per ``message``, ``byte``, ``visit`` and
+    ``gradient``, at which costs are compared.
     """
     _check_names("budget", budget, Budget)
     _check_names("rates", rates, Rates)

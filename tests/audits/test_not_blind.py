@@ -20,7 +20,7 @@ from unwalk.audits.game import Game
 from unwalk.core.noise import SimulatedNoise
 from unwalk.core.program import Records
 from unwalk.core.token import State
-from unwalk.engines import execute
+from unwalk.engines import execute, per_example
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -128,7 +128,7 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clipping_of_records(patch: pytest.MonkeyPatch) -> None:
-    whole = execute.exact_sum
+    whole = per_example.exact_sum
     patch.setattr(
         execute,
         "exact_sum",

@@ -81,7 +81,7 @@ def everything(document: dict[str, Any], each: int) -> Iterator[tuple[str, dict[
     for number, (path, value) in enumerate(places(document)):
         if not path:
             continue
-        like = [0, 1, value + 1, 2**40] if type(value) is int else []
+        like: list[Any] = [0, 1, value + 1, 2**40] if type(value) is int else []
         like += [value * 2, 1e-9] if type(value) is float else []
         like += [SENTENCE, f"{value}x", value.upper()] if isinstance(value, str) else []
         like += [value[:-1], value[::-1], value * 2] if isinstance(value, list) else []

@@ -40,7 +40,7 @@ def dropping():
     return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 
 
-def counted(value):
+def counted(value: torch.Tensor) -> list[Fraction]:
     """A vector as exact fractions."""
     return [Fraction(float(v)) for v in value.reshape(-1)]
 

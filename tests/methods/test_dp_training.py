@@ -137,6 +137,7 @@ def test_steps_are_rounded_where_they_are_proved_and_only_there():
         made = assemble(small({**STARTED, **changes})).unlearning("dpsgd")
         (before, after) = made.phases
         phase = after if after.hops else before
+        assert isinstance(phase.method, DPSGD)
         assert not phase.method.descent.work.placed
 
 

@@ -134,7 +134,7 @@ def believes_every_log() -> None:
 
     Succession.entry = lambda self, entry, before: None  # type: ignore[method-assign]
     Succession._led = lambda self, body, place: {}  # type: ignore[method-assign]
-    Succession._told = lambda self, body, place: None  # type: ignore[method-assign]
+    Succession._told = lambda self, body, place: ()  # type: ignore[method-assign]
 
 
 def takes_every_weight() -> None:

@@ -403,11 +403,11 @@ async def goes_back(liar: Liar, visits: int = 20) -> None:
     run, known, lost = liar.network.run_id, dict[str, Any](), list[int]()
     number, agree, quorum = 0, 0, liar.network.rules().quorum
     while agree < quorum or len(lost) > 1:
-        mine = [e for e in liar.entries() if e["body"]["peer"] == LIAR]
-        if not mine or mine[-1] == known:
+        own = [e for e in liar.entries() if e["body"]["peer"] == LIAR]
+        if not own or own[-1] == known:
             await asyncio.sleep(0.002)
             continue
-        known = mine[-1]
+        known = own[-1]
         number = max(number, codec.lineage_from(known["body"]["lineage"])[-1][0][0]) + 1
         message = liar.words("where", chain=known["chain"], number=number)
         seen = await asyncio.gather(*(liar.tell(p, message) for p in HONEST))

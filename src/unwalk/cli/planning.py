@@ -67,7 +67,7 @@ class CostOptions:
         str,
         typer.Option(
             metavar="NAME=SECONDS,...",
-            help="Seconds per message, byte and gradient of a record, as in message=0.1.",
+            help="Seconds per message, byte, visit and gradient of a record, as in message=0.1.",
         ),
     ] = ""
 

@@ -22,6 +22,7 @@ HEADS = (
     "Expected clean, %",
     "Cost, s",
 )
+STRONGEST_FIRST = ("exact", "certified", "nominal")
 PREDICTED = (
     ("hops", "Hops", lambda v: numbers.fixed(v, 0)),
     ("bytes", "Data moved, B", lambda v: numbers.fixed(v, 0)),
@@ -35,7 +36,8 @@ PREDICTED = (
 def cost_of(way: Mapping[str, Any], rates: Mapping[str, float]) -> float:
     """What a way costs in seconds, at the rates of its plan."""
     moved = way["messages"] * rates["message"] + way["bytes"] * rates["byte"]
-    return float(moved + way["gradients"] * rates["gradient"])
+    visits = way["hops"] * rates.get("visit", 0.0)  # plans of before have none
+    return float(moved + visits + way["gradients"] * rates["gradient"])
 
 
 def _cells(way: Mapping[str, Any], rates: Mapping[str, float]) -> list[str]:
@@ -94,16 +96,26 @@ def pick_line(plan: Mapping[str, Any]) -> str:
     if plan["best"] is None:
         return f"no way reaches grade {plan['grade']} with these settings and this budget"
     way = next(one for one in plan["ways"] if one["way"] == plan["best"])
-    meaning = SHOWN[way["grade"]].meaning
-    return f"cheapest that reaches it: {way['way']}. {meaning}"
+    meaning, rates = SHOWN[way["grade"]].meaning, plan["rates"]
+    enough = STRONGEST_FIRST[: STRONGEST_FIRST.index(plan["grade"]) + 1]
+    cheaper = [
+        one
+        for one in plan["ways"]
+        if one["possible"] and one["grade"] in enough and cost_of(one, rates) < cost_of(way, rates)
+    ]
+    which = "cheapest that reaches it"
+    if cheaper:
+        which = f"hardly dearer than {cheaper[0]['way']}, and guarantees more"
+    return f"{which}: {way['way']}. {meaning}"
 
 
 def rates_line(rates: Mapping[str, float]) -> str:
     """The rates at which costs are compared."""
     message, megabyte, gradient = rates["message"], 1e6 * rates["byte"], 1e6 * rates["gradient"]
+    visit = 1e3 * rates.get("visit", 0.0)
     return (
-        f"cost: {message:g} s per message, {megabyte:.3g} s per MB, {gradient:.3g} µs per gradient "
-        "of a record"
+        f"cost: {message:g} s per message, {megabyte:.3g} s per MB, {visit:g} ms per visit, "
+        f"{gradient:.3g} µs per gradient of a record"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,7 @@ class FinishedRun:
 
     def plan(self, grade: str, rates: Rates | None = None, budget: Budget | None = None) -> Planned:
         """All ways, and the cheapest that reaches ``grade``, by the times of the log."""
-        measured = self.log.per_gradient
-        rates = rates or Rates()
-        if measured is not None:
-            rates = replace(rates, gradient=measured)
+        rates = self.log.measured(rates or Rates())
         return self.planner.plan(grade, rates, budget).informed(self.log)
 
     @staticmethod

@@ -33,6 +33,8 @@ from unwalk.settings.config import Config, Value, apply
 
 GRADES = ("exact", "certified", "nominal")
 """What can be asked for, the strongest first."""
+MORE = 1.05
+"""A way whose grade is stronger may cost so many times what the cheapest does."""
 WALKING = "network-sgd"
 """The training that most ways go on from."""
 
@@ -64,14 +66,16 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Rates:
-    """What things cost in seconds: a message, a byte, and the gradient of one record.
+    """What things cost in seconds: a message, a byte, the gradient of one record, and a visit.
 
+    ``visit`` is what a visit computes whatever its steps are, such as hashes and events.
     ``gradient`` is an estimate until a log of this training says how long one takes.
     """
 
     message: float = 0.1
     byte: float = 8e-8
     gradient: float = 2e-5
+    visit: float = 1e-3
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -145,7 +149,7 @@ class Offer:
 
     def work(self, rates: Rates) -> float:
         """Seconds of computing."""
-        return self.gradients * rates.gradient
+        return self.hops * rates.visit + self.gradients * rates.gradient
 
     def reaches(self, grade: str) -> bool:
         """Whether it is possible and its grade is at least this one."""
@@ -160,7 +164,8 @@ class Offer:
 class Planned:
     """All ways to meet one request, and the cheapest that reaches its grade.
 
-    ``best`` is None where none does.  ``config`` are the settings with which that way is run.
+    ``best`` is None where none does; a way of a weaker grade may be cheaper, by :data:`MORE` at
+    most.  ``config`` are the settings with which that way is run.
     """
 
     grade: str
@@ -226,9 +231,8 @@ class Planned:
 
     def informed(self, log: Log) -> Planned:
         """The same plan, with the seconds and the accuracy that a log foretells."""
-        rate = log.per_gradient
-        rates = self.rates if rate is None else replace(self.rates, gradient=rate)
-        offers = tuple(log.foretell(one) for one in self.offers)
+        rates = log.measured(self.rates)
+        offers = tuple(log.foretell(one, rates) for one in self.offers)
         best = None if self.best is None else _named(offers, self.best.way)
         return replace(self, rates=rates, offers=offers, best=best)
 
@@ -246,18 +250,27 @@ class Log:
     readings: Sequence[tuple[int, float]] = ()
 
     @property
-    def per_gradient(self) -> float | None:
-        """Seconds for the gradient of one record."""
-        counted = sum(self.gradients[: len(self.seconds)])
-        return sum(self.seconds) / counted if counted and self.seconds else None
+    def counted(self) -> int:
+        """Gradients of the hops whose seconds are known."""
+        return sum(self.gradients[: len(self.seconds)])
 
-    def foretell(self, offer: Offer) -> Offer:
+    def measured(self, rates: Rates) -> Rates:
+        """The rates with the seconds that a gradient took: those of hops, less those of visits.
+
+        >>> Log([0.002, 0.004], [10, 30]).measured(Rates(visit=0.001)).gradient
+        0.0001
+        """
+        if not self.counted:
+            return rates
+        spent = math.fsum(self.seconds) - len(self.seconds) * rates.visit
+        return replace(rates, gradient=max(0.0, spent / self.counted))
+
+    def foretell(self, offer: Offer, rates: Rates) -> Offer:
         """A way with its seconds and its accuracy, that of the last reading no farther trained."""
-        rate = self.per_gradient
         known = [clean for hops, clean in self.readings if hops <= offer.trained]
         return replace(
             offer,
-            seconds=None if rate is None else offer.gradients * rate,
+            seconds=offer.work(rates) if self.counted else None,
             accuracy=known[-1] if known and offer.possible else None,
         )
 
@@ -279,6 +292,20 @@ def free_readings(
 
 def _named(offers: Iterable[Offer], name: str) -> Offer:
     return next(one for one in offers if one.way == name)
+
+
+def preferred(able: Sequence[Offer], rates: Rates) -> Offer | None:
+    """The cheapest way, or one of a stronger grade that costs next to nothing more.
+
+    >>> exact, claimed = Offer("a", "a", {}, grade="exact"), Offer("b", "b", {}, grade="nominal")
+    >>> able = [replace(exact, messages=30), replace(claimed, messages=29)]
+    >>> preferred(able, Rates()).way
+    'a'
+    """
+    least = min(map(rates.seconds, able), default=0.0)
+    near = [one for one in able if rates.seconds(one) <= MORE * least]
+    order = [(GRADES.index(one.grade), rates.seconds(one)) for one in near]
+    return near[order.index(min(order))] if near else None
 
 
 def hops_after(loss: float, whole: float, hops: int, peers: int) -> int:
@@ -332,7 +359,7 @@ class Planner:
         return next((hop.hop for hop in hops if hop.receiver == u), None)
 
     def plan(self, grade: str, rates: Rates | None = None, budget: Budget | None = None) -> Planned:
-        """All ways, and the cheapest that reaches ``grade`` within the budget."""
+        """All ways, and the one of those within the budget that is :func:`preferred`."""
         check_choice("grade", grade, GRADES)
         rates, budget = rates or Rates(), budget or Budget()
         records = self.assembled.task.records(self.config.forget.peer)
@@ -343,7 +370,7 @@ class Planner:
             )
         offers = tuple(self._within(self.offer(way), rates, budget) for way in self.ways(grade))
         able = [one for one in offers if one.reaches(grade)]
-        best = min(able, key=rates.seconds, default=None)
+        best = preferred(able, rates)
         return Planned(
             grade=grade,
             epsilon=self.config.unlearn.epsilon,
