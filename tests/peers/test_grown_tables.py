@@ -7,6 +7,7 @@ import os
 from functools import partial
 
 from tests.peers.deletions import Hamlet, ask, certificate, check, ended, hamlet, trained_on
+from tests.peers.test_leaving import gone, leave
 from unwalk.core.events import GradientSteps
 from unwalk.core.transcript import Hop
 
@@ -49,6 +50,11 @@ def test_a_rewind_takes_the_records_of_then(tmp_path):
     assert claim["grade"] == "exact", claim["reason"]
 
 
+def everything(begin_visit, chapter, hop, forgetting, repeats):
+    """What a peer begins a visit with that takes all of its records, whatever is repeated."""
+    return begin_visit(chapter, hop, forgetting)
+
+
 def test_a_request_whose_claim_does_not_hold_is_refused_and_can_be_made_again(tmp_path):
     """A peer that does more than in training spoils a rewind, and no request is done with that."""
 
@@ -72,9 +78,20 @@ def test_a_request_whose_claim_does_not_hold_is_refused_and_can_be_made_again(tm
         assert here.stage(0, "b") == "done"
         assert max(steps(here, 2, 1)) > max(steps(here, 0, 1)), "a walk of its own takes them all"
 
-    def everything(begin_visit, chapter, hop, forgetting, repeats):
-        return begin_visit(chapter, hop, forgetting)
-
     here = hamlet(tmp_path, script, seed=3)
     (claim,) = check(here, 0, "chapter-2")["claims"]
     assert claim["grade"] == "exact"
+
+
+def test_a_peer_leaves_although_nothing_proves_that_it_is_forgotten(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        records = here.peers[1].records
+        records.begin_visit = partial(everything, records.begin_visit)
+        grow(here, 1)
+        leave(here, 0)
+        await gone(here, 0)
+        (why,) = [e["why"] for e in here.events if e["event"] == "request refused"]
+        assert why.startswith("everything was erased, but no certificate can prove")
+
+    hamlet(tmp_path, script, seed=3)
