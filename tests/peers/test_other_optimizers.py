@@ -152,6 +152,22 @@ def test_the_least_limit_for_tokens_lets_those_of_every_chapter_pass(tmp_path, s
         network(tmp_path / "small", limits={"token_bytes": book.token_size - 1}, **settings)
 
 
+def test_a_restart_is_rewound_whatever_training_kept(tmp_path):
+    """Peers planned such a rewind, and none of them stood for it: no request ended any more."""
+
+    async def script(here: Hamlet) -> None:
+        for id, method in ("a", "restart"), ("b", "rewind"):
+            await here.until(here.trained)
+            ask(here, 0, id, trained_on(here, 0)["ab".index(id)])
+            await here.until(ended(here, **{id: 0}))
+            assert here.peers[0].specs[-1].method == method
+
+    here = hamlet(tmp_path, script, peers=3, train__keep="average")
+    for number in (1, 2):
+        (claim,) = check(here, 0, f"chapter-{number}")["claims"]
+        assert claim["grade"] == "exact", claim["reason"]
+
+
 @pytest.mark.parametrize("when", ["train__keep", "unlearn__keep"])
 def test_records_that_were_never_used_are_forgotten_exactly_whatever_was_kept(tmp_path, when):
     async def script(here: Hamlet) -> None:

@@ -143,7 +143,7 @@ class Chapters(Progress):
     def _answerable(self, spec: Spec) -> bool:
         """Whether a request for such a chapter would be taken: where nothing can be sealed, no."""
         try:
-            self.book.check(spec.peer, spec.grade, spec.method, spec.records)
+            self.book.check(spec.peer, spec.grade, spec.method, spec.records, self.specs)
         except Refused:
             return False
         return True

@@ -21,6 +21,7 @@ from unwalk.peers.forgetting.request_form import Offer, RequestForm, RequestView
 from unwalk.peers.forgetting.requests import Request, Requests
 from unwalk.peers.handover.visit import token_size
 from unwalk.peers.lifecycle.chapter_runner import Chapters
+from unwalk.peers.protocol.schedule import Spec
 from unwalk.peers.records.sources import SourceRefused
 from unwalk.peers.storage.disk_space import DiskFull, means_no_files
 from unwalk.peers.web.views import (
@@ -41,11 +42,16 @@ NO_RECORDS = (
 
 
 def check_reachable(
-    book: Book, peer: int, grade: str, method: str | None = None, records: int = 1
+    book: Book,
+    peer: int,
+    grade: str,
+    method: str | None = None,
+    records: int = 1,
+    earlier: Sequence[Spec] = (),
 ) -> None:
     """Refuse what no chapter of this network could answer, and say what could be asked instead."""
     try:
-        book.check(peer, grade, method, records)
+        book.check(peer, grade, method, records, earlier)
     except Refused as error:
         advised = for_peers(error)
         if grade != "certified" or method not in (None, "seal"):
@@ -180,7 +186,8 @@ class Reception:
         records = chapters.records
         assert records is not None
         if requests.get(form.id) is None:
-            check_reachable(chapters.book, chapters.me, form.grade, form.method, len(form.records))
+            asked = form.grade, form.method, len(form.records)
+            check_reachable(chapters.book, chapters.me, *asked, chapters.specs)
             with suppress(SourceRefused):
                 await asyncio.to_thread(records.refresh)
         try:
