@@ -33,7 +33,8 @@ class Drawing(nn.Module):
         x = nn.functional.dropout(x, 0.5, self.training)
         for call in called:
             call()
-        return self.last(nn.functional.dropout(x, 0.5, self.training))
+        out: torch.Tensor = self.last(nn.functional.dropout(x, 0.5, self.training))
+        return out
 
 
 def make() -> nn.Module:
