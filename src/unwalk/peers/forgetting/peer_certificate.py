@@ -158,7 +158,8 @@ def falls_short(claims: Sequence[Mapping[str, Any]], request: Request) -> Refuse
             assert request.delta is not None
             if claim["epsilon"] <= request.epsilon and claim["delta"] <= request.delta:
                 return None
-    return Refused(claims[-1]["reason"], claims[-1]["code"] or "")
+    code = claims[-1]["code"] or ""
+    return Refused(claims[-1]["reason"], code)
 
 
 def unused(document: Mapping[str, Any]) -> str:
