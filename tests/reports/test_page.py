@@ -317,6 +317,14 @@ def test_a_gap_of_a_few_records_is_not_judged(records: int, gap: float, said: st
     assert [words for words in JUDGED if words in story.text] == ([said] if said else [])
 
 
+def test_the_story_counts_the_hops_that_were_walked(usual: Json) -> None:
+    """A rewind has fewer than the setting says."""
+    result = json.loads(json.dumps(usual))
+    result["methods"][0]["cost"]["hops"] = 78
+    (story,) = parse(render(result)).all("p", "story")
+    assert "After 78 unlearning hops RR-DU" in story.text
+
+
 @pytest.mark.parametrize(
     ("mean", "std", "said"),
     [

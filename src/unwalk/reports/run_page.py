@@ -509,9 +509,7 @@ def _after(result: Result) -> str:
     if result.main.oracle:
         walked = "" if hops is None else f" over {numbers.counted(hops, 'hop')}"
         return f"The model retrained from scratch{walked}"
-    if result.unlearn_hops is not None:
-        hops = result.unlearn_hops
-    after = "at the end" if hops is None else f"after {numbers.counted(hops, 'unlearning hop')}"
+    after = f"after {numbers.counted(hops, 'unlearning hop')}" if hops else "at the end"
     if result.runs > 1:
         after = f"with seed {result.seed}, {after}"
     return f"{numbers.sentence(after)} {result.main.label}"
