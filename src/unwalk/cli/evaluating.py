@@ -12,6 +12,7 @@ import typer
 from unwalk.cli.terminal import (
     JobsOption,
     JsonOption,
+    RayAddressOption,
     command_line,
     loading,
     print_whole,
@@ -30,6 +31,7 @@ def evaluate(
         None, help="Folder for the results; RUN_DIR/evaluation if left out."
     ),
     jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Train, forget and retrain with other seeds, and measure what was forgotten."""
@@ -43,6 +45,7 @@ def evaluate(
             members=members,
             out=out,
             jobs=jobs,
+            cluster=ray_address,
             command=command_line(),
             count=bars.count,
             say=bars.say,

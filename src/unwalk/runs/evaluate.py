@@ -550,6 +550,7 @@ def evaluate(
     members: int = MEMBERS,
     out: Path | None = None,
     jobs: int = 1,
+    cluster: str | None = None,
     command: str = "",
     count: Count = uncounted,
     say: Say = unsaid,
@@ -586,6 +587,7 @@ def evaluate(
         cache=place / "members",
         task=task,
         jobs=jobs,
+        cluster=cluster,
         count=count,
         say=say,
     )
