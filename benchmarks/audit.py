@@ -54,7 +54,7 @@ def every(model: str) -> dict[str, Part]:
     """Every method on digits, proved claims first; a method that needs a linear model says so."""
     linear = model == "logistic"
     return {
-        **({"certified": certified(LINEAR)} if linear else {}),
+        **({"certified": certified(LINEAR), "dp-training": dp_training()} if linear else {}),
         "exact": paper(model, EXACT if linear else f"{EXACT},{LINEAR}"),
         "nominal": paper(model, NOMINAL),
         "unproved": paper(model, UNPROVED),
@@ -65,6 +65,12 @@ def certified(methods: str, **way: Any) -> Part:
     """The settings that certificates need: softmax regression, one record, the worst there is."""
     settings = {"task": "digits-flat", "preset": "certified", "forget.size": 1}
     return Part(methods, settings, {"canary": "gradient", **way})
+
+
+def dp_training() -> Part:
+    """Training with record-level differential privacy, under which a deletion costs nothing."""
+    part = certified("dpsgd")
+    return replace(part, settings={**part.settings, "dpsgd.reading": "from-start"})
 
 
 GAMES: dict[str, dict[str, Part]] = {
