@@ -228,9 +228,10 @@ class Scene:
         try:
             for _ in range(count):
                 what, data = mutations.next()
-                began = time.process_time()
-                outcome = await self.offer(here, what, data)
-                took = time.process_time() - began
+                outcome, took = await self.timed(here, what, data)
+                if outcome != "accepted" and took > SLOWEST:  # it, or the machine just then?
+                    outcome, again = await self.timed(here, what, data)
+                    took = min(took, again)
                 self.tally.slowest = max(self.tally.slowest, took)
                 if took > SLOWEST:
                     self.wrong(what, f"it took {took:.3f} s")
@@ -239,6 +240,12 @@ class Scene:
                 self.tally.outcomes[outcome] += 1
         finally:
             await here.close()
+
+    async def timed(self, here: Village, what: str, data: bytes) -> tuple[str, float]:
+        """What came of an offer, and the processor time that it took."""
+        began = time.process_time()
+        outcome = await self.offer(here, what, data)
+        return outcome, time.process_time() - began
 
     def open(self) -> Village:
         """The peer as it was, alone."""

@@ -16,6 +16,7 @@ import pytest
 from tests.certificates.mutations import SENTENCE, everything, mutants, told, written
 from tests.peers.deletions import ask, certificate, ended, hamlet, trained_on
 from tests.peers.liars import Liar
+from unwalk.certificates import form
 from unwalk.certificates.document import misformed, read_certificate, text_of
 from unwalk.certificates.signing import sign
 from unwalk.core.errors import Corrupt, UnwalkError
@@ -89,7 +90,7 @@ def fuzzed(past: Any, kind: str, folder: Path, seeds: range) -> int:
         if said["problems"]:
             continue
         assert misformed(signed) is None, (seed, where)
-        if not seed % 2:
+        if not seed % 2 or "peers" not in signed:  # what says nothing of peers is no network's
             assert not said["trusted"]
             continue
         taken += 1
@@ -146,6 +147,10 @@ def test_no_place_of_a_certificate_can_be_changed_but_what_is_stated(
         assert name in stated or VOTES.search(where), where
 
 
+def ruled(rule: str) -> dict[str, Any]:
+    return {"certificates": 1, "epsilon": 0.0, "delta": 0.0, "rule": rule}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -157,7 +162,8 @@ def test_no_place_of_a_certificate_can_be_changed_but_what_is_stated(
         ("version", 1.0),
         ("version", 10**40),
         ("composed", SENTENCE),
-        ("composed", {"certificates": 1, "epsilon": 0.0, "delta": 0.0, "rule": SENTENCE}),
+        ("composed", ruled(SENTENCE)),
+        ("composed", ruled(rule_without([]) + "; not counted, since changed: nothing at all")),
         ("held_out", True),
         ("held_out", 10**6),
         ("received", [SENTENCE]),
@@ -248,10 +254,19 @@ def test_budgets_that_are_no_guarantee_any_more_add_up():
     assert compose([(1e6, 0.0), (1.0, 0.0)]) == (1e6 + 1.0, 0.0)
 
 
+def test_how_many_records_were_held_out_stands_where_no_walk_was_needed(past, tmp_path):
+    place = copied(past, "chapter", tmp_path / "run")
+    written(place, past.liar.resigned(read_certificate(place), held_out=1))
+    said = told(place, "--trust", past.here.folder / "ca.pem")
+    assert "peers.held_out stands beside a chapter that was decided" in said["problems"][0]
+
+
 def test_folders_of_any_name_are_only_counted():
     assert rule_without(["chapter-1", SENTENCE, "x"], "") == (
         "; not counted, since changed: chapter-1, 2 others"
     )
+    for changed in ([], ["x"], ["x", "y"], ["quiet-7"], [f"chapter-{n}" for n in range(120)]):
+        assert form.rule.holds(rule_without(changed))
 
 
 def test_an_archive_holds_each_file_once(past, tmp_path):

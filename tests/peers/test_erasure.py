@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +28,7 @@ from unwalk.peers.forgetting.erasure import (
 from unwalk.peers.identity.trust import Bundle
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.records.trace_search import search, traces
-from unwalk.peers.storage.database import compact, open_database
+from unwalk.peers.storage.database import compact, open_database, read_only
 from unwalk.peers.storage.store import Store
 from unwalk.peers.storage.token_files import pieces
 
@@ -185,6 +189,50 @@ def test_writing_a_database_anew_drops_what_overwriting_leaves(tmp_path):
     assert search(tmp_path, {k: piece for k, piece in pieces_of.items() if len(piece) == 12}) == []
     assert dict(db.execute("SELECT * FROM rows")) == rows
     db.close()
+
+
+@contextmanager
+def read_by_a_program(path: Path) -> Iterator[None]:
+    """Another program has an open look at a database."""
+    other = read_only(path, isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT count(*) FROM runs").fetchone()
+    try:
+        yield
+    finally:
+        other.close()
+
+
+def test_a_program_that_reads_the_database_holds_an_erasure_up_but_not_the_peer(tmp_path, bundles):
+    store, names = filled(tmp_path)
+    log = store.path.with_name(f"{store.path.name}-wal")
+    sizes = []
+    with read_by_a_program(store.path):
+        begun = time.monotonic()
+        for _ in range(3):
+            with pytest.raises(InvalidInput, match="another process reads it"):
+                erase(store, bundles[0], names)
+            sizes.append(log.stat().st_size)
+        assert time.monotonic() - begun < 2.0, "it waits for the reader, and answers nobody"
+    assert sizes[2] - sizes[0] < store.path.stat().st_size, "each attempt writes everything anew"
+    assert erase(store, bundles[0], names).erased
+    store.close()
+
+
+def test_an_erasure_that_goes_on_leaves_what_was_needed_since(tmp_path, bundles):
+    # The next chapter may begin with a token that had to go: the starting model has the same bytes.
+    store, names = filled(tmp_path)
+    with read_by_a_program(store.path), pytest.raises(InvalidInput, match="reads it"):
+        erase(store, bundles[0], names)
+    assert not store.file(names[2]).exists()
+    assert store.write(pieces(tensors(2), {})) == names[2]
+    store.pinned.clear()
+    keep = {names[0], names[2], names[5], first_local(store)}
+    receipt = erase_since(store, bundles[0], RUN, 1, keep=keep, runs=[RUN])
+    assert store.file(names[2]).exists()
+    assert hidden_name(bundles[0], names[2]) not in receipt.erased
+    assert hidden_name(bundles[0], names[3]) in receipt.erased
+    store.close()
 
 
 def test_a_token_that_is_being_written_stays(tmp_path, bundles):

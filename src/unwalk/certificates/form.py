@@ -177,8 +177,10 @@ pem = Range(
     "an X.509 certificate in PEM form",
     lambda v: isinstance(v, str) and v.isascii() and len(v) <= 1 << 16,
 )
+_NAME, _OTHERS = "(chapter|quiet)-[0-9]{1,9}", "[0-9]{1,9} others?"
 rule = like(
-    re.escape(RULE) + r"(; not counted, since changed: [a-z0-9, -]{1,4000})?",
+    f"{re.escape(RULE)}(; not counted, since changed: "
+    f"({_OTHERS}|{_NAME}(, {_NAME}){{0,99}}(, {_OTHERS})?))?",
     "the rule by which certificates are composed, and the names of those that were changed",
 )
 count, digest = may.whole(), may.digest()
@@ -383,6 +385,8 @@ def disagreement(document: Mapping[str, Any]) -> str | None:
         return None
     if "held_out" in said and not (records != "all" and said["held_out"] <= records):
         return f"peers.held_out is {said['held_out']} of {records} records"
+    if "held_out" in said and said["decided"]:
+        return "peers.held_out stands beside a chapter that was decided"
     return _peers_disagree(said)
 
 

@@ -32,6 +32,9 @@ def evaluate(
     ),
     jobs: JobsOption = 1,
     ray_address: RayAddressOption = None,
+    minutes: float | None = typer.Option(
+        None, help="Begin no walk after this time; the same command goes on with the others."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Train, forget and retrain with other seeds, and measure what was forgotten."""
@@ -46,6 +49,7 @@ def evaluate(
             out=out,
             jobs=jobs,
             cluster=ray_address,
+            minutes=minutes,
             command=command_line(),
             count=bars.count,
             say=bars.say,

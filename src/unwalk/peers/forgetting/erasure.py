@@ -145,7 +145,8 @@ def erase_since(
 
     ``keep`` holds the digests of the model that forgot and of tokens from before first contact:
     everything else under ``tokens`` goes, also spare files.  ``end`` is what the chapter ended
-    with.  Asked again for the same chapter, the answer is the same.
+    with.  Asked again for the same chapter, the answer is the same.  An erasure that goes on
+    leaves what ``keep`` names by now: the next chapter may have begun with the same bytes.
     """
     check_count("chapter", chapter)
     store.db.executescript(SCHEMA)
@@ -154,7 +155,9 @@ def erase_since(
     ).fetchone()
     if row is not None and row[1] is not None:
         return Receipt.from_json(json.loads(row[1]))
-    erased = _plan(store, run, chapter, keep, runs) if row is None else json.loads(row[0])
+    planned = _plan(store, run, chapter, keep, runs) if row is None else json.loads(row[0])
+    stay = set(keep) | store.pinned
+    erased = [digest for digest in planned if digest not in stay]
     _carry_out(store, erased)
     time = now().isoformat(timespec="seconds")
     name = bundle.network.name

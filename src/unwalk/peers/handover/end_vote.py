@@ -148,7 +148,7 @@ class Ends:
             return False
         value, closing = proposed
         if value.chain == walk.start_chain:
-            same = chapter.model != "" and value.token == chapter.model
+            same = value.token == chapter.model if chapter.model else self._is_known(value.token)
             same = same and closing == void_closing(value)
             return chapter.spec is not None and same and (polled or self.consents())
         if not self._has(value) or not (polled or value.generation >= pr.shown(state)[0]):
@@ -157,6 +157,19 @@ class Ends:
             self._compute(value)
             return False
         return self.closings[value] == closing
+
+    def _is_known(self, model: str) -> bool:
+        """Whether a model is the one that stays, by the word of more peers than may lie.
+
+        A peer that was away when it was decided on does not have it.
+        """
+        poll, state = self.poll, self.poll.state
+        votes = state.votes.union(*state.chain, *state.proof)
+        said = [(vote.voter, poll.texts.get(vote.value, "")) for vote in votes]
+        ends = [(peer, end_from(text)) for peer, text in (*said, *poll.offers.items())]
+        start = self.walk.start_chain
+        peers = {p for p, e in ends if e and (e[0].chain, e[0].token) == (start, model)}
+        return len(peers - {self.walk.me}) > poll.rules.lies
 
     def wanted(self) -> frozenset[str]:
         """The chains of the ends that are voted on now, or may have been decided."""

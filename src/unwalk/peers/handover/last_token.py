@@ -135,8 +135,9 @@ class LastToken:
             if digest != value.token:
                 raise Refused("the token's bytes do not match its digest.")
             place = None if fetch is None else fetch.place  # a decided end was looked at by voters
-            look = partial(walk.gate.final_content, incoming.path, place)
-            await asyncio.get_running_loop().run_in_executor(walk.hashing, look)
+            if value.chain != walk.start_chain:  # else it is the model of another walk, as decided
+                look = partial(walk.gate.final_content, incoming.path, place)
+                await asyncio.get_running_loop().run_in_executor(walk.hashing, look)
             incoming.keep(digest)
             if walk.state.committed is None and fetch is not None:
                 log = fetch.log()

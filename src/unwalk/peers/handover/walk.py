@@ -118,9 +118,9 @@ class Walk:
 
     def _first_state(self) -> tuple[PeerState, dict[str, Any]]:
         stored = self.store.load(self.run_id)
-        if stored is not None:
-            return pr.restarted(stored[0]), stored[1]
         chapter, digest = self.chapter, self.chapter.token
+        if stored is not None and not (digest and pr.untouched(stored[0])):
+            return pr.restarted(stored[0]), stored[1]
         if chapter.public:
             digest = self.store.write(token_pieces(self.work.initial()))
         first = self.work.move(1, NOBODY, {}, 0)

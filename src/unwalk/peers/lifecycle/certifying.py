@@ -23,7 +23,6 @@ from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
-from unwalk.peers.protocol.schedule import line
 
 AGAIN = 2.0
 """Seconds before peers whose receipt is missing are asked again, at most."""
@@ -41,9 +40,12 @@ class Certifying:
 
     async def have_line(self) -> bool:
         """See to it that all visits on the line that leads to the present model are here."""
-        progress = self.progress
-        for number in {n for n, _ in line(progress.book.hops, progress.specs)}:
-            if not await self.have_visits(number):
+        return await self.have_before(len(self.progress.specs) + 1)
+
+    async def have_before(self, number: int) -> bool:
+        """See to it that all visits are here that led to what a chapter began with."""
+        for chapter in sorted({n for n, _ in self.progress.line(number)}):
+            if not await self.have_visits(chapter):
                 return False
         return True
 
@@ -68,10 +70,7 @@ class Certifying:
 
     async def have_all(self, number: int) -> bool:
         """See to it that all is here that the certificate of a chapter rests on."""
-        for chapter in sorted({n for n, _ in self.progress.line(number)} | {number}):
-            if not await self.have_visits(chapter):
-                return False
-        return True
+        return await self.have_before(number) and await self.have_visits(number)
 
     def ends(self, places: Sequence[tuple[int, int]]) -> tuple[peer_certificate.ShownEnd, ...]:
         """How the chapters ended that ``places`` lie in, as a certificate shows it."""

@@ -30,6 +30,7 @@ from unwalk.peers.lifecycle.certifying import Certifying
 from unwalk.peers.lifecycle.next_chapter import NextChapter
 from unwalk.peers.lifecycle.progress import Progress
 from unwalk.peers.lifecycle.request_steps import RequestSteps
+from unwalk.peers.protocol import handover as pr
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.schedule import Chapter, Spec, line, marked, run_of, started
 from unwalk.peers.records.noise_register import noting
@@ -99,13 +100,7 @@ class Chapters(Progress):
         if spec.method == "seal" and spec.peer == self.me:
             before = self.walked_before(number)
         plan = self.book.forgetting(spec, run, self.specs[: number - 1], before)
-        public, token = spec.method == "restart", ""
-        if spec.method == "rewind":
-            earlier, hops = self.specs[: number - 1], self.book.hops
-            arrival = history.find_arrival(
-                self.store, self.runs[:number], earlier, spec.peer, spec.position, hops
-            )
-            token = "" if arrival is None else arrival.token
+        public, token = spec.method == "restart", self._rewound_to(number)
         model = self.model(number) or ""
         if spec.method == "seal" and spec.holder == self.me:
             token = model
@@ -113,6 +108,28 @@ class Chapters(Progress):
         chapter = Chapter(number, run, public, token, contacted, spec, model)
         plan = noting(plan, self.bundle, lambda: self._hidden(number), self.store.fault)
         return chapter, Work(plan, self.me, self._data(number))
+
+    def _rewound_to(self, number: int) -> str:
+        """The digest of the token that a rewind goes back to, if it is here."""
+        spec, earlier = self.specs[number - 1], self.specs[: number - 1]
+        if spec.method != "rewind":
+            return ""
+        arrival = history.find_arrival(
+            self.store, self.runs[:number], earlier, spec.peer, spec.position, self.book.hops
+        )
+        return "" if arrival is None else arrival.token
+
+    def _may_begin_late(self) -> bool:
+        """Whether a rewind was opened without its token, and nothing of it has come since."""
+        service = self.service
+        rewind = service.chapter.spec is not None and service.chapter.spec.method == "rewind"
+        return rewind and not service.chapter.token and pr.untouched(service.state)
+
+    async def _find_token(self) -> None:
+        """The token of a rewind may be here, unknown while visits from before it are not."""
+        number = self.service.chapter.number
+        if self._may_begin_late() and await self.certifying.have_before(number):
+            self.wake.set()
 
     def stands_for(self, spec: Spec) -> bool:
         """Whether this peer votes for a chapter: the next, right in all that can be computed here.
@@ -296,17 +313,23 @@ class Chapters(Progress):
             return
         while len(decided := self.next_chapter.decided()) > len(self.specs):
             await self._go_on(decided)
+        if self._may_begin_late() and self._rewound_to(len(self.specs)):
+            await self._go_on(decided)
         if self.service.over.is_set() and not self.over:
             self._settle()
         lease = self.network.limits.lease
         if monotonic() - self.asked > lease:
             self.asked = monotonic()
             self.later(self.next_chapter.catch_up())
+            self.later(self._find_token())
         await self.request_steps.step()
         await self.accuracy_meter.step()
 
     async def _go_on(self, decided: list[Spec]) -> None:
-        """Open the last chapter that was decided; the ones before it are over."""
+        """Open the last chapter that was decided; the ones before it are over.
+
+        Once more, if what it begins with is found here only then.
+        """
         walking = self.walking
         assert walking is not None
         self.specs = marked(decided)
@@ -318,6 +341,7 @@ class Chapters(Progress):
         self.store.fault("chapter opened")
         self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
         self.walking = asyncio.create_task(self._walk(self.service))
+        self.later(self._find_token())
 
     def _begin(self, decided: list[Spec]) -> bool:
         """Open the last of these chapters; whether nothing was wanting for it."""

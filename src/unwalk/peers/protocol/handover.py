@@ -450,6 +450,14 @@ def outside(state: PeerState) -> bool:
     return nothing and state.reached[1] == NOWHERE
 
 
+def untouched(state: PeerState) -> bool:
+    """Whether this peer knows no more of the walk than when it began, without a token here.
+
+    If the token that the walk begins with is found here after all, it is as if it always was.
+    """
+    return outside(state) and len(state.lineage) == 1 and not state.ends
+
+
 def deserted(state: PeerState, answers: Mapping[int, Sighting]) -> bool:
     """Whether a walk has not begun, as far as a quorum knows, and this peer cannot begin it.
 

@@ -40,16 +40,27 @@ def compact(
 
     ``secure_delete`` overwrites a deleted row where it stands, but not the copies that moving rows
     between pages may have left behind: only writing anew drops those.  Refused while another
-    process holds the log, at once unless ``patient``.
+    process holds the log, at once unless ``patient``, and then nothing is written anew: the log
+    would grow by a whole database at each attempt.
     """
     if rewrite:
+        _truncate_log(db, path, patient)
         db.execute("VACUUM")
-    for _ in range(ATTEMPTS if patient else 1):
-        busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if not busy:
-            return
-        if patient:
-            time.sleep(PAUSE)
+    _truncate_log(db, path, patient)
+
+
+def _truncate_log(db: sqlite3.Connection, path: Path, patient: bool) -> None:
+    """SQLite itself does not wait for whoever reads: the peer answers nobody meanwhile."""
+    wait = db.execute("PRAGMA busy_timeout").fetchone()[0]
+    db.execute("PRAGMA busy_timeout=0").fetchone()
+    try:
+        for attempt in range(ATTEMPTS if patient else 1):
+            if attempt:
+                time.sleep(PAUSE)
+            if not db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                return
+    finally:
+        db.execute(f"PRAGMA busy_timeout={wait}").fetchone()
     raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
 
 
