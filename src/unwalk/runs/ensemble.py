@@ -103,9 +103,9 @@ def gather(
 ) -> Ensemble:
     """The members of a run, made where they are not yet in ``cache``.
 
-    All machines of a ``cluster`` must see that folder.
-    ``task`` is the run's task if that was brought along; a named one is built by each worker.  No
-    walk is begun after the time ``until``; methods that some member lacks then are in ``failed``.
+    ``task`` is the run's task if that was brought along; a named one is built by each worker.  All
+    machines of a ``cluster`` must see the cache.  No walk is begun after the time ``until``;
+    methods that some member lacks then are in ``failed``.
     """
     base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
@@ -127,8 +127,8 @@ def gather(
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
     arrays: dict[tuple[str, str, int], Arrays] = {}
-    made = sweep(cells, jobs=jobs, cluster=cluster, count=count, say=say, noun="member")
-    for name, result in made:
+    ends = sweep(cells, jobs=jobs, cluster=cluster, count=count, say=say, noun="member")
+    for name, result in ends:
         part = name.split()[0]
         if not isinstance(result, Failed):
             reasons = {(one, method): why for one, method, why in result}
