@@ -34,6 +34,19 @@ LINEAR = "seal,release,output-noise,noisy-start,sums"
 PROVED = "seal,ball-seal,release,output-noise,noisy-start,user-dp,restart,retrain,rewind,sums"
 
 
+UNTUNED = {
+    "noisy_finetune.radius": 1.0,
+    "noisy_finetune.step_size": 0.01,
+    "pga.radius": 2.0,
+    "pga.passes": 5,
+    "pga.batch": 8,
+    "scrub.alpha": 0.5,
+    "scrub.ascents": 2,
+    "scrub.batch": 8,
+}
+"""Settings of methods with which the games in ``results/audit`` were played."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One audit: its methods and settings, and how it is played."""
@@ -45,9 +58,9 @@ class Part:
 
 def paper(model: str, methods: str) -> Part:
     """The paper's settings on digits; two shards, without which there is no sisa, and fewer steps
-    of a visit than langevin usually takes."""
+    of a visit than langevin usually takes.  Rivals are as they were before they were tuned."""
     settings = {"task": "digits", "model.name": model, "preset": "paper"}
-    return Part(methods, {**settings, "train.shards": 2, "langevin.steps": 5})
+    return Part(methods, {**settings, "train.shards": 2, "langevin.steps": 5, **UNTUNED})
 
 
 def every(model: str) -> dict[str, Part]:
@@ -92,6 +105,7 @@ GAMES: dict[str, dict[str, Part]] = {
                 "train.batch": 256,
                 "train.hops": 50,
                 "unlearn.hops": 50,
+                **UNTUNED,
             },
         )
     },

@@ -192,14 +192,21 @@ def evaluate(
     members: int = evaluating.MEMBERS,
     out: str | Path | None = None,
     jobs: int = 1,
+    minutes: float | None = None,
 ) -> Report:
     """Measure what a finished run forgot, beside retraining, over ``members`` trainings.
 
-    ``task`` is the run's own task, where that was brought along.  The result is what
-    ``evaluate.json`` holds; ``docs/measures.md`` explains each measure.
+    ``task`` is the run's own task, where that was brought along.  After ``minutes`` no walk is
+    begun, and the same call goes on with the others.  The result is what ``evaluate.json`` holds;
+    ``docs/measures.md`` explains each measure.
     """
-    place = None if out is None else Path(out)
     measured = evaluating.evaluate(
-        Path(run_dir), task=task, measures=measures, members=members, out=place, jobs=jobs
+        Path(run_dir),
+        task=task,
+        measures=measures,
+        members=members,
+        out=None if out is None else Path(out),
+        jobs=jobs,
+        minutes=minutes,
     )
     return Report(measured)

@@ -33,6 +33,7 @@ from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
 from unwalk.peers.protocol.consensus import State
 from unwalk.peers.protocol.schedule import Spec, line
+from unwalk.peers.storage.disk_space import means_no_files
 from unwalk.peers.web.live_desk import Reception
 
 
@@ -44,8 +45,11 @@ def test_what_cannot_be_reached_is_refused_before_anything_changes(tmp_path):
         before = chapters.records.counts()
         with pytest.raises(Refused, match="momentum"):
             await desk.submit(form("a", *ids_of(1, 0), grade="certified"))
-        with pytest.raises(Refused, match="does not reach grade 'exact'"):
-            await desk.submit(form("a", *ids_of(1, 0), method="seal"))
+        for method in ("seal", "nonsense"):
+            with pytest.raises(Refused, match="does not reach grade 'exact'") as refusal:
+                await desk.submit(form("a", *ids_of(1, 0), method=method))
+            assert refusal.value.__cause__ is not refusal.value, "whoever looks for causes ends"
+            assert not means_no_files(refusal.value)
         with pytest.raises(UnknownRecords, match="'nobody'"):
             await desk.submit(form("a", *ids_of(1, 0), "nobody"))
         assert chapters.records.counts() == before

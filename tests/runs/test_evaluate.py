@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -211,6 +213,26 @@ def test_members_are_made_once(evaluated, monkeypatch):
     unwalk.evaluate(evaluated[0], task=memorised(), members=2, measures=["population"])
     with pytest.raises(unwalk.UnwalkError):
         unwalk.evaluate(evaluated[0], task=memorised(), members=MEMBERS + 1, measures=["kl"])
+
+
+def test_an_evaluation_whose_time_is_up_shows_what_there_is_and_is_gone_on_with(
+    evaluated, tmp_path, monkeypatch
+):
+    """Time for the model before forgetting and retraining, none for the method."""
+    asked: dict[str, Any] = {"task": memorised(), "members": 2, "measures": ["kl"]}
+    whole = unwalk.evaluate(evaluated[0], out=tmp_path / "whole", **asked)
+    ticks = iter([0.0, 0.0, 0.0])
+    clock = SimpleNamespace(time=lambda: next(ticks, math.inf))
+    monkeypatch.setattr("unwalk.runs.ensemble.time", clock)
+    early = unwalk.evaluate(evaluated[0], out=tmp_path / "early", minutes=1.0, **asked)
+    ((_, label, note),) = without_numbers(early)
+    assert label == "fine-tuning"
+    assert note == "0 of 2 members are made; the same command makes the others"
+    assert {r["method"] for r in early["rows"] if r["value"] is not None} == {BEFORE, "retrain"}
+    monkeypatch.undo()
+    assert unwalk.evaluate(evaluated[0], out=tmp_path / "early", **asked)["rows"] == whole["rows"]
+    with pytest.raises(InvalidInput, match=r"minutes is 0\.0; allowed"):
+        unwalk.evaluate(evaluated[0], minutes=0.0, **asked)
 
 
 def test_other_records_are_another_ensemble(evaluated, tmp_path, monkeypatch):

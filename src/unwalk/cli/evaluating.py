@@ -30,6 +30,9 @@ def evaluate(
         None, help="Folder for the results; RUN_DIR/evaluation if left out."
     ),
     jobs: JobsOption = 1,
+    minutes: float | None = typer.Option(
+        None, help="Begin no walk after this time; the same command goes on with the others."
+    ),
     json_: JsonOption = False,
 ) -> None:
     """Train, forget and retrain with other seeds, and measure what was forgotten."""
@@ -43,6 +46,7 @@ def evaluate(
             members=members,
             out=out,
             jobs=jobs,
+            minutes=minutes,
             command=command_line(),
             count=bars.count,
             say=bars.say,

@@ -19,35 +19,33 @@ DELTA = 0.01
 """Our choice."""
 
 
-def epsilon(false_positives: Floats, false_negatives: Floats, delta: float = DELTA) -> float:
-    """The largest epsilon that attacks with these error rates show.
+def epsilon(false_positives: Floats, false_negatives: Floats, delta: float = DELTA) -> Floats:
+    """The largest epsilon that attacks with these error rates show (attacks, by records if many).
 
     An attack without any error shows infinity.  One without errors of one kind only is left out:
     with few models its epsilon would be infinite by chance.
 
-    >>> round(epsilon(np.array([0.1]), np.array([0.2]), delta=0.0), 4)
+    >>> round(float(epsilon(np.array([0.1]), np.array([0.2]), delta=0.0)), 4)
     2.0794
     """
     fpr, fnr = np.asarray(false_positives, np.float64), np.asarray(false_negatives, np.float64)
-    if bool(((fpr == 0) & (fnr == 0)).any()):
-        return float("inf")
-    kept = (fpr > 0) & (fnr > 0)
-    fpr, fnr = fpr[kept], fnr[kept]
-    shown = [0.0]
+    largest = np.zeros(fpr.shape[1:])
     for one, other in ((fpr, fnr), (fnr, fpr)):
         power = 1.0 - delta - one
-        shown += np.log(power[power > 0] / other[power > 0]).tolist()
-    return float(max(shown))
+        shows = (one > 0) & (other > 0) & (power > 0)
+        shown = np.log(np.where(shows, power, 1.0) / np.where(shows, other, 1.0))
+        largest = np.maximum(largest, shown.max(0))
+    return np.where(((fpr == 0) & (fnr == 0)).any(0), np.inf, largest)
 
 
 def attack_errors(unlearned: Floats, retrained: Floats) -> tuple[Floats, Floats]:
-    """False positive and negative rates of all attacks with one or two thresholds on one record.
+    """False positive and negative rates of all attacks with one or two thresholds on a record.
 
-    A positive is a model that was unlearned.  One threshold says so above it, or below it; two say
-    so between them, or outside.
+    Margins are those of models, by records if many.  A positive is a model that was unlearned.  One
+    threshold says so above it, or below it; two say so between them, or outside.
     """
-    cuts = np.unique(np.concatenate([unlearned, retrained]))
-    cuts = np.concatenate([[-np.inf], cuts])
+    cuts = np.sort(np.concatenate([unlearned, retrained]), axis=0)
+    cuts = np.concatenate([np.full_like(cuts[:1], -np.inf), cuts])
     ours = (unlearned[:, None] <= cuts).mean(0)
     theirs = (retrained[:, None] <= cuts).mean(0)
     first, second = np.triu_indices(len(cuts), 1)
@@ -69,11 +67,7 @@ def record_epsilons(
     ours, theirs = np.asarray(unlearned, np.float64), np.asarray(retrained, np.float64)
     if min(len(ours), len(theirs)) < 2:
         raise InvalidInput("forgetting quality needs two models of each kind or more.")
-    each = [
-        epsilon(*attack_errors(ours[:, record], theirs[:, record]), delta)
-        for record in range(ours.shape[1])
-    ]
-    return np.array(each)
+    return epsilon(*attack_errors(ours, theirs), delta)
 
 
 def record_scores(epsilons: npt.ArrayLike) -> Floats:

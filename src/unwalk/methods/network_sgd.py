@@ -343,6 +343,16 @@ class Descent:
         return self.rule.slots if self.rule.state == "carried" else ()
 
 
+def in_eighths(batch: int | None, rows: Rows) -> LocalWork:
+    """A pass over the rows in batches of ``batch``; None: of an eighth of them, so that a pass over
+    many rows takes as many steps as one over few.
+
+    >>> in_eighths(None, np.arange(60)).batch, in_eighths(None, np.arange(3)).batch
+    (8, 1)
+    """
+    return LocalWork("epochs", batch=batch or max(1, -(-rows.size // 8)))
+
+
 def each_step(steps: Steps, *after: Op) -> Program:
     """The same steps one by one, each followed by ``after``."""
     program: list[Op] = []

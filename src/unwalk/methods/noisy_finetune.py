@@ -42,9 +42,9 @@ class NoisyFinetuneSettings:
     """Noisy fine-tuning.  Epsilon, delta and hops are those of the unlearning walk."""
 
     key: ClassVar[str] = "noisy_finetune"
-    radius: float = setting(1.0, "bound C_0 on the norm of the model it starts from", above=0.0)
+    radius: float = setting(0.003, "bound C_0 on the norm of the model it starts from", above=0.0)
     clip: float = setting(1.0, "bound C_1 on the norm of every noisy step's gradient", above=0.0)
-    step_size: float = setting(0.01, "gamma of the noisy steps", above=0.0)
+    step_size: float = setting(1e-4, "gamma of the noisy steps", above=0.0)
     weight_decay: float = setting(0.0, "lambda of the noisy steps", low=0.0)
     share: float = setting(
         0.5, "share of the walk's hops that are noisy steps, one step each", above=0.0, high=1.0

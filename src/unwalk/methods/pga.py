@@ -24,6 +24,7 @@ from unwalk.methods.network_sgd import (
     LocalWork,
     Retaining,
     each_step,
+    in_eighths,
     unlearn_descent,
     unlearn_phase,
 )
@@ -37,9 +38,9 @@ class PGASettings:
     """Projected gradient ascent on the forgotten records."""
 
     key: ClassVar[str] = "pga"
-    radius: float = setting(2.0, "radius of the ball around the old model", above=0.0)
-    passes: int = setting(5, "passes over the forgotten records, uphill", low=1)
-    batch: int = setting(8, "forgotten records per step", low=1)
+    radius: float = setting(5.0, "radius of the ball around the old model", above=0.0)
+    passes: int = setting(100, "passes over the forgotten records, uphill", low=1)
+    batch: int | None = setting(None, "forgotten records per step; empty: an eighth of them", low=1)
     clip: float = setting(5.0, "bound on the norm of every step's gradient", above=0.0)
 
 
@@ -51,14 +52,17 @@ class PGA(Retaining):
     ascent: Correction
     ball: Ball
     passes: int = 1
+    batch: int | None = None
     name: str = field(default="pga", init=False)
 
     def visit(self, visit: Visit) -> Program:
         if visit.phase_hop > 1:
             return self.descent.program(visit, "retained")
         program: Program = ()
+        work = in_eighths(self.batch, visit.records.forgotten)
+        ascent = replace(self.ascent, work=work)
         for _ in range(self.passes):
-            steps = self.ascent.steps(visit, self.ascent.rule.learning_rate)
+            steps = ascent.steps(visit, ascent.rule.learning_rate)
             if steps is not None:
                 program += each_step(replace(steps, scale=1.0), Project((self.ball,)))
         return program
@@ -67,9 +71,8 @@ class PGA(Retaining):
 def _phase(config: Config, decided: Decided) -> Phase:
     own, descent = config.of(PGASettings), unlearn_descent(config)
     rule = replace(descent.rule, optimizer="sgd", weight_decay=0.0)
-    work = LocalWork("epochs", batch=own.batch)
-    ascent = Correction("forget", work, rule, clip=own.clip)
-    method = PGA(descent, ascent, Ball("start", own.radius), own.passes)
+    ascent = Correction("forget", LocalWork(), rule, clip=own.clip)
+    method = PGA(descent, ascent, Ball("start", own.radius), own.passes, own.batch)
     route = walks.FirstTo(config.forget.peer, walks.Uniform())
     return unlearn_phase(config, method, route)
 

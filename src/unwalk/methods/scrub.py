@@ -20,7 +20,7 @@ from unwalk.core.plan import Phase
 from unwalk.core.program import Distil, Program, Steps, Visit
 from unwalk.methods.network_sgd import (
     Descending,
-    LocalWork,
+    in_eighths,
     in_minibatches,
     unlearn_descent,
     unlearn_phase,
@@ -34,10 +34,12 @@ class ScrubSettings:
     """SCRUB-style distillation.  Ascending steps are clipped to unlearn.clip."""
 
     key: ClassVar[str] = "scrub"
-    alpha: float = setting(0.5, "weight of the teacher's answers on retained records", low=0.0)
+    alpha: float = setting(0.1, "weight of the teacher's answers on retained records", low=0.0)
     gamma: float = setting(1.0, "weight of the labels of retained records", low=0.0)
-    ascents: int = setting(2, "visits at which the forgetting peer climbs, from the first", low=1)
-    batch: int = setting(8, "forgotten records per step uphill", low=1)
+    ascents: int = setting(10, "visits at which the forgetting peer climbs, from the first", low=1)
+    batch: int | None = setting(
+        None, "forgotten records per step uphill; empty: an eighth of them", low=1
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Scrub(Descending):
     alpha: float
     gamma: float
     ascents: int
-    batch: int
+    batch: int | None = None
     clip: float | None = None
     name: str = field(default="scrub", init=False)
 
@@ -62,7 +64,8 @@ class Scrub(Descending):
 
     def _away(self, visit: Visit) -> Program:
         """The climb.  It comes last: where student and teacher agree, their divergence is flat."""
-        uphill = replace(self.descent, work=LocalWork("epochs", batch=self.batch), clip=self.clip)
+        work = in_eighths(self.batch, visit.records.forgotten)
+        uphill = replace(self.descent, work=work, clip=self.clip)
         steps = [op for op in uphill.program(visit, "forgotten") if isinstance(op, Steps)]
         return tuple(Distil(replace(op, direction=1)) for op in steps)
 

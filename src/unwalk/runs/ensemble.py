@@ -16,6 +16,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -94,12 +96,14 @@ def gather(
     cache: Path,
     task: ShardedTask | None = None,
     jobs: int = 1,
+    until: float = math.inf,
     count: Count = uncounted,
     say: Say = unsaid,
 ) -> Ensemble:
     """The members of a run, made where they are not yet in ``cache``.
 
-    ``task`` is the run's task if that was brought along; a named one is built by each worker.
+    ``task`` is the run's task if that was brought along; a named one is built by each worker.  No
+    walk is begun after the time ``until``; methods that some member lacks then are in ``failed``.
     """
     base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
@@ -117,7 +121,7 @@ def gather(
         size = max(1, -(-len(left) // jobs) if _in_fleets(assembled, assembled.training()) else 1)
         for first in range(0, len(left), size):
             chunk = tuple(left[first : first + size])
-            arguments = (base, task, chunk, tuple(methods), wanted, place)
+            arguments = (base, task, chunk, tuple(methods), wanted, place, until)
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
     arrays: dict[tuple[str, str, int], Arrays] = {}
@@ -139,6 +143,10 @@ def gather(
                     failed.setdefault((part, method), str(kept[FAILED]))
                 else:
                     arrays[part, method, seed] = kept
+            made = sum((part, method, seed) in arrays for seed in seeds)
+            if made < members and (part, method) != ("relearn", BEFORE):
+                reason = f"{made} of {members} members are made; the same command makes the others"
+                failed.setdefault((part, method), reason)
     return Ensemble(assembled, seeds, tuple(methods), labels, arrays, failed)
 
 
@@ -184,8 +192,8 @@ def _in_fleets(assembled: Assembled, plan: Plan) -> bool:
 
 
 def _carried(runners: Sequence[Runner], begun: Sequence[Begun]) -> list[Walked]:
-    """Walks carried out by a fleet, or one after the other."""
-    fleet = _in_fleets(runners[0].assembled, begun[0].watch.plan)
+    """Walks carried out by a fleet, or one after the other; one alone is faster without."""
+    fleet = len(begun) > 1 and _in_fleets(runners[0].assembled, begun[0].watch.plan)
     return carry(begun, Fleet() if fleet else InProcess())
 
 
@@ -196,8 +204,11 @@ def _make(
     methods: Sequence[str],
     parts: Sequence[str],
     place: Path,
+    until: float,
 ) -> list[tuple[str, str, str]]:
     """Make parts of some members and write them; part, method and reason of what failed."""
+    if time.time() > until:
+        return []
     base = assemble(config, own)
     task = base.task
     assembled = [member(base, seed) for seed in seeds]
@@ -233,6 +244,8 @@ def _make(
         left = [p for p in wanted if not all(_file(place, p, name, s).exists() for s in seeds)]
         if not left and name != "retrain":
             continue
+        if time.time() > until:
+            break
         try:
             walked = trained
             if name != BEFORE:

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from unwalk.core import __version__
 from unwalk.core.errors import InvalidInput
-from unwalk.core.validation import check_choice, check_count
+from unwalk.core.validation import check_choice, check_count, check_number
 from unwalk.measures.attacks import auc, true_positives_at
 from unwalk.measures.divergence import kl_to_retraining, klom_dealt, klom_percentile
 from unwalk.measures.forgetting_quality import (
@@ -550,6 +551,7 @@ def evaluate(
     members: int = MEMBERS,
     out: Path | None = None,
     jobs: int = 1,
+    minutes: float | None = None,
     command: str = "",
     count: Count = uncounted,
     say: Say = unsaid,
@@ -558,10 +560,14 @@ def evaluate(
 
     They go to ``out``, by default the folder ``evaluation`` in the run's: ``evaluate.json``,
     ``evaluate.csv``, ``evaluate.html`` and the folder ``members`` with what was computed.
-    A task that was brought along has to be brought again.
+    After ``minutes`` no walk is begun: the table is of what is there, and the same call makes the
+    rest.  A task that was brought along has to be brought again.
     """
     check_count("members", members, low=1)
     check_count("jobs", jobs, low=1)
+    if minutes is not None:
+        check_number("minutes", minutes, above=0.0)
+    until = math.inf if minutes is None else time.time() + 60.0 * minutes
     for name in measures:
         check_choice("measures", name, MEASURES)
     chosen = [name for name in MEASURES if name in measures or not measures]
@@ -586,6 +592,7 @@ def evaluate(
         cache=place / "members",
         task=task,
         jobs=jobs,
+        until=until,
         count=count,
         say=say,
     )

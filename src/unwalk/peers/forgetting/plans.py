@@ -220,10 +220,9 @@ class Book:
 
 
 def for_peers(error: Refused) -> Refused:
-    """A refusal with advice that can be followed at a peer."""
-    if error.code in BETWEEN_PEERS:
-        return error
-    return Refused(str(error), error.code, EXACT)
+    """The same refusal with advice that can be followed at a peer: a new one, to raise from it."""
+    instead = error.instead if error.code in BETWEEN_PEERS else EXACT
+    return Refused(str(error), error.code, instead)
 
 
 def silent_spec(
