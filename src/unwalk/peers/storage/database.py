@@ -33,9 +33,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     return db
 
 
-def compact(
-    db: sqlite3.Connection, path: Path, *, rewrite: bool = True, wait: float = 0.0
-) -> None:
+def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True, wait: float = 0.0) -> None:
     """Write a database anew and truncate its log, so that no page of before is left.
 
     ``secure_delete`` overwrites a deleted row where it stands, but not the copies that moving rows
