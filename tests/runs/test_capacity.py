@@ -15,8 +15,14 @@ from unwalk.runs import capacity as module
 from unwalk.runs import grid
 from unwalk.runs.assemble import assemble, resolve
 from unwalk.runs.capacity import BASE, OWN, capacity, largest
+from unwalk.settings.config import Value
 
-QUICK = {"task": "digits-flat", "train.hops": 30, "unlearn.hops": 4, "seal.local_epochs": 0}
+QUICK: dict[str, Value] = {
+    "task": "digits-flat",
+    "train.hops": 30,
+    "unlearn.hops": 4,
+    "seal.local_epochs": 0,
+}
 
 
 def make(usual, fixed):
@@ -50,7 +56,7 @@ def test_the_excess_is_the_test_loss_less_that_of_retraining_with_the_same_seed(
         for method in ("seal", "retrain"):
             run = unwalk.run(name, method=method, preset=preset, seed=seed, settings=settings)
             task = assemble(run.config).task
-            logits = run.model(task.test.x)
+            logits = run.model(task.test.x).detach()
             losses.append(float(torch.nn.functional.cross_entropy(logits, task.test.y)))
         apart.append(losses[0] - losses[1])
     assert count == 20
