@@ -104,7 +104,8 @@ class Book:
                 )
             probe(self._request(self._probed(peer, records), ()))
             if self._seal_refused is not None:
-                raise Refused(*self._seal_refused)
+                reason, code = self._seal_refused
+                raise Refused(reason, code)
 
     def _probed(self, peer: int, records: int) -> Spec:
         """A seal right after training, for nobody's request: its own visit, and one after it."""
