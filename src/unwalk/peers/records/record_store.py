@@ -54,6 +54,8 @@ from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
 
 MARK = "records.mark"
+WAIT = 30.0
+"""Seconds for which an erasure, in a thread of its own, waits for a program that reads."""
 STATES = ("active", "excluded", "gone")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -469,11 +471,11 @@ class Records:
                 erase_from_source(settings, columns, lambda name: self.hash(name) in gone)
                 self.fault("source rewritten")
         with self.guard:
-            compact(self.db, self.path)
+            compact(self.db, self.path, wait=WAIT)
             self.fault("records compacted")
             with self.transaction():
                 self.put_fact("unclean", "")
-            compact(self.db, self.path, rewrite=False)
+            compact(self.db, self.path, rewrite=False, wait=WAIT)
 
     def _columns(self, settings: DataSettings) -> Columns:
         return self.declared.at_peer(settings.id_column, settings.label_column)

@@ -331,7 +331,7 @@ class Store(Stored):
         self.mark.write(self.changes, "", flush=True)
         try:
             with self.room():
-                compact(self.db, self.path, rewrite=rewrite, patient=must)
+                compact(self.db, self.path, rewrite=rewrite)
         except InvalidInput:
             if must:
                 raise
