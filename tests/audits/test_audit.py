@@ -260,6 +260,26 @@ def test_jobs_change_nothing(monkeypatch):
     assert audit(game(), 8, jobs=2) == audit(game(), 8)
 
 
+@pytest.mark.soak
+def test_a_cluster_changes_nothing(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray", reason="Ray is not installed: unwalk[ray]")
+    monkeypatch.setattr(audits, "CELL", 4)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    monkeypatch.chdir(tmp_path)  # the workers stay where they were
+    try:
+        found = audit(game(), 8, jobs=2, cluster="local", out=Path("here"))
+    finally:
+        ray.shutdown()
+    assert found == audit(game(), 8)
+
+
+def test_a_cluster_without_ray_is_refused(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, out, err = call(*WORDS, "--pairs", "8", "--ray-address", "auto")
+    assert (code, out) == (2, "")
+    assert "needs Ray, which is not installed" in err
+
+
 def test_the_legend_is_one_line_apart_from_the_axis():
     found = re.findall(
         r'<text x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]+)<', chart_file(audit(game(), 8))

@@ -83,6 +83,17 @@ def test_what_will_not_come_is_a_no(doors):
     assert other.fetch(f"{one.address}-gone", (2, 4)) is None
 
 
+@pytest.mark.timeout(20)
+def test_a_visit_that_ray_makes_again_takes_no_later_token_away(doors):
+    """Otherwise whoever asks for that one waits for good, and so does who waits for him."""
+    one, other = doors
+    one.leave((1, 9), packed(big()))
+    one.leave((1, 4), packed({"p": torch.zeros(3)}))
+    one.leave((1, 5), None)
+    assert other.fetch(one.address, (1, 4)) is None
+    same(one.fetch(one.address, (1, 9)))
+
+
 def test_nobody_waits_for_a_chain_that_is_over(doors):
     one, other = doors
     asking = Asking(other, one.address, (4, 7))

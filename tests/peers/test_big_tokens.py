@@ -125,6 +125,7 @@ def test_a_peer_takes_what_its_model_makes_of_a_token_and_no_more(tmp_path):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", SIZES)
 def test_big_tokens_between_daemons(size, tmp_path, monkeypatch):
     """Real daemons: the simulator's bits, and memory within the limit; time is the benchmark's."""

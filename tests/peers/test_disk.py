@@ -20,7 +20,14 @@ from tests.peers.harness import Village, check_end, lived, network
 from unwalk.core.errors import Corrupt, UnwalkError
 from unwalk.peers.daemon import run_peer
 from unwalk.peers.handover.visit import Unusable
-from unwalk.peers.storage.disk_space import RESERVE, DiskFull, NoDescriptors, Space, is_full
+from unwalk.peers.storage.disk_space import (
+    RESERVE,
+    DiskFull,
+    NoDescriptors,
+    Space,
+    is_full,
+    means_no_files,
+)
 from unwalk.peers.storage.store import no_fault
 from unwalk.peers.telemetry import Journal
 
@@ -38,6 +45,18 @@ async def ended(here: Village, peer: int) -> BaseException:
         (error,) = await asyncio.gather(here.tasks.pop(peer), return_exceptions=True)
     assert isinstance(error, BaseException)
     return error
+
+
+def test_an_error_that_is_its_own_cause_is_looked_through_once():
+    error = OSError(errno.EMFILE, "Too many open files")
+    other = ValueError("first")
+    other.__cause__ = error
+    assert means_no_files(other)
+    for last in (other, error.with_traceback(None)):
+        odd = ValueError("second")
+        last.__cause__ = odd
+        odd.__cause__ = last
+        assert means_no_files(odd) is (last is error)
 
 
 def test_a_token_for_which_there_is_no_space_is_refused_with_the_reason(tmp_path):

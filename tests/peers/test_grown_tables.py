@@ -50,6 +50,21 @@ def test_a_rewind_takes_the_records_of_then(tmp_path):
     assert claim["grade"] == "exact", claim["reason"]
 
 
+def test_a_visit_that_was_dropped_is_none_that_a_rewind_repeats(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        grow(here, 1)
+        visits = here.peers[1].visits([(0, 1)])[0]
+        others = [n for n, v in enumerate(visits, 1) if v["visit"]["receiver"] != 1]
+        here.peers[1].records.begin_visit(0, others[-1])  # and then it was passed over
+        ask(here, 0, "a", trained_on(here, 0)[0])
+        await here.until(ended(here, a=0))
+        assert here.stage(0, "a") == "done"
+        assert steps(here, 1, 1) == steps(here, 0, 1) != set()
+
+    hamlet(tmp_path, script, seed=3)
+
+
 def everything(begin_visit, chapter, hop, forgetting, repeats):
     """What a peer begins a visit with that takes all of its records, whatever is repeated."""
     return begin_visit(chapter, hop, forgetting)

@@ -288,6 +288,28 @@ def test_a_walk_that_repeats_another_takes_the_records_of_then(tmp_path):
     records.close()
 
 
+def test_a_walk_that_repeats_another_leaves_out_records_that_were_away_then(tmp_path):
+    records = peer(tmp_path, hold_out=0.0)
+    path = tmp_path / "source" / "patients.csv"
+    asked = [records.hash(name) for name in names_of(3)]
+    make_csv(path, 10)  # a table that is read half-written looks like this
+    records.exclude(asked)  # by a request that comes to nothing
+    records.begin_visit(0, 4)
+    make_csv(path, 50)
+    records.include(asked)
+    records.begin_visit(0, 9)
+    make_csv(path, 20)
+    make_csv(path, 50)  # nobody looked in between
+    sizes: list[int] = []
+    for repeats in {(0, 4)}, {(0, 4), (0, 9)}, set[tuple[int, int]]():
+        shard, _, _ = records.begin_visit(len(sizes) + 1, 7, (), repeats)
+        sizes.append(len(shard.records.all))
+    assert sizes == [7, 50, 50]
+    records.erase(asked)
+    assert records.one("SELECT COUNT(*) FROM absences")[0] == 40
+    records.close()
+
+
 def test_a_visit_that_came_to_nothing_is_taken_back_alone(tmp_path):
     records = peer(tmp_path, hold_out=0.0)
     one, other = (records.hash(name) for name in names_of(2))

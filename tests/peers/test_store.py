@@ -19,7 +19,16 @@ from unwalk.core.plan import Local
 from unwalk.peers.protocol import handover as pr
 from unwalk.peers.status import running
 from unwalk.peers.storage.database import read_only
-from unwalk.peers.storage.store import LOCALS, SMALL, SPARES, Incoming, KeptLocal, Store
+from unwalk.peers.storage.store import (
+    LOCALS,
+    SMALL,
+    SPARES,
+    WRITE_OUT,
+    Incoming,
+    KeptLocal,
+    Store,
+    begin_writing,
+)
 from unwalk.peers.storage.token_files import pieces
 
 RUN = "r"
@@ -142,6 +151,29 @@ def test_a_token_that_comes_while_a_file_is_made_ahead_goes_first(tmp_path, monk
     store.prepare(size)
     assert came
     assert not list(store.tokens.iterdir()), "given up after one piece"
+    store.close()
+
+
+def test_a_large_token_begins_to_go_to_disk_while_it_comes_and_is_flushed_after_that(
+    tmp_path, monkeypatch
+):
+    store, done, begin, flush = Store(tmp_path), list[tuple[str, int]](), begin_writing, os.fsync
+
+    def begun(fd: int, start: int, end: int) -> None:
+        assert os.pread(fd, end - start, start) == bytes([1]) * (end - start)
+        begin(fd, start, end)
+        done.append(("begun", end - start))
+
+    def flushed(fd: int) -> None:
+        flush(fd)
+        done.append(("flushed", os.fstat(fd).st_size))
+
+    monkeypatch.setattr("unwalk.peers.storage.store.begin_writing", begun)
+    store.prepare(size := 2 * WRITE_OUT + 5)
+    assert not done, "zeros need not be on disk"
+    monkeypatch.setattr(os, "fsync", flushed)
+    assert store.write(content(1, size)) == digest(1, size)
+    assert done[:3] == [("begun", WRITE_OUT), ("begun", WRITE_OUT), ("flushed", size)]
     store.close()
 
 

@@ -310,13 +310,22 @@ def test_features_of_bounded_length_have_no_poison(evaluated, tmp_path):
 
 
 @pytest.mark.soak
-def test_processes_make_a_named_task_themselves(tmp_path):
+@pytest.mark.parametrize("cluster", [None, "local"])
+def test_workers_make_a_named_task_themselves(cluster, tmp_path):
     rng = np.random.default_rng(0)
     rows = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in rng.normal(size=(80, 2))]
     (tmp_path / "own.csv").write_text("\n".join(["a,b,label", *rows]))
     file = {"task": "file", "data.path": str(tmp_path / "own.csv"), "forget.kind": "records"}
     small_run({**file, "forget.size": 4, "peers": 4, "train.hops": 4}, out=tmp_path / "run")
-    result = evaluate(tmp_path / "run", members=4, jobs=2, measures=["accuracy"])
+    how = {"members": 4, "jobs": 2, "measures": ["accuracy"], "cluster": cluster}
+    if cluster is not None:
+        ray = pytest.importorskip("ray", reason="Ray is not installed: unwalk[ray]")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        result = evaluate(tmp_path / "run", **how)
+    finally:
+        if cluster is not None:
+            ray.shutdown()
     assert row(result, "clean accuracy", "retrain")["value"] > 0.5
 
 

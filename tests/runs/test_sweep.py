@@ -9,7 +9,7 @@ import time
 import pytest
 
 from unwalk.core.errors import InvalidInput, NoRoom, Refused
-from unwalk.runs.sweep import KILLED, Cell, Failed, sweep
+from unwalk.runs.sweep import KILLED, Cell, Failed, check_seen, sweep
 
 
 def square(number, notes):
@@ -166,6 +166,12 @@ def test_a_cluster_is_swept_as_processes_are(tmp_path, notes):
     assert found["refused"].reason == "No."
     ended = {line.partition(" is done, ")[0] for line in said if " is done, " in line}
     assert ended == {f"cell {name}" for name in (*"0123", "once")}
+
+
+def test_a_folder_that_a_worker_does_not_see_is_refused(tmp_path):
+    check_seen(tmp_path)
+    with pytest.raises(InvalidInput, match=r"does not see .*none; give an --out that all machines"):
+        check_seen(tmp_path / "none")
 
 
 def test_a_cluster_without_ray_is_refused(monkeypatch, notes):

@@ -23,10 +23,10 @@ from unwalk.core.validation import check_count
 from unwalk.methods import METHODS
 from unwalk.reports.audit_page import chart_file, render_audit
 from unwalk.runs.assemble import Assembled, with_something_to_forget
-from unwalk.runs.compare import USUAL, CellOptions
-from unwalk.runs.run import Tell, growing_folder, methods_of, silent
+from unwalk.runs.compare import USUAL, SweepOptions, teller
+from unwalk.runs.run import Tell, growing_folder, methods_of
 from unwalk.runs.store import write_file
-from unwalk.runs.sweep import Cell, Failed, sweep
+from unwalk.runs.sweep import Cell, Failed, check_seen, sweep
 from unwalk.settings.config import Config, flatten
 from unwalk.tasks.task import ShardedTask
 
@@ -64,15 +64,16 @@ NOT_PLAYED = "not played"
 def audit(
     game: Game,
     pairs: int,
-    **options: Unpack[CellOptions],
+    **options: Unpack[SweepOptions],
 ) -> dict[str, Any]:
     """Play ``pairs`` runs of each world with every method of the configuration, and judge.
 
-    ``jobs`` cells are played, and methods attacked, at once.  A method that cannot be played is
+    ``jobs`` cells are played, and methods attacked, at once; they leave what was seen in files, so
+    all machines of a ``cluster`` must see the folder ``out``.  A method that cannot be played is
     left out, with its reason under ``failed``; if none can, the first reason is raised.
     """
     how = USUAL | options
-    task, jobs = how["task"], how["jobs"]
+    task, jobs, cluster = how["task"], how["jobs"], how["cluster"]
     check_count("pairs", pairs, low=FEWEST)
     check_count("jobs", jobs, low=1)
     if task is None:
@@ -84,19 +85,22 @@ def audit(
         how["out"], game.config, base, resume=how["resume"], overwrite=how["overwrite"]
     ) as folder:
         with tempfile.TemporaryDirectory(prefix="unwalk-audit-") as spare:
-            place = Path(spare) if folder is None else folder.partial / "seeds"
+            place = Path(spare) if folder is None else folder.partial.absolute() / "seeds"
             place.mkdir(parents=True, exist_ok=True)
-            told = how["tell"] if jobs == 1 else silent
             size = cell_size(game, pairs, jobs)
             cells = [
                 Cell(
-                    f"{_named(game)}-{first}-{some}", _cell, (game, first, some, place, task, told)
+                    f"{_named(game)}-{first}-{some}",
+                    _cell,
+                    (game, first, some, place, task, teller(how)),
                 )
                 for first in range(0, pairs, size)
                 if (some := min(size, pairs - first))
             ]
             kept = None if folder is None else place
-            results = dict(sweep(cells, folder=kept, jobs=jobs, count=how["count"]))
+            results = dict(
+                sweep(cells, folder=kept, jobs=jobs, cluster=cluster, count=how["count"])
+            )
             ended = [results[cell.name] for cell in cells]
             names, failed = _names(game, ended)
             watching = game.watching(base)
@@ -105,7 +109,7 @@ def audit(
                 for name in names
                 for at in range(len(watching))
             ]
-            attacked = dict(sweep(attacks, folder=kept, jobs=jobs))
+            attacked = dict(sweep(attacks, folder=kept, jobs=jobs, cluster=cluster))
             rows = _rows([attacked[cell.name] for cell in attacks])
             document = _document(game, base, pairs, rows, failed, how["command"])
         if folder is not None:
@@ -136,6 +140,7 @@ def _cell(
     game: Game, first: int, pairs: int, place: Path, task: ShardedTask | None, tell: Tell
 ) -> dict[str, Any]:
     """Some pairs: the claims about them, and the names of the files with what was seen."""
+    check_seen(place)
     claims, failed, files = {}, {}, {}
     for method, one in play(game, first, pairs, task, tell).items():
         if isinstance(one, Failed):

@@ -16,6 +16,7 @@ from unwalk.cli.terminal import (
     FolderOptions,
     JobsOption,
     JsonOption,
+    RayAddressOption,
     WalkOptions,
     cell_options,
     check_export,
@@ -53,6 +54,7 @@ def audit(
         False, help="One run of each method, each forgotten record a canary."
     ),
     jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
     *,
     folder: FolderOptions,
     export: ExportOption = "",
@@ -73,7 +75,7 @@ def audit(
             _one_run(config, canary or "mislabelled", folder.out, json_)
             return
         game = Game(config, tuple(observer or ["released"]), coins, seeds, canary or "none")
-        document = audit_game(game, pairs, **cell_options(folder, jobs, bars))
+        document = audit_game(game, pairs, **cell_options(folder, jobs, ray_address, bars))
     export_to(folder.out, export, document)
     if json_:
         print(json.dumps(document, allow_nan=False))

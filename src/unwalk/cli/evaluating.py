@@ -12,6 +12,7 @@ import typer
 from unwalk.cli.terminal import (
     JobsOption,
     JsonOption,
+    RayAddressOption,
     command_line,
     loading,
     print_whole,
@@ -30,6 +31,7 @@ def evaluate(
         None, help="Folder for the results; RUN_DIR/evaluation if left out."
     ),
     jobs: JobsOption = 1,
+    ray_address: RayAddressOption = None,
     minutes: float | None = typer.Option(
         None, help="Begin no walk after this time; the same command goes on with the others."
     ),
@@ -46,6 +48,7 @@ def evaluate(
             members=members,
             out=out,
             jobs=jobs,
+            cluster=ray_address,
             minutes=minutes,
             command=command_line(),
             count=bars.count,

@@ -203,10 +203,8 @@ def compare(
         if config.performance.engine == "ray":
             use_cluster(ray_address, config)
             ray_address = None
-        options = cell_options(folder, jobs, bars)
-        result = compare_config(
-            config, comparison.seeds, **options, cluster=ray_address, say=bars.say
-        ).result
+        options = cell_options(folder, jobs, ray_address, bars)
+        result = compare_config(config, comparison.seeds, **options).result
     export_to(folder.out, export, result)
     if json_:
         print(json.dumps(result, allow_nan=False))
@@ -261,9 +259,7 @@ def sweep(
             points_of(axes),
             lambda point: given.config({**base, **point}),
             comparison.seeds,
-            **cell_options(folder, jobs, bars),
-            cluster=ray_address,
-            say=bars.say,
+            **cell_options(folder, jobs, ray_address, bars),
         )
     export_to(folder.out, export, result)
     if json_:

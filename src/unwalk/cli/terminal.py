@@ -30,7 +30,7 @@ from unwalk.core.errors import NO_ROOM, InvalidInput, NoRoom, Refused
 from unwalk.core.grades import explained
 
 if TYPE_CHECKING:
-    from unwalk.runs.compare import CellOptions
+    from unwalk.runs.compare import SweepOptions
     from unwalk.settings.config import Config
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -362,7 +362,7 @@ def loading() -> Generator[None]:
         raise KeyboardInterrupt
 
 
-def cell_options(folder: FolderOptions, jobs: int, bars: Bars) -> CellOptions:
+def cell_options(folder: FolderOptions, jobs: int, cluster: str | None, bars: Bars) -> SweepOptions:
     """How a comparison, a sweep or an audit is carried out; ``bars`` show how far it is."""
     return {
         "out": folder.out,
@@ -370,8 +370,10 @@ def cell_options(folder: FolderOptions, jobs: int, bars: Bars) -> CellOptions:
         "overwrite": folder.overwrite,
         "command": command_line(),
         "jobs": jobs,
+        "cluster": cluster,
         "tell": bars.tell,
         "count": bars.count,
+        "say": bars.say,
     }
 
 

@@ -44,8 +44,13 @@ class Door:
         threading.Thread(target=self._open, daemon=True).start()
 
     def leave(self, key: Key, parcel: Parcel | None) -> None:
-        """Hand a token to the host that waits for it; None if there is no such token."""
+        """Hand a token to the host that waits for it; None if there is no such token.
+
+        An earlier visit, which Ray makes again for what was lost with a machine, changes nothing.
+        """
         with self._lock:
+            if key < self.left:
+                return
             self.left = key
             waiting = self._waiting.pop(key, None)
             self._parcel = parcel.copy() if parcel is not None and waiting is None else None

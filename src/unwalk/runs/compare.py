@@ -42,13 +42,14 @@ from unwalk.settings.config import Config
 from unwalk.tasks.task import ShardedTask
 
 
-class CellOptions(TypedDict, total=False):
+class SweepOptions(TypedDict, total=False):
     """How a comparison, a sweep over a grid or an audit is carried out, each in cells.
 
     ``task`` is one that was brought along.  With ``out`` there is a folder of results, where every
     cell that has ended is kept; ``resume`` goes on with the others, ``overwrite`` begins again.
-    ``command`` is what was typed.  ``jobs`` cells are carried out at once; with one job ``tell`` is
-    told of their walks.  ``count`` is told how many have ended.
+    ``command`` is what was typed.  ``jobs`` cells are carried out at once, on the Ray cluster
+    ``cluster`` if there is one; with one job here ``tell`` is told of their walks.  ``count`` is
+    told how many have ended, and ``say`` which.
     """
 
     task: ShardedTask | None
@@ -57,15 +58,9 @@ class CellOptions(TypedDict, total=False):
     overwrite: bool
     command: str
     jobs: int
+    cluster: str | None
     tell: Tell
     count: Count
-
-
-class SweepOptions(CellOptions, total=False):
-    """The same; cells may be carried out on the Ray cluster ``cluster``, and ``say`` says what
-    ended."""
-
-    cluster: str | None
     say: Say
 
 

@@ -45,7 +45,7 @@ from unwalk.runs.assemble import Assembled, assemble, noise_of
 from unwalk.runs.metrics import CHUNK, MOST, Meter, Reading, cost, logits_of, matched, sets_of
 from unwalk.runs.run import Begun, Runner, Walked, Watch, carry, silent
 from unwalk.runs.store import data_digest, write_file
-from unwalk.runs.sweep import Cell, Count, Failed, Say, sweep, uncounted, unsaid
+from unwalk.runs.sweep import Cell, Count, Failed, Say, check_seen, sweep, uncounted, unsaid
 from unwalk.settings.config import Config, flatten, settings_digest
 from unwalk.tasks.task import ShardedTask
 
@@ -97,20 +97,22 @@ def gather(
     cache: Path,
     task: ShardedTask | None = None,
     jobs: int = 1,
+    cluster: str | None = None,
     until: float = math.inf,
     count: Count = uncounted,
     say: Say = unsaid,
 ) -> Ensemble:
     """The members of a run, made where they are not yet in ``cache``.
 
-    ``task`` is the run's task if that was brought along; a named one is built by each worker.  No
-    walk is begun after the time ``until``: members that were not retrained by then are left out, and
-    methods that another member lacks are in ``failed``.
+    ``task`` is the run's task if that was brought along; a named one is built by each worker.  All
+    machines of a ``cluster`` must see the cache.  No walk is begun after the time ``until``:
+    members that were not retrained by then are left out, and methods that another member lacks are
+    in ``failed``.
     """
     base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
     labels = {name: held.y.numpy() for name, held in sets_of(assembled.task).items()}
-    place = cache / _key(assembled)
+    place = cache.absolute() / _key(assembled)
     place.mkdir(parents=True, exist_ok=True)
     (place / "README").write_text(
         "Answers of models to forgotten records and others. Delete this folder with the records.\n",
@@ -127,7 +129,8 @@ def gather(
             cells.append(Cell(f"{wanted[0]} {chunk[0]}", _make, arguments))
     failed: dict[tuple[str, str], str] = {}
     arrays: dict[tuple[str, str, int], Arrays] = {}
-    for name, result in sweep(cells, jobs=jobs, count=count, say=say, noun="member"):
+    ends = sweep(cells, jobs=jobs, cluster=cluster, count=count, say=say, noun="member")
+    for name, result in ends:
         part = name.split()[0]
         if not isinstance(result, Failed):
             reasons = {(one, method): why for one, method, why in result}
@@ -211,6 +214,7 @@ def _make(
     until: float,
 ) -> list[tuple[str, str, str]]:
     """Make parts of some members and write them; part, method and reason of what failed."""
+    check_seen(place)
     if time.time() > until:
         return []
     base = assemble(config, own)

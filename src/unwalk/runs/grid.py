@@ -91,7 +91,7 @@ def sweep_grid(
     with growing_folder(
         how["out"], base, assembled, resume=resume, overwrite=overwrite, seeds=seeds
     ) as folder:
-        place = None if folder is None else folder.partial / "seeds"
+        place = None if folder is None else folder.partial.absolute() / "seeds"
         cells = [
             Cell(f"{one[0].seed}-{number}", _cell, (chunk, task, command, place, teller(how)))
             for one in runs

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from unwalk.core.errors import NO_ROOM, NoRoom, UnwalkError, told
+from unwalk.core.errors import NO_ROOM, InvalidInput, NoRoom, UnwalkError, told
 from unwalk.core.validation import check_count
 
 KILLED = "its process was killed twice; it may need more memory than there is: try fewer --jobs"
@@ -115,6 +115,15 @@ def sweep(
                     say(f"{noun} {name} is done, {done} of {len(cells)}")
             count(done, len(cells))
             yield name, result
+
+
+def check_seen(place: Path) -> None:
+    """Refuse a folder for what cells write, where the worker's machine does not have it."""
+    if not place.is_dir():
+        raise InvalidInput(
+            f"a worker does not see {place}; give an --out that all machines of the cluster can "
+            "write to."
+        )
 
 
 def keep(folder: Path | None, name: str, result: Any) -> None:

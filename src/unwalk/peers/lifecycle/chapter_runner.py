@@ -19,7 +19,7 @@ from time import monotonic
 from unwalk.core.data import Shard
 from unwalk.core.errors import InvalidInput, Refused, UnwalkError
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.plans import first_visit
+from unwalk.peers.forgetting.plans import first_visit, visits_at
 from unwalk.peers.handover.doorway import Answer, Doorway, refusal
 from unwalk.peers.handover.service import Service, end_all
 from unwalk.peers.handover.visit import Data, Mark, Work
@@ -59,6 +59,7 @@ class Chapters(Progress):
         self.ended: str | None = None
         self.asked = monotonic()
         self.heard: dict[int, float] = {}
+        self.repeated: frozenset[tuple[int, int]] = frozenset()
         self.metrics = Metrics(self.network.run_id, bundle.name)
         self.door = Doorway(self.network, journal, self.metrics)
         self.next_chapter = NextChapter(self, self.stands_for)
@@ -119,16 +120,19 @@ class Chapters(Progress):
         )
         return "" if arrival is None else arrival.token
 
-    def _may_begin_late(self) -> bool:
-        """Whether a rewind was opened without its token, and nothing of it has come since."""
-        service = self.service
-        rewind = service.chapter.spec is not None and service.chapter.spec.method == "rewind"
-        return rewind and not service.chapter.token and pr.untouched(service.state)
+    def _begins_late(self) -> bool:
+        """Whether the token of a rewind is here that was opened as if it were not."""
+        service, number = self.service, self.service.chapter.number
+        late = number and not service.chapter.token and pr.untouched(service.state)
+        return bool(late and self._rewound_to(number))
 
-    async def _find_token(self) -> None:
-        """The token of a rewind may be here, unknown while visits from before it are not."""
+    async def _have_repeated(self) -> None:
+        """See to it that a rewind's peer knows the visits that it repeats, if it was away."""
         number = self.service.chapter.number
-        if self._may_begin_late() and await self.certifying.have_before(number):
+        if not number or self.specs[number - 1].method != "rewind" or self.service.over.is_set():
+            return
+        if await self.certifying.have_before(number) and number == self.service.chapter.number:
+            self.repeated = self._repeated(number)
             self.wake.set()
 
     def stands_for(self, spec: Spec) -> bool:
@@ -142,7 +146,7 @@ class Chapters(Progress):
             return False
         places = line(self.book.hops, self.specs)
         visits = self.visits(places)
-        if any(len(known) != self.hops_of(n) for n, known in visits.items()):
+        if not self.whole(visits):
             if not self.next_chapter.fetching.locked():
                 self.later(self.certifying.have_line())
             return False
@@ -218,16 +222,15 @@ class Chapters(Progress):
     def _data(self, number: int) -> Data | None:
         """The records for a visit of a chapter, as they are when it begins.
 
-        A rewind takes none that came after the walk that it repeats.
+        A rewind takes none that its peer did not have in the walk that it repeats.
         """
         records = self.records
         if records is None:
             return None
-        again = bool(number) and self.specs[number - 1].method == "rewind"
-        repeats = frozenset(self.line(number)) if again else frozenset()
+        self.repeated = self._repeated(number)
 
         def data(hop: int, mark: Mark) -> Shard:
-            forgetting = self._forgotten(number)
+            forgetting, repeats = self._forgotten(number), self.repeated
             shard, refused, written = records.begin_visit(number, hop, forgetting, repeats)
             if written is not None:
                 mark.written(partial(take_back, written))
@@ -240,6 +243,19 @@ class Chapters(Progress):
                 records.take_back(written)
 
         return data
+
+    def _repeated(self, number: int) -> frozenset[tuple[int, int]]:
+        """This peer's own visits that a rewind repeats; of those that were dropped none counts.
+
+        While it is not known here which were committed, all places of the line may be its own.
+        """
+        if not number or self.specs[number - 1].method != "rewind":
+            return frozenset()
+        places = self.line(number)
+        visits = self.visits(places)
+        if not self.whole(visits):
+            return frozenset(places)
+        return frozenset(places[at] for at in visits_at(self.me, places, visits))
 
     def _forgotten(self, number: int) -> tuple[str, ...]:
         """The keyed hashes of the records that this peer forgets in a chapter."""
@@ -313,7 +329,7 @@ class Chapters(Progress):
             return
         while len(decided := self.next_chapter.decided()) > len(self.specs):
             await self._go_on(decided)
-        if self._may_begin_late() and self._rewound_to(len(self.specs)):
+        if self._begins_late():
             await self._go_on(decided)
         if self.service.over.is_set() and not self.over:
             self._settle()
@@ -321,7 +337,7 @@ class Chapters(Progress):
         if monotonic() - self.asked > lease:
             self.asked = monotonic()
             self.later(self.next_chapter.catch_up())
-            self.later(self._find_token())
+            self.later(self._have_repeated())
         await self.request_steps.step()
         await self.accuracy_meter.step()
 
@@ -341,7 +357,7 @@ class Chapters(Progress):
         self.store.fault("chapter opened")
         self.journal.write("chapter", chapter=len(decided), run=self.service.run_id)
         self.walking = asyncio.create_task(self._walk(self.service))
-        self.later(self._find_token())
+        self.later(self._have_repeated())
 
     def _begin(self, decided: list[Spec]) -> bool:
         """Open the last of these chapters; whether nothing was wanting for it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from unwalk.core.transcript import Transcript
 from unwalk.peers.decisions import history
-from unwalk.peers.forgetting.plans import Book, walked
+from unwalk.peers.forgetting.plans import Book, Visits, walked
 from unwalk.peers.forgetting.requests import Requests
 from unwalk.peers.handover.service import Service
 from unwalk.peers.identity.trust import Bundle, Trust
@@ -132,6 +132,10 @@ class Progress:
         """The committed visits of the chapters that ``places`` lie in."""
         numbers = {chapter for chapter, _ in places}
         return {n: history.visits_of(self.store, self.runs[n]) for n in sorted(numbers)}
+
+    def whole(self, visits: Visits) -> bool:
+        """Whether all visits are known of the chapters that ``visits`` are of."""
+        return all(len(known) == self.hops_of(n) for n, known in visits.items())
 
     def later(self, work: object) -> None:
         """Let something go on beside everything else."""

@@ -30,7 +30,14 @@ from unwalk.core.errors import Corrupt, InvalidInput
 from unwalk.core.program import Records as Rows
 from unwalk.core.validation import check_count
 from unwalk.peers.records.id_hashing import KEY, RecordKey
-from unwalk.peers.records.source_changes import NEXT_VISIT, Survey, known_files, survey, take_over
+from unwalk.peers.records.source_changes import (
+    ABSENCE,
+    NEXT_VISIT,
+    Survey,
+    known_files,
+    survey,
+    take_over,
+)
 from unwalk.peers.records.source_erasure import check_erasable, erase_from_source
 from unwalk.peers.records.sources import SETTINGS, DataSettings, SourceRefused
 from unwalk.peers.storage.database import RECORDS_DATABASE, Glance, alone, compact, open_database
@@ -47,6 +54,8 @@ from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
 
 MARK = "records.mark"
+WAIT = 30.0
+"""Seconds for which an erasure, in a thread of its own, waits for a program that reads."""
 STATES = ("active", "excluded", "gone")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -61,15 +70,24 @@ CREATE TABLE IF NOT EXISTS sources (
 CREATE TABLE IF NOT EXISTS visits (
     serial INTEGER PRIMARY KEY AUTOINCREMENT, chapter INTEGER NOT NULL, hop INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS repeats (serial INTEGER PRIMARY KEY, newest INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS absences (
+    hash TEXT NOT NULL, gone INTEGER NOT NULL, back INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS absences_by_hash ON absences (hash);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 BEGIN = """INSERT INTO visits (chapter, hop) SELECT ?, ? WHERE NOT EXISTS (
     SELECT 1 FROM visits v WHERE chapter = ? AND hop = ? AND NOT EXISTS (
-        SELECT 1 FROM records WHERE since > v.serial OR until > v.serial))"""
+        SELECT 1 FROM records WHERE since > v.serial OR until > v.serial)
+    AND NOT EXISTS (SELECT 1 FROM absences WHERE back > v.serial))"""
 """A visit that is begun again, with the same records, is the same."""
 VISITS = """SELECT serial, COALESCE(newest, serial), chapter, hop
     FROM visits LEFT JOIN repeats USING (serial) ORDER BY serial"""
-"""Every visit, and the last one before which the records that it took had come."""
+"""Every visit, and the one whose records it took at most: itself, or one that it repeats."""
+TAKEN = """SELECT hash, place, label, x, state FROM records
+    WHERE place IS NOT NULL AND since <= COALESCE(:visit, since) AND NOT EXISTS (
+        SELECT 1 FROM absences WHERE hash = records.hash AND gone <= :visit AND :visit < back)
+    ORDER BY place"""
+"""Records that are here, and were at one visit if one is given."""
 
 
 @dataclass(frozen=True)
@@ -295,8 +313,8 @@ class Records:
     ) -> tuple[Shard, SourceRefused | None, int | None]:
         """The shard for one visit; written down first, so that it is known who could be used.
 
-        A visit of a walk that ``repeats`` others, as (chapter, hop), takes no record that came
-        after the last of them that was begun here: it would do more than they did.
+        A visit of a walk that ``repeats`` others of this peer, as (chapter, hop), takes no record
+        that the last of them did not take: it would do more than they did.
 
         The source is looked at before.  If it cannot be read, the records stay as they are, and
         the reason comes back beside them.  Last comes the number of the mark, for
@@ -318,7 +336,7 @@ class Records:
             return self.shard(forgetting, newest), refused, mark
 
     def _newest(self, repeats: Collection[tuple[int, int]]) -> int | None:
-        """The last visit before which the records came that some visits took; None if no visit."""
+        """The last visit of some, or whose records it took; None if none was begun here."""
         rows = self.db.execute(VISITS).fetchall() if repeats else []
         return max((row[1] for row in rows if row[2:] in repeats), default=None)
 
@@ -331,7 +349,7 @@ class Records:
         """Active training records, each in its place; ``forgetting`` are there as forgotten ones.
 
         Excluded records are absent unless they are among ``forgetting``, and so are those that
-        came after visit ``newest``, if one is given.
+        were not here at visit ``newest``, if one is given.
         """
         with self.guard:
             version = self._version(), frozenset(forgetting), newest
@@ -345,9 +363,7 @@ class Records:
         y = np.zeros(size, np.int64)
         here = np.zeros(size, bool)
         marked = []
-        query = """SELECT hash, place, label, x, state FROM records
-            WHERE place IS NOT NULL AND since <= COALESCE(?, since) ORDER BY place"""
-        for hashed, place, label, data, state in self.db.execute(query, (newest,)):
+        for hashed, place, label, data, state in self.db.execute(TAKEN, {"visit": newest}):
             if state == "excluded" and hashed not in forgetting:
                 continue
             x[place] = self._input(data)
@@ -394,11 +410,11 @@ class Records:
     def include(self, hashes: Iterable[str]) -> None:
         """Take back an exclusion: nothing was erased."""
         with self.transaction() as db:
-            db.executemany(
-                """UPDATE records SET state = CASE WHEN x IS NULL THEN 'gone' ELSE 'active' END,
-                until = CASE WHEN x IS NULL THEN until END WHERE hash = ? AND state = 'excluded'""",
-                [(h,) for h in hashes],
-            )
+            rows = [(h, "excluded") for h in hashes]
+            excluded = "WHERE hash = ? AND state = ?"
+            db.executemany(f"UPDATE records SET state = 'gone' {excluded} AND x IS NULL", rows)
+            db.executemany(ABSENCE, rows)
+            db.executemany(f"UPDATE records SET state = 'active', until = NULL {excluded}", rows)
 
     def erase(self, hashes: Iterable[str]) -> int:
         """Erase records for good: here, and from the source if the settings say so; how many.
@@ -411,6 +427,7 @@ class Records:
             rows = [(h,) for h in hashes]
             db.executemany("DELETE FROM records WHERE hash = ?", rows)
             erased = db.total_changes - before
+            db.executemany("DELETE FROM absences WHERE hash = ?", rows)
             db.executemany("INSERT OR IGNORE INTO tombstones VALUES (?)", rows)
             self.put_fact("unclean", "1")
         self.fault("records erased")
@@ -454,11 +471,11 @@ class Records:
                 erase_from_source(settings, columns, lambda name: self.hash(name) in gone)
                 self.fault("source rewritten")
         with self.guard:
-            compact(self.db, self.path)
+            compact(self.db, self.path, wait=WAIT)
             self.fault("records compacted")
             with self.transaction():
                 self.put_fact("unclean", "")
-            compact(self.db, self.path, rewrite=False)
+            compact(self.db, self.path, rewrite=False, wait=WAIT)
 
     def _columns(self, settings: DataSettings) -> Columns:
         return self.declared.at_peer(settings.id_column, settings.label_column)

@@ -175,6 +175,7 @@ def _take_over(
                 query = "SELECT split FROM records WHERE hash = ?"
                 (split,) = db.execute(query, (hashed,)).fetchone()
                 place = next(places) if split == "train" else None
+                db.execute(ABSENCE, (hashed, state))
                 db.execute(RETURN, (file, digest, place, label, x, hashed))
                 added += 1
             elif state == "active" and digest != old_digest:
@@ -193,6 +194,9 @@ def _take_over(
 
 INSERT = f"""INSERT INTO records (hash, file, digest, split, state, place, since, label, x)
     VALUES (?, ?, ?, ?, ?, ?, {NEXT_VISIT}, ?, ?)"""
+ABSENCE = f"""INSERT INTO absences SELECT hash, until, {NEXT_VISIT} FROM records
+    WHERE hash = ? AND state = ? AND until < {NEXT_VISIT}"""
+"""What is remembered of a record that was away during visits, before it is there again."""
 RETURN = """UPDATE records SET file = ?, digest = ?, place = ?, label = ?, x = ?,
     state = 'active', until = NULL WHERE hash = ?"""
 CHANGE = "UPDATE records SET file = ?, digest = ?, label = ?, x = ? WHERE hash = ?"

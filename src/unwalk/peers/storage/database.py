@@ -19,8 +19,8 @@ BEGINNING = "beginning.json"
 """Says whether training has begun, and for whom it waits."""
 RECORDS_DATABASE = "records.sqlite"
 """The database of a peer's records and requests, in its store."""
-ATTEMPTS, PAUSE = 3, 0.1
-"""How often, and after how many seconds, it is tried again to truncate the log."""
+PAUSE = 0.1
+"""After how many seconds it is tried again to truncate the log."""
 
 
 def open_database(path: Path, schema: str) -> sqlite3.Connection:
@@ -33,34 +33,34 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     return db
 
 
-def compact(
-    db: sqlite3.Connection, path: Path, *, rewrite: bool = True, patient: bool = True
-) -> None:
+def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True, wait: float = 0.0) -> None:
     """Write a database anew and truncate its log, so that no page of before is left.
 
     ``secure_delete`` overwrites a deleted row where it stands, but not the copies that moving rows
     between pages may have left behind: only writing anew drops those.  Refused while another
-    process holds the log, at once unless ``patient``, and then nothing is written anew: the log
+    process holds the log for more than ``wait`` seconds, and then nothing is written anew: the log
     would grow by a whole database at each attempt.
     """
     if rewrite:
-        _truncate_log(db, path, patient)
+        _truncate_log(db, path, wait)
         db.execute("VACUUM")
-    _truncate_log(db, path, patient)
+    _truncate_log(db, path, wait)
 
 
-def _truncate_log(db: sqlite3.Connection, path: Path, patient: bool) -> None:
-    """SQLite itself does not wait for whoever reads: the peer answers nobody meanwhile."""
-    wait = db.execute("PRAGMA busy_timeout").fetchone()[0]
+def _truncate_log(db: sqlite3.Connection, path: Path, wait: float) -> None:
+    """SQLite itself does not wait for whoever reads: in its loop a peer would answer nobody."""
+    its_own = db.execute("PRAGMA busy_timeout").fetchone()[0]
     db.execute("PRAGMA busy_timeout=0").fetchone()
+    end = time.monotonic() + wait
     try:
-        for attempt in range(ATTEMPTS if patient else 1):
-            if attempt:
-                time.sleep(PAUSE)
-            if not db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-                return
+        while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if time.monotonic() >= end:
+                break
+            time.sleep(PAUSE)
+        else:
+            return
     finally:
-        db.execute(f"PRAGMA busy_timeout={wait}").fetchone()
+        db.execute(f"PRAGMA busy_timeout={its_own}").fetchone()
     raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
 
 

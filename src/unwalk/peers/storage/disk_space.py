@@ -50,9 +50,11 @@ class NoDescriptors(UnwalkError):
 
 def means_no_files(error: BaseException | None) -> bool:
     """Whether an error, or what it came from, says that no further file may be opened."""
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # an error can be its own cause
         if isinstance(error, OSError) and error.errno in NO_FILES:
             return True
+        seen.add(id(error))
         error = error.__cause__
     return False
 

@@ -15,6 +15,7 @@ ahead (:meth:`Store.prepare`).  :meth:`Store.erase_spares` unlinks such files.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -77,6 +78,8 @@ NEAR = 512
 header of a token grows with its numbers, and a spare of each length would soon be of no use."""
 SMALL = 8 << 20
 """Bytes up to which a file is not worth a thread that hashes it while it is written."""
+WRITE_OUT = 4 << 20
+"""Bytes of a token that begin to go to disk at once, so that the flush waits for little."""
 SETTLE = 200
 """Changes after which the database's log is taken over into its file, at least."""
 LOCALS = 4
@@ -118,7 +121,7 @@ class Incoming:
     def __init__(self, store: Store, size: int) -> None:
         self.store = store
         self.size = size
-        self.hashed = self.written = 0
+        self.hashed = self.written = self.leaving = 0
         self.named = False
         self.hash = hashlib.sha256()
         self.guard = threading.Lock()
@@ -152,8 +155,11 @@ class Incoming:
                 self._open()
             view = memoryview(chunk)
             while view:
-                view = view[os.write(self.fd, view) :]
-            self.written += len(chunk)
+                count = os.write(self.fd, view[:WRITE_OUT])
+                view, self.written = view[count:], self.written + count
+                if self.written - self.leaving >= WRITE_OUT:
+                    begin_writing(self.fd, self.leaving, self.written)
+                    self.leaving = self.written
 
     def finish(self) -> str:
         """Flush to disk; the digest of what was written."""
@@ -202,6 +208,16 @@ class Incoming:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def begin_writing(fd: int, start: int, end: int) -> None:
+    """Have the system begin to write these bytes of a file to disk; only Linux can be asked to.
+
+    Whether that went well is not known before the file is flushed, which says so.
+    """
+    with suppress(OSError, AttributeError):
+        sync_file_range, write = ctypes.CDLL(None).sync_file_range, 2
+        sync_file_range(fd, ctypes.c_int64(start), ctypes.c_int64(end - start), write)
 
 
 class Stored:
@@ -315,7 +331,7 @@ class Store(Stored):
         self.mark.write(self.changes, "", flush=True)
         try:
             with self.room():
-                compact(self.db, self.path, rewrite=rewrite, patient=must)
+                compact(self.db, self.path, rewrite=rewrite)
         except InvalidInput:
             if must:
                 raise
@@ -373,6 +389,7 @@ class Store(Stored):
         """
         with suppress(OSError):
             incoming, zeros = Incoming(self, size), memoryview(bytes(1 << 20))
+            incoming.leaving = size  # zeros need not be on disk
             self._hurry = False
             try:
                 while not self._hurry and incoming.written < size:
