@@ -91,7 +91,7 @@ class _Panel:
         values = [math.log10(x) for x, _ in self.curve]
         values += [math.log10(_value(point, axis)) for point in self.points if axis != "gamma"]
         most = max(2.0 * max(point["at"]["records"] for point in result["points"]), 10.0)
-        self.x = Scale(min(values), max(values), at[0] + LEFT, at[0] + width - 14)
+        self.x = Scale(min(values), max(values), at[0] + LEFT, at[0] + width - 30)
         self.y = Scale(math.log10(FLOOR), math.log10(most), at[1] + TOP + PANEL - 16, at[1] + TOP)
 
     def _points(self) -> list[Mapping[str, Any]]:

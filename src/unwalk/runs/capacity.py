@@ -1,7 +1,7 @@
 r"""Deletion capacity, measured: how many records can be forgotten at once, beside the formulas.
 
 The excess of a model is its test loss less that of retraining without the records, with the same
-seed.  The capacity at a tolerance :math:`\gamma` is the largest m of those tried up to which the
+seed and the same L2 regularisation.  The capacity at a tolerance :math:`\gamma` is the largest m of those tried up to which the
 mean excess stays at most :math:`\gamma`.  The paper's definition takes the worst records and the
 least loss there is; here records are drawn at random and retraining is a walk, so that what is
 measured is from above.
@@ -67,16 +67,17 @@ BASE: Mapping[str, Value] = {
     "ddp.reading": "from-start",
     "ddp.sigma_rule": "table2",
     "ddp.work": "full",
+    "ddp.optimizer": "same",
     "ddp.clip": LIPSCHITZ,
     "ddp.radius": 20.0,
     "dpsgd.reading": "from-start",
-    "dpsgd.optimizer": "plain",
+    "dpsgd.optimizer": "same",
     "dpsgd.clip": 0.5,
     "evaluate.every": 1000,
 }
 """Settings of all methods, for a linear head on inputs of length 1 at most."""
 OWN: Mapping[str, Mapping[str, Value]] = {
-    "rrdu": {"unlearn.work": "averaged", "unlearn.weight_decay": 0.0},
+    "rrdu": {"unlearn.work": "averaged"},
     "ddp": {},
     "seal": {},
     "release": {},
@@ -380,8 +381,8 @@ def _beside(
         return {}
     first = next(iter(walks.values()))
     sigma = assemble(first).calibrated("rrdu").scale
-    free = replace(first.unlearn, trust_radius=None, sigma=sigma, hops=VARIANCE_HOPS)
-    noisy = replace(first, unlearn=free)
+    free = replace(first.unlearn, trust_radius=None, sigma=sigma, weight_decay=0.0)
+    noisy = replace(first, unlearn=replace(free, hops=VARIANCE_HOPS))
     cells = []
     for number in range(seeds):
         seeded = [replace(config, seed=first.seed + number) for config in (noisy, *walks.values())]
