@@ -8,9 +8,12 @@ import pytest
 import torch
 
 import unwalk
+from tests.conftest import ROOT
 from unwalk.cli import main
 from unwalk.core.errors import InvalidInput
 from unwalk.privacy.capacity import CAPACITIES
+from unwalk.privacy.nominal import PaperSetting
+from unwalk.reports.capacity_page import picture_of
 from unwalk.runs import capacity as module
 from unwalk.runs import grid
 from unwalk.runs.assemble import assemble, resolve
@@ -173,3 +176,22 @@ def test_a_task_of_longer_inputs_is_refused():
 def test_usual_settings_are_settings_of_every_method():
     for own in OWN.values():
         assert make({**BASE, **own}, {}).preset == "certified"
+
+
+def test_the_results_are_what_their_formulas_and_excesses_say_and_the_docs_show_them():
+    result = json.loads((ROOT / "results" / "capacity.json").read_text())
+    for point in result["points"]:
+        at = PaperSetting(**point["at"])
+        for name, value in point["formulas"].items():
+            assert value == pytest.approx(CAPACITIES[name].at(result["gamma"], at))
+        for row in point["measured"]:
+            assert row["capacity"] == largest(row["excess"], result["gamma"])
+    assert (ROOT / "docs" / "capacity.svg").read_text() == picture_of(result)
+    page = (ROOT / "docs" / "measures.md").read_text()
+    told = {"RR-DU": "rrdu", "seal": "seal", "release": "release"}
+    told |= {"DP training": "dpsgd", "DDP": "ddp"}
+    by = {p["settings"].get("unlearn.epsilon", 1.0): p for p in result["points"][:5]}
+    for label, name in told.items():
+        rows = [next(r for r in by[e]["measured"] if r["method"] == name) for e in sorted(by)]
+        cells = [f"{'≥ ' if r['capacity'] == 100 else ''}{r['capacity']}" for r in rows]
+        assert f"| {label}, measured | {' | '.join(cells)} |" in page

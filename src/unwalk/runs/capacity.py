@@ -50,7 +50,7 @@ from unwalk.runs.planner import Planner, Way
 from unwalk.runs.sharing import Memory
 from unwalk.runs.store import write_file
 from unwalk.runs.sweep import Cell, Failed
-from unwalk.settings.config import Config, Value, run_id
+from unwalk.settings.config import Config, Value, flatten, run_id
 
 FORMAT = 1
 LIPSCHITZ = math.sqrt(2.0)
@@ -205,7 +205,6 @@ def capacity(
         "delta": tried[0].at.delta,
         "records": list(records),
         "seeds": [tried[0].base.config.seed + number for number in range(seeds)],
-        "axes": {key: list(values) for key, values in axes.items()},
         "formulas": {name: list(one[:3]) for name, one in CAPACITIES.items()},
         "labels": {name: METHODS[name].title for name in methods},
         "points": found,
@@ -232,7 +231,8 @@ def _tried(
             "length 1 at most, such as digits-flat or mnist-gabor, for which the formulas' L is "
             "known."
         )
-    one = _Tried(point, base, setting_at(base))
+    known = flatten(base.config)
+    one = _Tried({key: known[key] for key in point}, base, setting_at(base))
     for name in names:
         for count in records:
             if count > one.at.records:
