@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unwalk.privacy.capacity import (
@@ -85,6 +85,7 @@ def test_trying_every_number_of_records_finds_the_same(name, over):
 
 
 @pytest.mark.parametrize("name", CAPACITIES)
+@settings(max_examples=25)
 @given(at=SETTINGS, gamma=st.floats(1e-3, 1e4), factor=st.integers(2, 9))
 def test_more_budget_peers_and_records_or_fewer_parameters_never_allow_less(
     name, at, gamma, factor
