@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from tests.peers.deletions import (
+    SEALED,
     Hamlet,
     ask,
     certificate,
@@ -25,7 +26,7 @@ from unwalk.certificates.document import read_certificate, text_of
 from unwalk.core.errors import Corrupt, InvalidInput, Refused
 from unwalk.peers.decisions import history
 from unwalk.peers.forgetting import peer_certificate
-from unwalk.peers.forgetting.plans import first_visit
+from unwalk.peers.forgetting.plans import Book, first_visit
 from unwalk.peers.forgetting.request_form import UnknownRecords
 from unwalk.peers.lifecycle.leaving import LEAVING
 from unwalk.peers.lifecycle.progress import VANISHED
@@ -315,3 +316,46 @@ def test_a_vanished_peer_is_forgotten_by_whoever_handed_it_its_first_token(tmp_p
     document = check(here, seen["w"], "chapter-1")
     assert [c["grade"] for c in document["claims"]] == ["exact"]
     assert document["public"]["forgotten"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"unlearn__optimizer": "momentum"}, "momentum"),
+        ({"unlearn__work": "full"}, "'full'"),
+        ({"unlearn__work": "iid"}, "'iid'"),
+        ({"seal__std": 0.001}, "peers seal with what the ledger asks for"),
+    ],
+)
+def test_a_seal_that_can_prove_nothing_is_not_walked(tmp_path, changed, reason):
+    book = Book(network(tmp_path, **{**SEALED, **changed}))
+    with pytest.raises(Refused, match=reason):
+        book.check(1, "certified", None, 1)
+    book.check(1, "exact", None, 1)
+
+
+def test_a_seal_that_repairs_otherwise_than_it_trained_can_be_proved(tmp_path):
+    changed = {"unlearn__work": "full", "seal__local_epochs": 0, "unlearn__optimizer": "momentum"}
+    Book(network(tmp_path, **{**SEALED, **changed})).check(1, "certified", None, 1)
+
+
+def test_a_request_that_no_seal_can_answer_is_refused_before_its_chapter(tmp_path):
+    async def script(here):
+        await here.until(here.trained)
+        ask(here, 1, "a", trained_on(here, 1)[0], grade="certified", epsilon=1.0, delta=1e-5)
+        await here.until(ended(here, a=1), 5.0)
+        request = here.peers[1].requests.get("a")
+        assert request.stage == "refused"
+        assert "momentum" in request.reason
+        assert "--grade exact" in request.reason
+        assert here.peers[1].specs == []
+        assert not list(here.folder.rglob("releases-*"))
+
+    settings = {**SEALED, "train__hops": 3, "unlearn__optimizer": "momentum"}
+    hamlet(tmp_path, script, 2, **settings)
+
+
+def test_noise_is_drawn_once_between_peers(tmp_path):
+    """Nothing that was drawn again proves anything: every request would be walked and refused."""
+    with pytest.raises(InvalidInput, match=r"noise\.attempt is 2; .* allowed: 1"):
+        network(tmp_path, noise__attempt=2)

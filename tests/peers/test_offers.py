@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from tests.peers.deletions import SEALED, ask, ended, hamlet, trained_on
+import pytest
+
+from tests.peers.deletions import SEALED, ask, ended, form, hamlet, ids_of, trained_on
 from tests.peers.harness import ROUTE
+from unwalk.cli.forgetting import _hand_in
+from unwalk.core.errors import Refused
 from unwalk.peers.forgetting.offers import NO_TOKEN, NO_VISIT, offers, offers_at
 
 
@@ -35,6 +39,25 @@ def test_a_chapter_costs_what_was_offered(tmp_path):
         assert at(here, 1)["rewind"].reason == NO_TOKEN
 
     hamlet(tmp_path, script)
+
+
+def test_what_is_offered_after_a_restart_can_be_asked_for_at_the_folder(tmp_path):
+    """A restart's walk keeps its last iterate, as training did not: it can be rewound."""
+
+    async def script(here):
+        await here.until(here.trained)
+        first, second = trained_on(here, 1)[:2]
+        again = form("b", *ids_of(1, second), method="rewind")
+        with pytest.raises(Refused, match="keep = last"):
+            _hand_in(here.peers[1].bundle.folder, again)
+        ask(here, 1, "a", first, method="restart")
+        await here.until(ended(here, a=1))
+        assert at(here, 1)["rewind"].reason is None
+        assert _hand_in(here.peers[1].bundle.folder, again).id == "b"
+        await here.until(ended(here, b=1))
+        assert here.stage(1, "b") == "done"
+
+    hamlet(tmp_path, script, 2, train__keep="average", train__hops=3)
 
 
 def test_a_seal_costs_the_hops_of_the_settings(tmp_path):

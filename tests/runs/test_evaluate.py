@@ -231,6 +231,11 @@ def test_an_evaluation_whose_time_is_up_shows_what_there_is_and_is_gone_on_with(
     assert {r["method"] for r in early["rows"] if r["value"] is not None} == {BEFORE, "retrain"}
     monkeypatch.undo()
     assert unwalk.evaluate(evaluated[0], out=tmp_path / "early", **asked)["rows"] == whole["rows"]
+    more = unwalk.evaluate(
+        evaluated[0], out=tmp_path / "early", minutes=1e-9, **{**asked, "members": 5}
+    )
+    assert (more["rows"], more["members"], more["seeds"]) == (whole["rows"], 2, [0, 1])
+    assert more["warnings"] == ["2 of 5 members are made; the same command makes the others."]
     with pytest.raises(InvalidInput, match=r"minutes is 0\.0; allowed"):
         unwalk.evaluate(evaluated[0], minutes=0.0, **asked)
 

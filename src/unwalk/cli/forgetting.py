@@ -204,6 +204,7 @@ def _opened(checked: Bundle) -> Iterator[tuple[Book, Records]]:
 
 def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
     """Put a request into a peer's own store: it is durable whether the peer runs or not."""
+    from unwalk.peers.forgetting.offers import decided_at
     from unwalk.peers.forgetting.requests import Requests
     from unwalk.peers.identity.trust import Bundle
     from unwalk.peers.records.sources import SourceRefused
@@ -213,8 +214,8 @@ def _hand_in(bundle: Path, form: RequestForm) -> RequestView:
     with _opened(checked) as (book, records):
         requests = Requests(records)
         if requests.get(form.id) is None:
-            count = len(form.records)
-            check_reachable(book, checked.index, form.grade, form.method, count)
+            asked = form.grade, form.method, len(form.records)
+            check_reachable(book, checked.index, *asked, decided_at(checked))
             with suppress(SourceRefused):
                 records.refresh()
         return requests.submit(form).view()

@@ -24,6 +24,7 @@ from unwalk.core.program import (
     Mask,
     Op,
     Program,
+    Records,
     ReplaceSums,
     Steps,
     Visit,
@@ -48,14 +49,22 @@ class _Token:
         return replace(self, memory=dict(self.memory), vectors=set(self.vectors))
 
 
-def dry_run(plan: Plan, model: ModelFacts, walked: Transcript | None = None) -> Transcript:
-    """The transcript that ``plan`` would leave; its first hops are those that were ``walked``."""
-    return _Rehearsal(plan, model).carried_out(walked)
+def dry_run(
+    plan: Plan,
+    model: ModelFacts,
+    walked: Transcript | None = None,
+    records: Records | None = None,
+) -> Transcript:
+    """The transcript that ``plan`` would leave; its first hops are those that were ``walked``.
+
+    Each peer has ``records``; if none are given, those that the task says.
+    """
+    return _Rehearsal(plan, model, records).carried_out(walked)
 
 
 class _Rehearsal:
-    def __init__(self, plan: Plan, model: ModelFacts) -> None:
-        self.plan, self.model = plan, model
+    def __init__(self, plan: Plan, model: ModelFacts, records: Records | None) -> None:
+        self.plan, self.model, self.records = plan, model, records
         self.token = _Token()
         self.arrivals: dict[int, _Token] = {}
         self.in_phase: dict[int, int] = {}
@@ -112,7 +121,7 @@ class _Rehearsal:
             phase_hop=phase_hop,
             peer=peer,
             at_unlearner=peer == plan.unlearner,
-            records=plan.task.records(peer),
+            records=self.records or plan.task.records(peer),
             rng=plan.seeds.stream(phase.name, "batches", phase_hop),
             earlier_in_phase=self.in_phase.get(peer, 0),
         )

@@ -52,6 +52,7 @@ from unwalk.tasks.task import ShardedTask
 BEFORE = "trained"
 """The name of the model before anything was forgotten."""
 PARTS = ("outputs", "relearn", "poison")
+GOES_ON = "the same command makes the others"
 FAILED = "failed"
 """What a file holds instead of arrays: why there are none."""
 POISON = 0.32**0.5
@@ -104,8 +105,9 @@ def gather(
     """The members of a run, made where they are not yet in ``cache``.
 
     ``task`` is the run's task if that was brought along; a named one is built by each worker.  All
-    machines of a ``cluster`` must see the cache.  No walk is begun after the time ``until``;
-    methods that some member lacks then are in ``failed``.
+    machines of a ``cluster`` must see the cache.  No walk is begun after the time ``until``:
+    members that were not retrained by then are left out, and methods that another member lacks are
+    in ``failed``.
     """
     base = replace(assembled.config, method=methods[0], compare=list(methods[1:]))
     seeds = tuple(base.seed + number for number in range(members))
@@ -137,6 +139,8 @@ def gather(
         else:
             reasons = {(part, method): result.reason for method in methods}
         failed = {**reasons, **failed}
+    retrained = tuple(s for s in seeds if _file(place, "outputs", "retrain", s).exists())
+    seeds = retrained or seeds
     for part in parts:
         for method in (BEFORE, *methods):
             for seed in seeds:
@@ -147,8 +151,8 @@ def gather(
                 else:
                     arrays[part, method, seed] = kept
             made = sum((part, method, seed) in arrays for seed in seeds)
-            if made < members and (part, method) != ("relearn", BEFORE):
-                reason = f"{made} of {members} members are made; the same command makes the others"
+            if made < len(seeds) and (part, method) != ("relearn", BEFORE):
+                reason = f"{made} of {len(seeds)} members are made; {GOES_ON}"
                 failed.setdefault((part, method), reason)
     return Ensemble(assembled, seeds, tuple(methods), labels, arrays, failed)
 

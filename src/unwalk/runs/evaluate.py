@@ -43,7 +43,7 @@ from unwalk.methods import METHODS
 from unwalk.reports.evaluation_page import NOT_MEASURED, render_evaluation
 from unwalk.reports.result import TOOK
 from unwalk.runs.assemble import assemble
-from unwalk.runs.ensemble import BEFORE, Ensemble, gather
+from unwalk.runs.ensemble import BEFORE, GOES_ON, Ensemble, gather
 from unwalk.runs.run import methods_of
 from unwalk.runs.store import settings_of, write_file
 from unwalk.runs.sweep import Count, Failed, Say, uncounted, unsaid
@@ -609,11 +609,11 @@ def evaluate(
         "run": assembled.run_id,
         "task": assembled.task.name,
         "records": len(ensemble.labels["forget"]),
-        "members": members,
+        "members": len(ensemble.seeds),
         "seeds": list(ensemble.seeds),
         "measures": chosen,
         "rows": [asdict(row) for row in rows],
-        "warnings": _warnings(ensemble),
+        "warnings": _warnings(ensemble, members),
     }
     write_file(place / "evaluate.json", json.dumps(result, indent=1, allow_nan=False) + "\n")
     write_file(place / "evaluate.csv", _csv(rows))
@@ -621,8 +621,15 @@ def evaluate(
     return result
 
 
-def _warnings(ensemble: Ensemble) -> list[str]:
+def _warnings(ensemble: Ensemble, members: int) -> list[str]:
     """What makes the rows say less than they seem to."""
+    made = len(ensemble.seeds)
+    few = [] if made == members else [f"{made} of {members} members are made; {GOES_ON}."]
+    return few + _took(ensemble)
+
+
+def _took(ensemble: Ensemble) -> list[str]:
+    """Whether there was anything to forget."""
     before, oracle = (
         [one["final"]["asr"] for one in ensemble.facts("outputs", name)]
         for name in (BEFORE, ORACLE)

@@ -64,13 +64,22 @@ def offers(
     return tuple(offer(method, grade) for method, grade in ordered)
 
 
+def decided_at(bundle: Bundle) -> list[Spec]:
+    """The chapters that were decided, as far as a peer's folder tells, whether it runs or not."""
+    path = bundle.store / "state.sqlite"
+    if not path.exists():
+        return []
+    with closing(read_only(path)) as db:
+        return marked(chapters_in(db, len(bundle.network.peers)))
+
+
 def offers_at(
     bundle: Bundle, book: Book | None = None, size: int | None = None
 ) -> tuple[Offer, ...]:
     """The same from a peer's folder, whether it runs or not; a peer that runs has its ``book``."""
     book, path = book or Book(bundle.network), bundle.store / "state.sqlite"
+    specs = decided_at(bundle)
     if not path.exists():
-        return offers(book, bundle.index, (), None, size)
+        return offers(book, bundle.index, specs, None, size)
     with closing(read_only(path)) as db:
-        specs = marked(chapters_in(db, len(bundle.network.peers)))
         return offers(book, bundle.index, specs, Stored(db, bundle.store / "tokens"), size)

@@ -15,9 +15,11 @@ from functools import cached_property
 from typing import Any
 
 from unwalk import methods
+from unwalk.certificates.document import claims_of
 from unwalk.core import events as ev
 from unwalk.core.errors import Refused
 from unwalk.core.plan import Phase, Plan
+from unwalk.core.program import Records
 from unwalk.core.transcript import Hop, Transcript
 from unwalk.methods.ledgered import probe
 from unwalk.methods.network_sgd import as_unlearned, train_phase
@@ -29,6 +31,7 @@ from unwalk.peers.handover.visit import assembled_of, carried_out, token_size
 from unwalk.peers.identity.network_file import Network
 from unwalk.peers.protocol.schedule import METHODS, Spec, line
 from unwalk.runs.assemble import Assembled, public_facts
+from unwalk.runs.dry_run import dry_run
 from unwalk.settings.config import Config
 from unwalk.walks import FirstTo, Uniform
 
@@ -91,11 +94,43 @@ class Book:
         if method == "rewind":
             self._rewindable(earlier)
         if grade == "certified":
-            if visits := config.of(SealSettings).visits:
-                raise Refused(f"seal.visits is {visits}; peers seal with 0.", "peer-visits")
-            budget = (config.unlearn.epsilon, config.unlearn.delta)
-            probed = Spec(1, peer, "seal", grade, *budget, ("",), records, 1, 0, 1, peer)
-            probe(self._request(probed, ()))
+            seal = config.of(SealSettings)
+            if seal.visits:
+                raise Refused(f"seal.visits is {seal.visits}; peers seal with 0.", "peer-visits")
+            if seal.std is not None:
+                raise Refused(
+                    f"seal.std is {seal.std:g}; peers seal with what the ledger asks for: empty.",
+                    "sensitivity",
+                )
+            probe(self._request(self._probed(peer, records), ()))
+            if self._seal_refused is not None:
+                reason, code = self._seal_refused
+                raise Refused(reason, code)
+
+    def _probed(self, peer: int, records: int) -> Spec:
+        """A seal right after training, for nobody's request: its own visit, and one after it."""
+        budget = (self.assembled.config.unlearn.epsilon, self.assembled.config.unlearn.delta)
+        return Spec(1, peer, "seal", "certified", *budget, ("",), records, 1, 0, 2, peer)
+
+    @cached_property
+    def _seal_refused(self) -> tuple[str, str] | None:
+        """Why no seal of this network can prove anything, and the code, if none can.
+
+        The shortest that there is, a visit of training and then the seal, is walked dry.
+        """
+        spec, walked = self._probed(0, 1), None
+        try:
+            for _ in range(2):  # its noise is sized once training is known
+                plan = self.forgetting(spec, self.network.run_id, (), walked)
+                train, phase = plan.phases
+                train = replace(train, hops=1, route=FirstTo(spec.peer, Uniform()))
+                plan = replace(plan, phases=(train, phase))
+                foreseen = dry_run(plan, self.assembled.model, records=Records(1))
+                walked = Transcript(foreseen.header, foreseen.hops[:1])
+        except Refused as error:
+            return str(error), error.code
+        claim = claims_of(foreseen)[-1]
+        return None if claim["grade"] == "certified" else (claim["reason"], claim["code"] or "")
 
     def _walked(self, earlier: Sequence[Spec]) -> Config:
         """The settings of the walk that rewinds repeat: training's, or those of a restart."""

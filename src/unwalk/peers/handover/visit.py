@@ -46,6 +46,11 @@ def assembled_of(network: Network) -> Assembled:
     config = resolve(network.run_settings, where="the network file")
     if config.device != "cpu":
         raise InvalidInput(f"device is {config.device!r}; peers walk on the CPU: allowed: cpu.")
+    if config.noise.attempt != 1:  # then no claim at all would hold
+        raise InvalidInput(
+            f"noise.attempt is {config.noise.attempt}; peers draw noise once for each request: "
+            "allowed: 1."
+        )
     assembled = assemble(config, public_task(config, len(network.peers)))
     if assembled.graph.peers != len(network.peers):
         raise InvalidInput(

@@ -406,6 +406,7 @@ class RequestSteps:
             if method == "seal" and progress.model(spec.number) is None:
                 raise NotYet
             if method == "seal":
+                progress.book.check(me, spec.grade, method, spec.records, progress.specs)
                 run = run_of(progress.network.run_id, spec)
                 header = progress.book.forgetting(spec, run, progress.specs).header()
                 before = walked(header, places, visits)
