@@ -196,6 +196,13 @@ def test_no_claim_on_a_few_hundred_programs_is_false():
     assert min(grades["certified"], grades["exact"], grades["refused"]) >= len(QUICK) / 10
 
 
+@pytest.mark.parametrize("seed", [23440, 28860, 32570])
+def test_a_second_phase_of_training_is_no_earlier_deletion(seed):
+    """The work of an earlier deletion need not be repeated; training's has to be."""
+    verdict = judged(seed)
+    assert (verdict.grade, verdict.false) == ("refused", None)
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_without_the_check_a_claim_is_false(name):
     assert judged(SHOWN[name]).false is None

@@ -84,7 +84,7 @@ def test_what_will_not_come_is_a_no(doors):
 
 
 @pytest.mark.timeout(20)
-def test_a_visit_that_ray_makes_again_takes_no_later_token_away(doors):
+def test_a_visit_that_is_made_again_takes_no_later_token_away(doors):
     """Otherwise whoever asks for that one waits for good, and so does who waits for him."""
     one, other = doors
     one.leave((1, 9), packed(big()))

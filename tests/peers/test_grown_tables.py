@@ -65,7 +65,7 @@ def test_a_visit_that_was_dropped_is_none_that_a_rewind_repeats(tmp_path):
     hamlet(tmp_path, script, seed=3)
 
 
-def everything(begin_visit, chapter, hop, forgetting, repeats):
+def everything(begin_visit, chapter, hop, forgetting, *repeated):
     """What a peer begins a visit with that takes all of its records, whatever is repeated."""
     return begin_visit(chapter, hop, forgetting)
 

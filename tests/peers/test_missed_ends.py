@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.peers.deletions import SEALED, Hamlet, ask, check, ended, hamlet, trained_on
 from tests.peers.harness import ROUTE
+from unwalk.peers.decisions.walk_end import end_text, void_closing
+from unwalk.peers.protocol.handover import Value
 
 U, W = 1, 3
 """Training goes 0 2 3 2 3 1 0 1: W handed u its first token, and is not needed any more."""
@@ -46,6 +48,12 @@ def test_who_missed_the_end_of_training_votes_that_a_chapter_is_given_up(tmp_pat
 
     async def script(here):
         await u_asks_and_goes_away(here, **BUDGET)
+        ends, wrong = here.peers[W].service.ends, "f" * 64
+        for peer, believed in zip(OTHERS, (False, True), strict=True):  # one of four may lie
+            said = Value((0, 0), ends.walk.start_chain, wrong, f"{peer:032x}")
+            ends.poll.offers[peer] = end_text(said, void_closing(said))
+            assert ends.stands_for(ends.poll.offers[peer], True) == believed
+        ends.poll.offers.clear()
         await here.until(lambda: all(here.peers[p].service.void for p in (W, *OTHERS)))
         model = here.peers[0].model(1)
         await here.until(lambda: here.peers[W].final(1) == model)

@@ -310,6 +310,40 @@ def test_a_walk_that_repeats_another_leaves_out_records_that_were_away_then(tmp_
     records.close()
 
 
+def test_a_walk_that_repeats_a_rewind_takes_what_that_and_all_before_it_took(tmp_path):
+    records = peer(tmp_path, hold_out=0.0)
+    path = tmp_path / "source" / "patients.csv"
+    back = records.hash(names_of(45)[44])
+    records.begin_visit(0, 4)
+    make_csv(path, 10)
+    records.begin_visit(1, 4, (), {(0, 4)})
+    make_csv(path, 60)
+    sizes = []
+    for chapter, repeats in (2, {(0, 4), (1, 4)}), (3, {(2, 7)}), (4, {(0, 4)}), (5, ()):
+        shard, _, _ = records.begin_visit(chapter, 7, (), repeats)
+        sizes.append(len(shard.records.all))
+    assert sizes == [10, 10, 50, 60]
+    assert (5, 7) in records.uses([back])
+    records.close()
+
+
+def test_a_walk_that_may_repeat_a_dropped_visit_takes_what_all_took(tmp_path):
+    records = peer(tmp_path, hold_out=0.0)
+    path = tmp_path / "source" / "patients.csv"
+    records.begin_visit(0, 4)
+    make_csv(path, 60)
+    records.begin_visit(0, 9)  # dropped, perhaps
+    make_csv(path, 60)
+    both = {(0, 4), (0, 9)}
+    sizes = [
+        len(records.begin_visit(chapter, 7, (), both, sure)[0].records.all)
+        for chapter, sure in ((1, False), (2, True))
+    ]
+    assert sizes == [50, 60]
+    assert len(records.begin_visit(3, 7, (), {(1, 7)})[0].records.all) == 50
+    records.close()
+
+
 def test_a_visit_that_came_to_nothing_is_taken_back_alone(tmp_path):
     records = peer(tmp_path, hold_out=0.0)
     one, other = (records.hash(name) for name in names_of(2))

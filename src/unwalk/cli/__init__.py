@@ -8,6 +8,7 @@ JSON with ``--json``.
 running, reproduce        ``run``, ``compare``, ``sweep``, ``reproduce``
 evaluating                ``evaluate``
 auditing                  ``audit``
+capacity                  ``capacity``
 planning, doctor          ``plan``, ``doctor``
 calibrate, certificates   ``calibrate``, ``verify``, ``sign``
 data, listing             ``data``, ``methods``, ``tasks``, ``settings``
@@ -26,6 +27,7 @@ import unwalk
 from unwalk.cli import (
     auditing,
     calibrate,
+    capacity,
     certificates,
     data,
     doctor,
@@ -57,6 +59,7 @@ for command in (
     planning.plan,
     running.compare,
     running.sweep,
+    capacity.capacity,
     evaluating.evaluate,
     reproduce.reproduce,
     auditing.audit,

@@ -212,7 +212,7 @@ def compare(
     _show_end(result, folder.out)
 
 
-def _axes(grid: list[str]) -> dict[str, list[str]]:
+def axes_of(grid: list[str]) -> dict[str, list[str]]:
     """The settings that a grid varies, with their values."""
     axes: dict[str, list[str]] = {}
     for text in grid:
@@ -253,7 +253,7 @@ def sweep(
             from unwalk.reports.sweep_page import failed_lines, sweep_table
             from unwalk.runs.grid import points_of, sweep_grid
 
-        axes = _axes(grid or [])
+        axes = axes_of(grid or [])
         base = main_and_others(comparison.methods)
         result = sweep_grid(
             points_of(axes),

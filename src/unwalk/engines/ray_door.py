@@ -46,7 +46,7 @@ class Door:
     def leave(self, key: Key, parcel: Parcel | None) -> None:
         """Hand a token to the host that waits for it; None if there is no such token.
 
-        An earlier visit, which Ray makes again for what was lost with a machine, changes nothing.
+        An earlier visit that is made again changes nothing: nobody waits for its token.
         """
         with self._lock:
             if key < self.left:

@@ -217,14 +217,17 @@ class Journey:
         try:
             self._walk(index, sink)
         except BaseException:
-            self._end_chain()
+            self.crew.end(self.chain)
             raise
         return self._outcome()
 
     def _walk(self, index: int, sink: Sink | None) -> None:
         flights: deque[_Flight] = deque()
-        ahead, failed = self.place, 0
+        ahead, failed, chain = self.place, 0, self.chain
         while self.place.hop < self.plan.hops:
+            if chain != self.chain:  # nobody waits for what was ordered before
+                ahead, chain = self.place, self.chain
+                flights.clear()
             if len(flights) <= max(self.ahead - self.together, 0):
                 while ahead.hop < self.plan.hops and len(flights) < self.ahead:
                     flights.append(self._order(ahead, handed=bool(flights) and failed < LOST))
@@ -237,14 +240,11 @@ class Journey:
             except _Gone as gone:
                 failed += 1
                 self._check(failed, flight, gone)
-                flights.clear()
-                self._end_chain()
-                if failed >= LOST or not isinstance(gone, _Anew):
-                    # What Ray makes again itself cannot have tokens that were handed on.
+                self._new_chain()
+                machines = len(self.ray.nodes())  # with those that are lost
+                if failed >= LOST or machines > 1 or not isinstance(gone, _Anew):
                     self.anchor = None
                     self.place = self._brought_back(self.place)
-                self.crew.find_doors()
-                ahead = self.place
                 continue
             failed = 0
             self.place = flight.after
@@ -255,10 +255,11 @@ class Journey:
                 progress = self._progress(visited)
                 sink.after(index, progress, partial(self._look, progress.token))
 
-    def _end_chain(self) -> None:
-        """Nobody is to wait for what was ordered; what is ordered next is another chain."""
+    def _new_chain(self) -> None:
+        """Nobody is to wait for what was ordered; what is next goes to hosts that answer."""
         self.crew.end(self.chain)
         self.chain = next(_chains)
+        self.crew.find_doors()
 
     def _check(self, failed: int, flight: _Flight, gone: _Gone) -> None:
         """Give up where nothing gets any further."""
@@ -322,10 +323,9 @@ class Journey:
             token = None
         elif token is None:
             token = self._put(self._first(), APART)
-        visit = self.crew.hosts[host].visit
-        visited, left, local, *more = visit.options(num_returns=3 + keeps).remote(
-            order, token, locals_.get(peer), fresh
-        )
+        # Ray makes none again itself: a host could wait for one that is to be made after it.
+        visit = self.crew.hosts[host].visit.options(num_returns=3 + keeps, max_task_retries=0)
+        visited, left, local, *more = visit.remote(order, token, locals_.get(peer), fresh)
         arrivals = place.arrivals
         if keeps:
             arrivals = {**arrivals, hop: _Left(more[-1], locals_)}
@@ -364,6 +364,9 @@ class Journey:
             if isinstance(cause, errors.RayError):
                 raise _Gone(type(cause).__name__) from error
             raise
+        except errors.RayActorError as error:
+            self.given.clear()
+            raise _Anew(type(error).__name__) from error
         except errors.RayError as error:
             raise _Gone(type(error).__name__) from error
 
@@ -398,6 +401,7 @@ class Journey:
             return self.safe
         except _Gone:
             again, failed = self.safe, 0
+        self._new_chain()
         while again.hop < place.hop:
             flight = self._order(again)
             try:
@@ -405,6 +409,7 @@ class Journey:
             except _Gone as gone:
                 failed += 1
                 self._check(failed, flight, gone)
+                self.crew.find_doors()
                 again = again if isinstance(gone, _Anew) else self.safe
                 continue
             if visited.hop != self.transcript.hops[again.hop]:

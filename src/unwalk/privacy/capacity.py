@@ -8,6 +8,8 @@ exact accountant.  Tables 1 and 2 at the paper's settings: :mod:`unwalk.privacy.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from unwalk.core.validation import check_count, check_number
 from unwalk.privacy.nominal import PaperSetting, corrected_ddp_sigma, corrected_sigma
@@ -172,3 +174,51 @@ def central_capacity(
     return tolerance * nominal_central_capacity(
         epsilon, delta, diameter, lipschitz, dimension, records
     )
+
+
+class Formula(NamedTuple):
+    """A capacity at a tolerance: what it is called, its grade, what it assumes, its value.
+
+    Of no grade is what would have to hold of the risk, whatever the certificate of the run says.
+    """
+
+    label: str
+    grade: str
+    assumes: str
+    at: Callable[[float, PaperSetting], float]
+
+
+CAPACITIES = {
+    "ddp-nominal": Formula(
+        "DDP, Theorem 3.5",
+        "nominal",
+        "convex loss, group privacy (noise times m), unit constants; gamma is left out",
+        lambda tolerance, at: nominal_ddp_capacity(at),
+    ),
+    "ddp-kept": Formula(
+        "DDP, Theorem 3.5 with gamma kept",
+        "nominal",
+        "the same with gamma and the factor 2 that its proof has; still the paper's noise",
+        ddp_capacity,
+    ),
+    "ddp-user": Formula(
+        "DDP, user level",
+        "corrected",
+        "convex loss, noise by the exact accountant that hides a whole peer: all records or none",
+        ddp_user_capacity,
+    ),
+    "rrdu-nominal": Formula(
+        "RR-DU, section 5.4",
+        "nominal",
+        "convex loss, Table 1 with unit constants, noise of Corollary 5.2, bias L m / n_u",
+        nominal_rrdu_capacity,
+    ),
+    "rrdu-corrected": Formula(
+        "RR-DU, corrected",
+        "corrected",
+        "convex loss, exact noise of a public coin, bias R p L (1 + m / n_u); a start free of D_f, "
+        "which RR-DU does not have",
+        rrdu_capacity,
+    ),
+}
+"""The capacities that ``unwalk capacity`` draws; none is what a certificate of a run rests on."""

@@ -263,8 +263,8 @@ def _check_same_work(
     A peer without records does nothing in its visit; where training had such a visit, what the
     other peer does instead has to be what training did at other hops, up to the step size.  The
     same holds instead of an earlier deletion's own work, such as a seal's noise, which the repeated
-    walk no longer needs.  The answer names the other peers that did less, which only those who may
-    withdraw records can.
+    walk no longer needs.  Such phases, and other peers that do less, which the answer names, are
+    only where records may be withdrawn at any time.
     """
     fewer: set[int] = set()
     usual = {_shape(hop) for hop in before if hop.phase == before[0].phase}
@@ -272,7 +272,7 @@ def _check_same_work(
     for old, new in zip(before[place:], after, strict=True):
         wanted, done = _work(old), _work(new)
         same = [_kind(e) for e in wanted] == [_kind(e) for e in done]
-        trained = old.phase == before[0].phase
+        trained = not _withdrawals(transcript) or old.phase == before[0].phase
         if not trained or (not wanted and not _idled(transcript, training, old)):
             same = same or _shape(new) in usual
         if done and not same:
@@ -290,6 +290,11 @@ def _check_same_work(
             _check_wipes_alike(old, new)
         _check_repeatable(new)
     return fewer
+
+
+def _withdrawals(transcript: Transcript) -> bool:
+    """Whether records may be withdrawn at any time: phases after training are then deletions."""
+    return transcript.header.get("withdrawals") is True
 
 
 @dataclass(frozen=True)
@@ -326,7 +331,7 @@ def _check_as_much(transcript: Transcript, training: _Training, new: Hop) -> boo
     at_u = new.receiver == unlearner_of(transcript)
     emptied = transcript.header.get("emptied") is True or transcript.header.get("forget") == "all"
     amounts = training.amounts.get(new.receiver, set())
-    if transcript.header.get("withdrawals") is True and amounts and _amount(new) < max(amounts):
+    if _withdrawals(transcript) and amounts and _amount(new) < max(amounts):
         return not at_u and _amount(new) not in amounts
     if not _work(new):
         if not (emptied if at_u else amounts and not any(amounts)):

@@ -9,8 +9,9 @@ turns its dictionary into tables (``tables``) and pictures (``charts``) and hand
 them to a template in ``templates/``, which escapes every text.  ``result`` and ``reproduction``
 check and read the dictionaries; ``reproduction_figure`` and ``reproduction_trials`` are parts of
 the reproduction page; ``plans`` shows the ways to forget; ``pareto`` draws forgetting against
-accuracy; ``audit_page`` is the page of an audit, ``sweep_page`` of a sweep; ``exports`` writes all
-of a result as files; ``numbers`` formats every number; ``page`` has the colours.
+accuracy; ``audit_page`` is the page of an audit, ``sweep_page`` of a sweep, ``capacity_page`` of a
+deletion capacity; ``exports`` writes all of a result as files; ``numbers`` formats every number;
+``page`` has the colours.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ planner, dry_run    every way to forget, what it costs and proves, and the cheap
 finished            a finished run as the planner reads it
 evaluate, ensemble  measures of a finished run, and the models that they need
 sweep               many cells at once, over processes or machines; failed and killed ones
+capacity            how many records can be forgotten at once, beside the formulas
 metrics             what is measured; whether a method with noise beat a restart
 store               the folder of a run, and whether it may be resumed on these data
 loggers             what is told of every hop: TensorBoard, MLflow, Weights & Biases

@@ -93,7 +93,7 @@ def sweep_grid(
     ) as folder:
         place = None if folder is None else folder.partial.absolute() / "seeds"
         cells = [
-            Cell(f"{one[0].seed}-{number}", _cell, (chunk, task, command, place, teller(how)))
+            Cell(f"{one[0].seed}-{number}", carried_out, (chunk, task, command, place, teller(how)))
             for one in runs
             for number, chunk in enumerate(_chunks(one, -(-jobs // seeds)))
         ]
@@ -115,7 +115,7 @@ def _chunks(configs: list[Config], number: int) -> list[list[Config]]:
     return [configs[first : first + size] for first in range(0, len(configs), size)]
 
 
-def _cell(
+def carried_out(
     configs: list[Config], task: ShardedTask | None, command: str, place: Path | None, tell: Tell
 ) -> dict[str, Any]:
     """The results of points with one seed by the names of their runs; failures have a reason."""

@@ -226,6 +226,14 @@ def logits_of(model: nn.Module, x: torch.Tensor, device: torch.device) -> npt.ND
     return logits
 
 
+def test_loss(model: nn.Module, task: ShardedTask, device: torch.device) -> dict[str, float]:
+    """``loss``: the mean cross-entropy on the test set; nothing where no classes are predicted."""
+    if task.predicts != "class" or not len(task.test.y):
+        return {}
+    logits = torch.from_numpy(logits_of(model, task.test.x, device)).double()
+    return {"loss": float(nn.functional.cross_entropy(logits, task.test.y))}
+
+
 def distances(
     models: dict[str, nn.Module], task: ShardedTask, device: torch.device
 ) -> dict[str, dict[str, float]]:

@@ -59,7 +59,7 @@ class Chapters(Progress):
         self.ended: str | None = None
         self.asked = monotonic()
         self.heard: dict[int, float] = {}
-        self.repeated: frozenset[tuple[int, int]] = frozenset()
+        self.repeated: tuple[frozenset[tuple[int, int]], bool] = frozenset(), True
         self.metrics = Metrics(self.network.run_id, bundle.name)
         self.door = Doorway(self.network, journal, self.metrics)
         self.next_chapter = NextChapter(self, self.stands_for)
@@ -230,8 +230,8 @@ class Chapters(Progress):
         self.repeated = self._repeated(number)
 
         def data(hop: int, mark: Mark) -> Shard:
-            forgetting, repeats = self._forgotten(number), self.repeated
-            shard, refused, written = records.begin_visit(number, hop, forgetting, repeats)
+            forgetting = self._forgotten(number)
+            shard, refused, written = records.begin_visit(number, hop, forgetting, *self.repeated)
             if written is not None:
                 mark.written(partial(take_back, written))
             if refused is not None:
@@ -244,18 +244,19 @@ class Chapters(Progress):
 
         return data
 
-    def _repeated(self, number: int) -> frozenset[tuple[int, int]]:
+    def _repeated(self, number: int) -> tuple[frozenset[tuple[int, int]], bool]:
         """This peer's own visits that a rewind repeats; of those that were dropped none counts.
 
-        While it is not known here which were committed, all places of the line may be its own.
+        While it is not known here which were committed, which comes second, all places of the line
+        may be its own.
         """
         if not number or self.specs[number - 1].method != "rewind":
-            return frozenset()
+            return frozenset(), True
         places = self.line(number)
         visits = self.visits(places)
         if not self.whole(visits):
-            return frozenset(places)
-        return frozenset(places[at] for at in visits_at(self.me, places, visits))
+            return frozenset(places), False
+        return frozenset(places[at] for at in visits_at(self.me, places, visits)), True
 
     def _forgotten(self, number: int) -> tuple[str, ...]:
         """The keyed hashes of the records that this peer forgets in a chapter."""

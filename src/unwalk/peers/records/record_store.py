@@ -14,6 +14,7 @@ that place; the place of an erased record is free for a new one.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -69,7 +70,8 @@ CREATE TABLE IF NOT EXISTS sources (
     inode INTEGER NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS visits (
     serial INTEGER PRIMARY KEY AUTOINCREMENT, chapter INTEGER NOT NULL, hop INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS repeats (serial INTEGER PRIMARY KEY, newest INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS repeated (
+    serial INTEGER NOT NULL, visit INTEGER NOT NULL, PRIMARY KEY (serial, visit));
 CREATE TABLE IF NOT EXISTS absences (
     hash TEXT NOT NULL, gone INTEGER NOT NULL, back INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS absences_by_hash ON absences (hash);
@@ -80,14 +82,16 @@ BEGIN = """INSERT INTO visits (chapter, hop) SELECT ?, ? WHERE NOT EXISTS (
         SELECT 1 FROM records WHERE since > v.serial OR until > v.serial)
     AND NOT EXISTS (SELECT 1 FROM absences WHERE back > v.serial))"""
 """A visit that is begun again, with the same records, is the same."""
-VISITS = """SELECT serial, COALESCE(newest, serial), chapter, hop
-    FROM visits LEFT JOIN repeats USING (serial) ORDER BY serial"""
-"""Every visit, and the one whose records it took at most: itself, or one that it repeats."""
+VISITS = """SELECT serial, MIN(serial, COALESCE(MIN(visit), serial)), chapter, hop
+    FROM visits LEFT JOIN repeated USING (serial) GROUP BY serial ORDER BY serial"""
+"""Every visit, and the first of those whose records alone it took: itself, or what it repeats."""
 TAKEN = """SELECT hash, place, label, x, state FROM records
-    WHERE place IS NOT NULL AND since <= COALESCE(:visit, since) AND NOT EXISTS (
-        SELECT 1 FROM absences WHERE hash = records.hash AND gone <= :visit AND :visit < back)
+    WHERE place IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM json_each(?) v WHERE since > v.value OR EXISTS (
+            SELECT 1 FROM absences a
+            WHERE a.hash = records.hash AND gone <= v.value AND v.value < back))
     ORDER BY place"""
-"""Records that are here, and were at one visit if one is given."""
+"""Records that are here, and were at each of some visits."""
 
 
 @dataclass(frozen=True)
@@ -296,9 +300,9 @@ class Records:
             spans = {row for h in hashes if (row := self.one(query, h)) is not None}
             return [
                 (chapter, hop)
-                for serial, newest, chapter, hop in self.db.execute(VISITS).fetchall()
+                for serial, first, chapter, hop in self.db.execute(VISITS).fetchall()
                 if any(
-                    since <= newest and (until is None or serial < until) for since, until in spans
+                    since <= first and (until is None or serial < until) for since, until in spans
                 )
             ]
 
@@ -310,11 +314,13 @@ class Records:
         hop: int,
         forgetting: Collection[str] = (),
         repeats: Collection[tuple[int, int]] = (),
+        sure: bool = True,
     ) -> tuple[Shard, SourceRefused | None, int | None]:
         """The shard for one visit; written down first, so that it is known who could be used.
 
         A visit of a walk that ``repeats`` others of this peer, as (chapter, hop), takes no record
-        that the last of them did not take: it would do more than they did.
+        that the last of them did not take, or one of them if it is not ``sure`` which were
+        dropped: it would do more than they did.
 
         The source is looked at before.  If it cannot be read, the records stay as they are, and
         the reason comes back beside them.  Last comes the number of the mark, for
@@ -330,40 +336,48 @@ class Records:
                 row = (check_count("chapter", chapter), check_count("hop", hop))
                 made = db.execute(BEGIN, row * 2)
                 mark = made.lastrowid if made.rowcount else None
-                newest = self._newest(repeats)
-                if mark is not None and newest is not None:
-                    db.execute("INSERT INTO repeats VALUES (?, ?)", (mark, newest))
-            return self.shard(forgetting, newest), refused, mark
+                then = self._then(repeats, sure)
+                if mark is not None:
+                    rows = [(mark, visit) for visit in then]
+                    db.executemany("INSERT INTO repeated VALUES (?, ?)", rows)
+            return self.shard(forgetting, then), refused, mark
 
-    def _newest(self, repeats: Collection[tuple[int, int]]) -> int | None:
-        """The last visit of some, or whose records it took; None if none was begun here."""
+    def _then(self, repeats: Collection[tuple[int, int]], sure: bool) -> tuple[int, ...]:
+        """The visits at which a record must have been here: the last of some, or all, and those
+        that they repeat themselves.
+        """
         rows = self.db.execute(VISITS).fetchall() if repeats else []
-        return max((row[1] for row in rows if row[2:] in repeats), default=None)
+        begun = [row[0] for row in rows if row[2:] in repeats]
+        known = json.dumps(begun[-1:] if sure else begun)
+        query = """SELECT value FROM json_each(:known) UNION
+            SELECT visit FROM repeated WHERE serial IN (SELECT value FROM json_each(:known))"""
+        return tuple(sorted(row[0] for row in self.db.execute(query, {"known": known})))
 
     def take_back(self, mark: int) -> None:
         """A visit came to nothing before anything of it left this peer: it used no record."""
         with self.transaction(touches=False) as db:
             db.execute("DELETE FROM visits WHERE serial = ?", (mark,))
+            db.execute("DELETE FROM repeated WHERE serial = ?", (mark,))
 
-    def shard(self, forgetting: Collection[str] = (), newest: int | None = None) -> Shard:
+    def shard(self, forgetting: Collection[str] = (), then: tuple[int, ...] = ()) -> Shard:
         """Active training records, each in its place; ``forgetting`` are there as forgotten ones.
 
         Excluded records are absent unless they are among ``forgetting``, and so are those that
-        were not here at visit ``newest``, if one is given.
+        were not here at each of the visits ``then``.
         """
         with self.guard:
-            version = self._version(), frozenset(forgetting), newest
+            version = self._version(), frozenset(forgetting), then
             if self._cached is None or self._cached[0] != version:
-                self._cached = version, self._shard(frozenset(forgetting), newest)
+                self._cached = version, self._shard(frozenset(forgetting), then)
             return self._cached[1]
 
-    def _shard(self, forgetting: frozenset[str], newest: int | None) -> Shard:
+    def _shard(self, forgetting: frozenset[str], then: tuple[int, ...]) -> Shard:
         (size,) = self.one("SELECT COALESCE(MAX(place), -1) + 1 FROM records") or (0,)
         x = np.zeros((size, *self.declared.kept), np.float32)
         y = np.zeros(size, np.int64)
         here = np.zeros(size, bool)
         marked = []
-        for hashed, place, label, data, state in self.db.execute(TAKEN, {"visit": newest}):
+        for hashed, place, label, data, state in self.db.execute(TAKEN, [json.dumps(then)]):
             if state == "excluded" and hashed not in forgetting:
                 continue
             x[place] = self._input(data)
