@@ -123,8 +123,8 @@ class Book:
         for a few records: how many fit decides how long that takes, and nothing that is proved.
         """
         spec, walked = self._probed(0, 1), None
-        train = self.assembled.config.train
-        few = min(train.capacity or 0, max(FEW, 4 * train.batch))
+        usual = self.assembled.config.train
+        few = min(usual.capacity or 0, max(FEW, 4 * usual.batch))
         given = {**self.network.settings, **({"train.capacity": few} if few else {})}
         book = Book(replace(self.network, settings=given))
         try:
