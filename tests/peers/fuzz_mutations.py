@@ -279,7 +279,8 @@ class Mutator:
         """
         self.target, self.near, self.welcome = target, {}, welcome
         for call in calls:
-            self.near.setdefault(call.kind, []).append(call)
+            if call.method != "hand" or call.target == target:
+                self.near.setdefault(call.kind, []).append(call)
 
     def json_of(self, data: bytes) -> tuple[Any, list[Place]]:
         if data not in self.parsed:
@@ -467,11 +468,14 @@ class Mutator:
         if way < 0.25 and call.kind == "final" and rest:
             return self.own_end(call), "an end of its own"
         if way < 0.5 or not rest:
-            return (dump(self.changed(envelope, rng.choice([1, 1, 2]))), *rest), "fields"
+            said = self.changed(envelope, rng.choice([1, 1, 2]))
+            if call.kind == "offer" and rng.random() < 0.2:
+                said = {**json.loads(envelope), "passed_over": self.some_peers()}
+            return (dump(said), *rest), "fields"
         if way < 0.6:
             return (envelope, *self.pieces(rest)), "pieces"
         if way < 0.8 and len(rest) > 1:
-            if rng.random() < 0.4:
+            if rng.random() < 0.6:
                 return (envelope, rest[0], *self.relinked(*rest[1:3])), "log of its own"
             place = rng.randrange(1, len(rest))
             if rng.random() < 0.3:
@@ -498,11 +502,14 @@ class Mutator:
         )
 
     def relinked(self, stamp: bytes, log: bytes = b'{"log":[]}') -> tuple[bytes, bytes]:
-        """A log in which one entry is changed, and all that follow are signed by the liar."""
+        """A log in which one entry is changed, and all that follow are signed by the liar.
+
+        Mostly that is the last one, which may be the liar's own visit.
+        """
         rng, liar = self.rng, self.liar
         entries = [*json.loads(log)["log"], json.loads(stamp)]
         entries.sort(key=lambda e: e["body"]["hop"])
-        first = rng.randrange(len(entries))
+        first = rng.randrange(len(entries)) if rng.random() < 0.4 else len(entries) - 1
         before = entries[first]["body"]["previous"]
         for number in range(first, len(entries)):
             body = {**entries[number]["body"], "previous": before}
@@ -518,16 +525,24 @@ class Mutator:
     def other_body(self, body: dict[str, Any]) -> dict[str, Any]:
         """The body of a log entry with one thing wrong."""
         rng = self.rng
+        if rng.random() < 0.15 and body["kind"] == "hop":
+            return {**body, "passed_over": self.some_peers()}
         if rng.random() < 0.5 and isinstance(body.get("visit"), dict):
-            key = rng.choice(list(body["visit"]))
+            key = rng.choice([*body["visit"], "path", "path"])
             odd = self.odd(key, body["visit"][key])
             if key in ("sender", "receiver", "hop") and rng.random() < 0.7:
                 odd = rng.randrange(9)
             if key == "path" and rng.random() < 0.7:
-                odd = [rng.randrange(5) for _ in range(rng.randrange(4))]
+                odd = self.some_peers()
+            if key == "digest" and rng.random() < 0.7:
+                odd = "0" * 64
             return {**body, "visit": {**body["visit"], key: odd}}
         key = rng.choice([k for k in body if k != "previous"])
         return {**body, key: self.odd(key, body[key])}
+
+    def some_peers(self) -> list[int]:
+        """A few peers, now and then with one that there is not."""
+        return [self.rng.randrange(5) for _ in range(self.rng.randrange(4))]
 
     def own_end(self, call: Call) -> tuple[bytes, ...]:
         """An end that the liar walked alone: every visit its own, signed, and none of them done."""
@@ -613,8 +628,10 @@ class Mutator:
             text = self.odd_bytes(header.rstrip())
         elif way == 5:  # what the token says of itself
             record = json.loads(header)
-            words = dump(self.changed(record["__metadata__"]["unwalk-token"].encode())).decode()
-            record["__metadata__"] = {"unwalk-token": words}
+            said = self.changed(record["__metadata__"]["unwalk-token"].encode())
+            if rng.random() < 0.2:
+                said = self.odd_dict(said)
+            record["__metadata__"] = {"unwalk-token": dump(said).decode()}
             text = dump(record)
         else:
             raw = bytearray(body)
@@ -709,6 +726,8 @@ class Mutator:
             spec = {**spec, key: self.odd(key, spec[key])}
         if rng.random() < 0.2:
             spec = {**spec, "left": [rng.randrange(4) for _ in range(rng.randint(1, 3))]}
+        if rng.random() < 0.03:
+            spec = {**spec, "records": 2**31}
         if rng.random() < 0.2:
             spec = {**spec, "method": "seal", "grade": "certified", "epsilon": rng.choice(ODD)}
         text = liar.chapter(spec)
@@ -787,8 +806,18 @@ class Mutator:
             return good
         if way < 0.5:
             return self.odd_bytes(good)
+        if kind == "agenda-visits" and way < 0.65:
+            return self.odd_visits(json.loads(good).get("visits") or [])
         record = self.changed(good, rng.choice([1, 1, 2]))
         return dump(liar.signed(record) if way < 0.8 else record)
+
+    def odd_visits(self, visits: list[Any]) -> bytes:
+        """A page of visits in another order or not whole, or the first one the liar's, and long."""
+        if visits and self.rng.random() < 0.3:
+            own = {"receiver": self.liar.me, "path": [0] * 40_000}
+            first = {**visits[0], "visit": {**visits[0]["visit"], **own}}
+            return dump({"visits": [self.liar.visit(first), *visits[1:]]})
+        return dump({"visits": self.odd_list(visits)})
 
 
 def _instead(data: bytes, what: re.Pattern[bytes], rng: random.Random, new: bytes) -> bytes:

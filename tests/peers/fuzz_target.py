@@ -184,7 +184,7 @@ class Target:
         others = [p for p in self.members if p != welcome]
         self.lie_as(
             welcome
-            if self.rng.random() < 0.6 and welcome in self.members
+            if self.rng.random() < 0.75 and welcome in self.members
             else self.rng.choice(others)
         )
         self.image = sqlite3.connect(":memory:")

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -247,10 +248,17 @@ def test_a_reader_in_another_process_does_not_keep_erased_pages_alive(tmp_path):
     reader = sqlite3.connect(records.path, check_same_thread=False, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT COUNT(*) FROM records").fetchone()
-    timer = threading.Timer(0.5, reader.execute, ("COMMIT",))
-    timer.start()
-    records.erase([records.hash(name)])
-    timer.join()
+    erasure = threading.Thread(target=records.erase, args=([records.hash(name)],))
+    erasure.start()
+    while not records.unclean:
+        time.sleep(0.05)
+    begun = time.monotonic()
+    shard, _, _ = records.begin_visit(0, 1)
+    assert time.monotonic() - begun < 2.0, "a visit waits for somebody else's reader"
+    assert len(shard.records.all) == 49
+    assert erasure.is_alive()
+    reader.execute("COMMIT")
+    erasure.join()
     assert search(tmp_path / "store", traces([name], [row])) == []
     reader.close()
     records.close()

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tests.peers import fuzz, fuzz_scenes
+from tests.peers import fuzz, fuzz_reasons, fuzz_scenes
 from tests.peers.fuzz_mutations import Sent
 from tests.peers.fuzz_scenes import Call, Record
 from tests.peers.fuzz_target import Tally, Target
@@ -47,6 +47,12 @@ def test_what_travels_is_read_and_written_the_same(record):
         assert ms.encode(ms.decode(call.parts[0], MESSAGE)) == call.parts[0]
     kinds = {t.__struct_config__.tag for t in get_args(ms.WALK | ms.NETWORK)}
     assert {c.kind for c in sent} == kinds, "every message there is"
+
+
+def test_what_is_said_to_be_met_elsewhere_is_a_sentence():
+    known = [words for _, words in fuzz_reasons.patterns()]
+    for start in fuzz_reasons.ELSEWHERE:
+        assert any(words.startswith(start) for words in known), start
 
 
 def test_500_bad_messages(record):
@@ -148,6 +154,27 @@ def test_an_end_that_nobody_walked_to_is_refused(record):
         assert await target._outcome(sent(welcome)) == "accepted"
 
     at(record, "end", script)
+
+
+def test_a_peer_that_shows_another_generation_has_to_wait_for_the_log_of_the_first(record):
+    """A member could have had a peer ask for logs without end, each for a lease."""
+
+    async def script(target: Target, welcome: Call) -> None:
+        service, go, tell = target.chapters.service, asyncio.Event(), target.transport.tell
+
+        async def slow(peer: int, message: bytes, timeout: float) -> bytes:
+            await go.wait()
+            return await tell(peer, message, timeout)
+
+        target.transport.tell = slow  # type: ignore[method-assign]
+        service.store.db.execute("DELETE FROM entries")
+        first, second = (asyncio.create_task(target._outcome(sent(welcome))) for _ in range(2))
+        await asyncio.wait({second}, timeout=1.0)
+        go.set()
+        assert "another generation that you show" in await second
+        assert await first == "answered"
+
+    at(record, "fence", script)
 
 
 def test_visits_begun_for_nothing_do_not_pile_up(record):

@@ -350,14 +350,16 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
         *others: int,
         signed: int = right,
         lost: int = -1,
+        opener: int = LIAR,
+        after: pr.Lineage = known,
         by: Succession = service.succession,
     ) -> pr.Generation:
         """A generation of the liar, after what others signed for that number."""
-        opened = (number, LIAR)
+        opened = (number, opener)
         body = recovery_body(
             run=run,
             generation=opened,
-            lineage=(*known, (opened, hop)),
+            lineage=(*after, (opened, hop)),
             peer=LIAR,
             hop=hop,
             token="1" * 64,
@@ -387,6 +389,11 @@ def self_made(here: Village, service: Service, known: pr.Lineage) -> None:
     left = replace(service.succession, rules=some)
     with pytest.raises(Refused, match=f"peer {LIAR} opens a generation and does not count"):
         opening(right, 0, 1, 3, by=left)
+    with pytest.raises(Refused, match=f"peer {LIAR} opens generation .* after"):
+        opening(right, 0, 1, 3, opener=LIAR + 1)
+    lower = ((known[-1][0][0], LIAR - 1), 0)
+    with pytest.raises(Refused, match=f"peer {LIAR} opens generation .* after"):
+        opening(right - 1, 0, 1, 3, signed=right - 1, after=(lower,))
     with pytest.raises(Corrupt, match="does not grow"):
         opening(right - 1, 0, 1, 3, signed=right - 1)
     with pytest.raises(Corrupt, match="<= 1073741824"):

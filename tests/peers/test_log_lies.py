@@ -413,6 +413,33 @@ def test_however_many_generations_liars_open_an_honest_peer_can_still_recover(tm
         checks.opening(opened(liar, before))
 
 
+def test_only_who_has_what_a_walk_begins_with_can_open_a_generation_of_it(tmp_path):
+    """Others may say that it is lost; a chapter that seals begins at the peer that forgets."""
+    made = network(tmp_path / "net", peers=4)
+    bundles = [Bundle.read(tmp_path / "net" / f"peer-{peer}") for peer in range(4)]
+    start, work = "0" * 64, Work(plan_of(made, None), 0)
+    checks = Succession(bundles[0].trust(), work, made.rules(), made.run_id, start)
+    before = (((0, checks.first), 0),)
+    seen = Sighting(before[-1][0], before, (before[-1][0], pr.NOWHERE))
+    asked = Question(made.run_id, LIAR, start, 1)
+    body = recovery_body(
+        run=made.run_id,
+        generation=(1, LIAR),
+        lineage=(*before, ((1, LIAR), 0)),
+        peer=LIAR,
+        hop=0,
+        token=start,
+        lost=-1,
+        sightings=[log_rules.sign(bundles[peer], asked, seen) for peer in HONEST],
+    )
+    pem = bundles[LIAR].certificate_pem.decode()
+    entry = sign_entry(start, body, bundles[LIAR].sign, pem)
+    for only in (None, LIAR):
+        replace(checks, only=only).entry(entry, None)
+    with pytest.raises(Refused, match="only peer 1 can begin this walk"):
+        replace(checks, only=1).entry(entry, None)
+
+
 def test_a_generation_that_is_tentative_is_not_shown_to_who_guesses_it(tmp_path):
     """Else others would drop their tokens for one that a single peer has."""
 
@@ -519,16 +546,19 @@ def test_a_visit_that_names_another_peer_as_the_one_before_it_is_refused(tmp_pat
     lived(tmp_path, script, peers=4)
 
 
+PLACED = ("another place of the route than its log",) * 2
+COUNTED = "the parcel after", "not after the last one"
 HEADERS = [
-    pytest.param({"memory": {"visits": 3}}, id="another memory of the route"),
-    pytest.param({"at": (LIAR + 1) % 4}, id="another peer as the last one"),
-    pytest.param({"at": -1}, id="nobody as the last one"),
+    pytest.param({"memory": {"visits": 3}}, PLACED, id="another memory of the route"),
+    pytest.param({"at": (LIAR + 1) % 4}, PLACED, id="another peer as the last one"),
+    pytest.param({"at": -1}, PLACED, id="nobody as the last one"),
+    pytest.param({"hop": 1}, COUNTED, id="another count of visits"),
 ]
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["token", "last token"])
-@pytest.mark.parametrize("header", HEADERS)
-def test_a_token_whose_header_is_not_what_its_log_says_is_refused(tmp_path, header, last):
+@pytest.mark.parametrize(("header", "reasons"), HEADERS)
+def test_a_token_whose_header_is_not_what_its_log_says_is_refused(tmp_path, header, reasons, last):
     """Else an honest peer would go on from it, and sign a visit that nobody else takes."""
     lied: list[int] = []
 
@@ -549,6 +579,6 @@ def test_a_token_whose_header_is_not_what_its_log_says_is_refused(tmp_path, head
 
     hops = {"train__hops": ENDS_AT_LIAR} if last else {}
     here = lived(tmp_path, script, peers=4, visit=0.8, seed=ROUTE, **hops)
-    reasons = [str(e["reason"]) for e in here.events if e["event"] == "refused"]
+    refused = [str(e["reason"]) for e in here.events if e["event"] == "refused"]
     assert lied
-    assert any("another place of the route than its log" in reason for reason in reasons), reasons
+    assert any(reasons[last] in reason for reason in refused), refused

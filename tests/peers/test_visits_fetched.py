@@ -10,7 +10,7 @@ from unwalk.peers.decisions import history
 from unwalk.peers.lifecycle.next_chapter import A_VISIT
 from unwalk.peers.protocol import codec
 from unwalk.peers.protocol import messages as ms
-from unwalk.peers.protocol.hoplog import LONGEST_ENTRY, LONGEST_FIRST
+from unwalk.peers.protocol.hoplog import BARE, LONGEST_ENTRY, LONGEST_FIRST, bare_text
 from unwalk.peers.transport.wire import MESSAGE
 
 ASKED = b'"kind":"agenda-visits"'
@@ -42,16 +42,21 @@ def away(victim: Any) -> None:
         db.execute("DELETE FROM visits")
 
 
-def long_visits(honest: list[dict[str, Any]]) -> Any:
+def long_visits(honest: list[dict[str, Any]], sign: Any) -> Any:
     return lambda after: ["x" * 250_000]
 
 
-def padded_visits(honest: list[dict[str, Any]]) -> Any:
-    path = [0] * LONGEST_FIRST
-    return lambda after: [{**honest[after], "visit": {**honest[after]["visit"], "path": path}}]
+def padded_visits(honest: list[dict[str, Any]], sign: Any) -> Any:
+    """Each signed by the liar, as if it had done it."""
+
+    def padded(after: int) -> list[dict[str, Any]]:
+        visit = {**honest[after]["visit"], "receiver": LIAR, "path": [0] * LONGEST_FIRST}
+        return [sign({**honest[after], "visit": visit})]
+
+    return padded
 
 
-def repeated_visits(honest: list[dict[str, Any]]) -> Any:
+def repeated_visits(honest: list[dict[str, Any]], sign: Any) -> Any:
     return lambda after: honest[:1]
 
 
@@ -60,8 +65,15 @@ def test_the_first_visit_that_is_wrong_is_the_last_that_is_asked_for(tmp_path):
         await here.until(here.trained)
         victim = here.peers[VICTIM]
         honest = history.visits_of(victim.store, victim.runs[0])
+        bundle = here.peers[LIAR].bundle
+
+        def sign(visit: dict[str, Any]) -> dict[str, Any]:
+            data = BARE + bare_text(visit["run"], visit["generation"], visit["visit"])
+            pem = bundle.certificate_pem.decode()
+            return {**visit, "signature": bundle.sign(data).hex(), "certificate": pem}
+
         for kind in (long_visits, padded_visits, repeated_visits):
-            liar = here.memory.handlers[LIAR] = Other(here.peers[LIAR], kind(honest))
+            liar = here.memory.handlers[LIAR] = Other(here.peers[LIAR], kind(honest, sign))
             victim.next_chapter.sources.sort()
             away(victim)
             assert await victim.certifying.have_visits(0)

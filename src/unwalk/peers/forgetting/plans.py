@@ -42,6 +42,9 @@ EXACT = (
     "that is made with --set preset=certified can prove grade certified"
 )
 
+FEW = 1000
+"""Records for which there is room in a walk that is only foreseen."""
+
 Visits = Mapping[int, Sequence[dict[str, Any]]]
 """Chapter number to its committed visits, in order, each as it was signed."""
 
@@ -116,16 +119,21 @@ class Book:
     def _seal_refused(self) -> tuple[str, str] | None:
         """Why no seal of this network can prove anything, and the code, if none can.
 
-        The shortest that there is, a visit of training and then the seal, is walked dry.
+        The shortest that there is, a visit of training and then the seal, is walked dry, with room
+        for a few records: how many fit decides how long that takes, and nothing that is proved.
         """
         spec, walked = self._probed(0, 1), None
+        usual = self.assembled.config.train
+        few = min(usual.capacity or 0, max(FEW, 4 * usual.batch))
+        given = {**self.network.settings, **({"train.capacity": few} if few else {})}
+        book = Book(replace(self.network, settings=given))
         try:
             for _ in range(2):  # its noise is sized once training is known
-                plan = self.forgetting(spec, self.network.run_id, (), walked)
+                plan = book.forgetting(spec, self.network.run_id, (), walked)
                 train, phase = plan.phases
                 train = replace(train, hops=1, route=FirstTo(spec.peer, Uniform()))
                 plan = replace(plan, phases=(train, phase))
-                foreseen = dry_run(plan, self.assembled.model, records=Records(1))
+                foreseen = dry_run(plan, book.assembled.model, records=Records(1))
                 walked = Transcript(foreseen.header, foreseen.hops[:1])
         except Refused as error:
             return str(error), error.code

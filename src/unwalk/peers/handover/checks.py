@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from unwalk.core.errors import Corrupt, InvalidInput, Refused
+from unwalk.core.errors import Corrupt, Refused
 from unwalk.core.plan import Move
 from unwalk.peers.handover.log_rules import Place
 from unwalk.peers.handover.visit import ATTEMPTS, Work
@@ -199,13 +199,10 @@ class OfferChecks:
         over, hop = set(offer.passed_over), offer.parcel.hop + 1
         if self.work.leads_nowhere(offer.mover, over):
             raise Refused(f"all neighbours of peer {offer.mover} are said to be passed over.")
-        try:
-            for attempt in range(offer.attempt):
-                if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):
-                    raise Refused(f"draw {attempt} of the route led to nobody that is passed over.")
-            drawn = self.work.move(hop, offer.mover, memory, offer.attempt)
-        except InvalidInput as error:
-            raise Refused(f"the route leads nowhere from there: {error}") from error
+        for attempt in range(offer.attempt):
+            if not over & set(self.work.move(hop, offer.mover, memory, attempt).path):
+                raise Refused(f"draw {attempt} of the route led to nobody that is passed over.")
+        drawn = self.work.move(hop, offer.mover, memory, offer.attempt)
         if over & set(drawn.path):
             raise Refused("the route leads through somebody that is said to be passed over.")
         same = (drawn.receiver, drawn.path, dict(drawn.memory))

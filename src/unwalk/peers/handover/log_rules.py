@@ -213,6 +213,8 @@ class Succession:
         before = tuple(rest)
         if not before or since != hop or generation != tuple(body["generation"]):
             raise Refused("a recovery does not open one generation after another.")
+        if generation[1] != peer or generation[0] <= before[-1][0][0]:
+            raise Refused(f"peer {peer} opens generation {generation} after {before[-1][0]}.")
         if peer not in self.rules.members:
             raise Refused(f"peer {peer} opens a generation and does not count any more.")
         most = share_of(len(self.trust.network.peers))
@@ -232,8 +234,6 @@ class Succession:
             reached, place = sighting.reached
             if sighting.over or (reached, place[0]) > (before[-1][0], hop):
                 raise Refused("a recovery goes back behind what others have seen.")
-        if generation[1] != peer or generation[0] <= before[-1][0][0]:
-            raise Refused(f"peer {peer} opens generation {generation} after {before[-1][0]}.")
         return generation, lineage
 
     def opening(self, record: Any) -> tuple[Entry, Generation, Lineage]:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,8 @@ from unwalk.tasks.declared import Declared
 from unwalk.tasks.tables import Columns
 
 MARK = "records.mark"
-WAIT = 30.0
-"""Seconds for which an erasure, in a thread of its own, waits for a program that reads."""
+WAIT, PAUSE = 30.0, 0.1
+"""Seconds for which an erasure waits for a program that reads, and between two attempts."""
 STATES = ("active", "excluded", "gone")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -484,12 +486,29 @@ class Records:
                 columns = self._columns(settings)
                 erase_from_source(settings, columns, lambda name: self.hash(name) in gone)
                 self.fault("source rewritten")
-        with self.guard:
-            compact(self.db, self.path, wait=WAIT)
-            self.fault("records compacted")
-            with self.transaction():
-                self.put_fact("unclean", "")
-            compact(self.db, self.path, rewrite=False, wait=WAIT)
+        self._without_readers(self._forget_rows)
+        self._without_readers(partial(compact, self.db, self.path, rewrite=False))
+
+    def _forget_rows(self) -> None:
+        compact(self.db, self.path)
+        self.fault("records compacted")
+        with self.transaction():
+            self.put_fact("unclean", "")
+
+    def _without_readers(self, act: Callable[[], None]) -> None:
+        """Do what needs the database alone, and wait for programs that read it.
+
+        Nothing is held up by waiting: visits and requests go on.
+        """
+        end = time.monotonic() + WAIT
+        while True:
+            try:
+                with self.guard:
+                    return act()
+            except InvalidInput:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(PAUSE)
 
     def _columns(self, settings: DataSettings) -> Columns:
         return self.declared.at_peer(settings.id_column, settings.label_column)

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,6 @@ BEGINNING = "beginning.json"
 """Says whether training has begun, and for whom it waits."""
 RECORDS_DATABASE = "records.sqlite"
 """The database of a peer's records and requests, in its store."""
-PAUSE = 0.1
-"""After how many seconds it is tried again to truncate the log."""
 
 
 def open_database(path: Path, schema: str) -> sqlite3.Connection:
@@ -33,35 +30,30 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     return db
 
 
-def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True, wait: float = 0.0) -> None:
+def compact(db: sqlite3.Connection, path: Path, *, rewrite: bool = True) -> None:
     """Write a database anew and truncate its log, so that no page of before is left.
 
     ``secure_delete`` overwrites a deleted row where it stands, but not the copies that moving rows
     between pages may have left behind: only writing anew drops those.  Refused while another
-    process holds the log for more than ``wait`` seconds, and then nothing is written anew: the log
-    would grow by a whole database at each attempt.
+    process holds the log, and then nothing is written anew: the log would grow by a whole database
+    at each attempt.
     """
     if rewrite:
-        _truncate_log(db, path, wait)
+        _truncate_log(db, path)
         db.execute("VACUUM")
-    _truncate_log(db, path, wait)
+    _truncate_log(db, path)
 
 
-def _truncate_log(db: sqlite3.Connection, path: Path, wait: float) -> None:
-    """SQLite itself does not wait for whoever reads: in its loop a peer would answer nobody."""
+def _truncate_log(db: sqlite3.Connection, path: Path) -> None:
+    """SQLite does not wait for whoever reads: nothing else would be done here meanwhile."""
     its_own = db.execute("PRAGMA busy_timeout").fetchone()[0]
     db.execute("PRAGMA busy_timeout=0").fetchone()
-    end = time.monotonic() + wait
     try:
-        while db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
-            if time.monotonic() >= end:
-                break
-            time.sleep(PAUSE)
-        else:
-            return
+        busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     finally:
         db.execute(f"PRAGMA busy_timeout={its_own}").fetchone()
-    raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
+    if busy:
+        raise InvalidInput(f"the log of {path} cannot be truncated: another process reads it.")
 
 
 def read_only(path: Path, **options: Any) -> sqlite3.Connection:
