@@ -1,10 +1,10 @@
 r"""Deletion capacity, measured: how many records can be forgotten at once, beside the formulas.
 
 The excess of a model is its test loss less that of retraining without the records, with the same
-seed and the same L2 regularisation.  The capacity at a tolerance :math:`\gamma` is the largest m of those tried up to which the
-mean excess stays at most :math:`\gamma`.  The paper's definition takes the worst records and the
-least loss there is; here records are drawn at random and retraining is a walk, so that what is
-measured is from above.
+seed and the same L2 regularisation.  The capacity at a tolerance :math:`\gamma` is the largest m of
+those tried up to which the mean excess stays at most :math:`\gamma`.  The paper's definition takes
+the worst records and the least loss there is; here records are drawn at random and retraining is a
+walk, so that what is measured is from above.
 
 DDP and DP training are measured from the start, where forgetting does nothing.  These and RR-DU
 take steps of :math:`R/(G\sqrt T)`, as the bounds have it, with :math:`G^2 = L^2 + p\,d\sigma^2`;

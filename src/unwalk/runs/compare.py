@@ -23,7 +23,7 @@ from unwalk.methods import METHODS
 from unwalk.reports import render, trade_picture
 from unwalk.reports.exports import Exported
 from unwalk.runs.assemble import Assembled, assemble, with_something_to_forget
-from unwalk.runs.metrics import distances, test_loss
+from unwalk.runs.metrics import distances, loss_on_test
 from unwalk.runs.run import (
     Runner,
     Tell,
@@ -256,7 +256,7 @@ def _found(
     for one in result["methods"]:
         walk = walks[one["name"]]
         document = certificate_of(walk.outcome.transcript, model_of(walk.saved()))
-        loss = test_loss(walk.model, runner.assembled.task, device)
+        loss = loss_on_test(walk.model, runner.assembled.task, device)
         one |= {"grade": badge_of(document), "measures": {**apart.get(one["name"], {}), **loss}}
         one["walk"] = walk_name(runner.config, walk.outcome.plan)
     reasons = [

@@ -226,7 +226,7 @@ def logits_of(model: nn.Module, x: torch.Tensor, device: torch.device) -> npt.ND
     return logits
 
 
-def test_loss(model: nn.Module, task: ShardedTask, device: torch.device) -> dict[str, float]:
+def loss_on_test(model: nn.Module, task: ShardedTask, device: torch.device) -> dict[str, float]:
     """``loss``: the mean cross-entropy on the test set; nothing where no classes are predicted."""
     if task.predicts != "class" or not len(task.test.y):
         return {}
