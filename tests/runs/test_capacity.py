@@ -13,11 +13,11 @@ from unwalk.cli import main
 from unwalk.core.errors import InvalidInput
 from unwalk.privacy.capacity import CAPACITIES
 from unwalk.privacy.nominal import PaperSetting
-from unwalk.reports.capacity_page import picture_of
+from unwalk.reports.capacity_page import largest, picture_of
 from unwalk.runs import capacity as module
 from unwalk.runs import grid
 from unwalk.runs.assemble import assemble, resolve
-from unwalk.runs.capacity import BASE, OWN, capacity, largest
+from unwalk.runs.capacity import BASE, OWN, capacity
 from unwalk.settings.config import Value
 
 QUICK: dict[str, Value] = {

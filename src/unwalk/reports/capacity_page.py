@@ -71,11 +71,15 @@ def _value(point: Mapping[str, Any], axis: str) -> float:
     return value
 
 
-def _largest(row: Mapping[str, Any], gamma: float) -> int:
-    """The measured capacity of a row at another tolerance."""
+def largest(excess: Sequence[Sequence[Any]], gamma: float) -> int:
+    """The last number of records up to which every excess is known and at most ``gamma``.
+
+    >>> largest([[1, 0.01], [2, 0.05], [5, 0.2], [10, 0.04]], 0.1)
+    2
+    """
     most = 0
-    for count, value, _ in row["excess"]:
-        if value > gamma:
+    for count, value, *_ in excess:
+        if value is None or value > gamma:
             break
         most = count
     return most
@@ -145,7 +149,7 @@ class _Panel:
         for number, row in enumerate(rows):
             look, aside = look_of(row["method"]), ASIDE * (number - (len(rows) - 1) / 2)
             if self.axis == "gamma":
-                found = [(gamma, _largest(row, gamma)) for gamma, _ in self.curve]
+                found = [(gamma, largest(row["excess"], gamma)) for gamma, _ in self.curve]
             else:
                 at = {_value(one, self.axis): one["measured"][number] for one in self.points}
                 found = sorted((x, one["capacity"]) for x, one in at.items())

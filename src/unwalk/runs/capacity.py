@@ -41,7 +41,7 @@ from unwalk.privacy.utility import (
     nominal_effective_variance,
     nominal_table_1,
 )
-from unwalk.reports.capacity_page import lines_of, picture_of, render_capacity
+from unwalk.reports.capacity_page import largest, lines_of, picture_of, render_capacity
 from unwalk.reports.exports import csv_text
 from unwalk.runs.assemble import Assembled, assemble
 from unwalk.runs.compare import USUAL, SweepOptions, swept, teller
@@ -292,20 +292,6 @@ def _loss(result: Mapping[str, Any]) -> float:
 def _added(method: str, config: Config) -> float | None:
     """The most that the noise of a method adds to the loss, by its plan; None if not possible."""
     return Planner(assemble(config)).offer(Way(method, method)).loss
-
-
-def largest(excess: Sequence[Sequence[Any]], gamma: float) -> int:
-    """The last number of records up to which every excess is known and at most ``gamma``.
-
-    >>> largest([[1, 0.01], [2, 0.05], [5, 0.2], [10, 0.04]], 0.1)
-    2
-    """
-    most = 0
-    for count, value, *_ in excess:
-        if value is None or value > gamma:
-            break
-        most = count
-    return most
 
 
 def _curves(at: PaperSetting, gamma: float) -> dict[str, Any]:
