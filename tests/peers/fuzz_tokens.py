@@ -229,9 +229,12 @@ class Scene:
             for _ in range(count):
                 what, data = mutations.next()
                 outcome, took = await self.timed(here, what, data)
-                if outcome != "accepted" and took > SLOWEST:  # it, or the machine just then?
-                    outcome, again = await self.timed(here, what, data)
-                    took = min(took, again)
+                for _ in range(2):
+                    if took > SLOWEST:  # it, or the machine just then?
+                        await here.close()
+                        here = self.open()
+                        outcome, again = await self.timed(here, what, data)
+                        took = min(took, again)
                 self.tally.slowest = max(self.tally.slowest, took)
                 if took > SLOWEST:
                     self.wrong(what, f"it took {took:.3f} s")
