@@ -152,7 +152,7 @@ class Model:
     def member_seconds(self, members: int) -> float:
         """Processor time of one decision at one member: about n messages, each of up to n votes."""
         fixed, each = line_through((v["n"], v["member_s"] / v["n"]) for v in self.found["votes"])
-        return members * (fixed + each * members)
+        return max(0.0, members * (fixed + each * members))  # a short measurement can slope down
 
     def peer_certificate(self, members: int) -> float:
         """Bytes of a peer's certificate: a receipt of each, and the votes of three decisions."""

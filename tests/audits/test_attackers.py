@@ -38,6 +38,13 @@ def test_white_box_attackers_find_a_shifted_mean(name):
     assert best(views(drawn(0)), views(drawn(1)), name) == 0.0
 
 
+def test_values_that_differ_by_next_to_nothing_do_not_stop_the_distinguisher():
+    """A confidence can be exp(-700)."""
+    told = np.zeros((RUNS, len(ANSWERS)))
+    told[:, 0] = 1e-200 * np.random.default_rng(0).random(RUNS)
+    assert best(views(drawn(0, 8.0), told), views(drawn(1), told), "distinguisher") > 2.0
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_answers_are_found_whichever_way_they_point(sign):
     told = np.zeros((RUNS, len(ANSWERS)))

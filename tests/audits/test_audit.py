@@ -196,8 +196,8 @@ def test_own_task_and_own_model_are_audited(call):
 
 @pytest.mark.soak
 def test_every_method_is_a_row_or_has_a_reason(call, tmp_path):
-    code, _, _ = call(*WORDS, "--methods", "all", "--pairs", "8", "--out", "all")
-    assert code == 0
+    code, _, err = call(*WORDS, "--methods", "all", "--pairs", "8", "--out", "all")
+    assert code == 0, err
     document = json.loads((tmp_path / "all" / "audit.json").read_text())
     named = [one["method"] for part in ("rows", "failed") for one in document[part]]
     assert sorted(named) == sorted(METHODS)

@@ -64,6 +64,7 @@ UNSEEN: dict[str, str] = {
     "privacy.ledger.Ledger.steps: norm 2": "the distance is infinite then",
     "privacy.ledger.Ledger.noised: norm": "needs noise of 1e145 and more",
     "privacy.stability.Facts.of: scaling": LOG,
+    "privacy.stability.Facts.of: loss": TWICE + "the ranges of facts, and the batches",
     "privacy.stability.Facts.of: bad-event": TWICE + "the ranges of facts",
     "privacy.stability.Facts.steps: bad-event": TWICE + "the ranges of events",
     "privacy.stability.Facts.steps: clipping": "what clipping expands is at most the square root "
@@ -107,6 +108,7 @@ UNSEEN: dict[str, str] = {
     "certificates.conditions.check_single_draw: redrawn": LOG,
     "certificates.conditions.check_single_draw: redrawn 2": LOG,
     "certificates.conditions.check_code: own-method": LOG,
+    "certificates.conditions.check_features: features": LOG,
     "certificates.conditions.check_code: outside-state": LOG,
     "certificates.conditions.check_bounded: unknown-event": "no program here has an edit; "
     "test_conditions.py has two logs that do",

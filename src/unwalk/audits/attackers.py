@@ -146,7 +146,7 @@ def distinguisher(with_: Views, without: Views) -> Iterator[tuple[str, Score]]:
     some = [views.rows(0, FITTED) for views in (with_, without)]
     x = np.concatenate([np.concatenate(list(_pieces(views)), 1) for views in some])
     y = np.repeat([1, 0], [len(views) for views in some])
-    useful = np.ptp(x, axis=0) > 0.0
+    useful = np.ptp(x, axis=0) > 1e-150  # of less the square is zero
     if not useful.any():
         return
     within = np.sqrt(0.5 * (x[y == 1].var(0) + x[y == 0].var(0)))[useful]
