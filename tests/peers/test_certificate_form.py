@@ -114,7 +114,8 @@ def test_nothing_that_a_member_signs_is_checked_but_what_is_so(past, kind, tmp_p
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["chapter", "quiet"])
 def test_nothing_of_many_that_a_member_signs_is_checked_but_what_is_so(past, kind, tmp_path):
-    assert fuzzed(past, kind, tmp_path / "run", range(10_000, 14_000)) > 10
+    taken = fuzzed(past, kind, tmp_path / "run", range(10_000, 14_000))
+    assert taken > 0, "else nothing was tried that could pass: few places are the issuer's own"
 
 
 def all_changed(past: Any, kind: str, folder: Path, each: int, every: int) -> set[str]:
